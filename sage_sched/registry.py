@@ -11,6 +11,7 @@ from typing import Any
 
 from sage_sched.best_effort import Qllm
 from sage_sched.parts_finder import find_parts
+from sage_sched.policies.makespan import Makespan
 from sage_sched.policies.sage import Sage
 from sage_sched.policy import FcfsFill, Policy
 from sage_sched.slo import Proserve
@@ -20,6 +21,7 @@ from sage_sched.urgency import Urgency
 POLICIES: dict[str, type[Policy]] = {
     "sage": Sage,
     "fcfs-fill": FcfsFill,
+    "makespan": Makespan,
     "proserve": Proserve,
     "qllm": Qllm,
     "urgency": Urgency,
@@ -27,7 +29,7 @@ POLICIES: dict[str, type[Policy]] = {
 # Policies that only comparisons run. bench.policies has them under these names; it is imported
 # only when one of them is asked for.
 RIVALS = (
-    "fastserve", "ltr", "sagesched", "ssjf", "trail", "trail-prompt", "uniboost",
+    "fastserve", "lpt", "ltr", "sagesched", "ssjf", "trail", "trail-prompt", "uniboost",
     "urgency-arrival", "urgency-order",
 )  # fmt: skip
 # A package offers its policies in this group of entry points: a name, and a subclass of Policy.

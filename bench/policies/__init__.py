@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from bench.policies import variants
 from bench.policies.fastserve import FastServe
+from bench.policies.lpt import Lpt
 from bench.policies.ltr import Ltr
 from bench.policies.sagesched import SageSched
 from bench.policies.ssjf import Ssjf
@@ -14,6 +15,7 @@ from sage_sched.policy import Policy
 
 POLICIES: dict[str, type[Policy]] = {
     "fastserve": FastServe,
+    "lpt": Lpt,
     "ltr": Ltr,
     "sagesched": SageSched,
     "ssjf": Ssjf,

@@ -15,8 +15,8 @@ from bench.workloads.prompts import WorkloadError
 # pulse: a number of Poisson arrivals, as in the paper: most of them are served after the last has
 # come. sustained: Poisson arrivals for long enough that the time after the last matters little.
 # bursts: as a pulse, but with gamma gaps that vary four times as much. crowds: 40 at once, at
-# Poisson's times.
-LOADS = ("pulse", "sustained", "bursts", "crowds")
+# Poisson's times. batch: all at once.
+LOADS = ("pulse", "sustained", "bursts", "crowds", "batch")
 # An experiment may have this too: a stretch of the arrival times in RECORDING.
 RECORDED = "recorded"
 RECORDING = "trace_azure2023_conv.jsonl.gz"
@@ -37,6 +37,8 @@ def arrivals_of(load: str, num_requests: int, seed: int) -> NDArray[np.float64]:
     if load == "crowds":
         starts = poisson_arrivals(-(-num_requests // CROWD), seed) * CROWD
         return np.repeat(starts, CROWD)[:num_requests]
+    if load == "batch":
+        return np.zeros(num_requests)
     return poisson_arrivals(num_requests, seed)
 
 

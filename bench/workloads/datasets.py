@@ -21,6 +21,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ _ASKS_TO_WRITE = re.compile(
 _MOST_TOKENS = 4096
 # Popularity of the k-th prompt: k to the minus this.
 ZIPF = 1.0
+# Samples of one prompt that come together.
+NUM_SAMPLES = 8
 # The levels at which ServeGen gives quantiles, and an end for the tail: twice its last quantile.
 _LEVELS = np.array([0.05, 0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99])
 _LONGEST = 2.0
@@ -113,11 +116,7 @@ def load_real(folder: Path) -> Workload:
 def load_repeated(folder: Path) -> Workload:
     """Prompts that come again and again, some of them reworded, each time with another of
     SAMPLED_MODEL's answers to it. Of these one half is history, and the other half comes."""
-    answers = defaultdict[str, list[int]](list)
-    for row in rows_of(folder, "oasst_model_eval", prompt=str, model=str, output_tokens=int):
-        is_sampled = not row.get("greedy") and row.get("sampling") != "contrastive"
-        if row["model"] == SAMPLED_MODEL and is_sampled and row["output_tokens"] >= 1:
-            answers[row["prompt"]].append(min(row["output_tokens"], _MOST_TOKENS))
+    answers = _sampled_lengths(folder)
     known = {prompt: lengths for prompt, lengths in answers.items() if len(lengths) > 1}
     if not known:
         raise WorkloadError(f"the data folder has no repeated answers of {SAMPLED_MODEL}")
@@ -134,6 +133,33 @@ def load_repeated(folder: Path) -> Workload:
         f"time with another of {SAMPLED_MODEL}'s own answers to that prompt",
         ZIPF,
     )
+
+
+def load_samples(folder: Path) -> Workload:
+    """Groups of NUM_SAMPLES of SAMPLED_MODEL's answers to the same prompt, as RL samples them."""
+    requests = [
+        WorkloadRequest(prompt, length, "samples")
+        for prompt, lengths in _sampled_lengths(folder).items()
+        if len(lengths) >= NUM_SAMPLES
+        for length in lengths[:NUM_SAMPLES]
+    ]
+    if not requests:
+        raise WorkloadError(f"the data folder has no {NUM_SAMPLES} answers of {SAMPLED_MODEL}")
+    split = Workload.split(
+        requests,
+        f"real prompts, each with the lengths of {NUM_SAMPLES} of {SAMPLED_MODEL}'s own answers",
+    )
+    return replace(split, num_samples=NUM_SAMPLES)
+
+
+def _sampled_lengths(folder: Path) -> dict[str, list[int]]:
+    """Of SAMPLED_MODEL's sampled answers, by prompt."""
+    answers = defaultdict[str, list[int]](list)
+    for row in rows_of(folder, "oasst_model_eval", prompt=str, model=str, output_tokens=int):
+        is_sampled = not row.get("greedy") and row.get("sampling") != "contrastive"
+        if row["model"] == SAMPLED_MODEL and is_sampled and row["output_tokens"] >= 1:
+            answers[row["prompt"]].append(min(row["output_tokens"], _MOST_TOKENS))
+    return answers
 
 
 def load_reasoning(folder: Path) -> Workload:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from bench.policies.arm import Arm
 from bench.policies.rival import Rival
 from bench.policies.srpt_oracle import ORACLE
+from bench.simulator.radix_tree import Span
 from bench.simulator.request import SimRequest
 from bench.simulator.stock import STOCK
 from bench.workloads import chats, datasets
@@ -37,6 +38,7 @@ _OF_DATA: dict[str, Callable[[Path], Workload]] = {
     "real": datasets.load_real,
     "repeated": datasets.load_repeated,
     "reasoning": datasets.load_reasoning,
+    "samples": datasets.load_samples,
 }
 _GENERATED: dict[str, Callable[[], Workload]] = {
     "chats": chats.answered,
@@ -95,6 +97,7 @@ class Prompts(Source):
                 max_new_tokens=cap,
                 distribution=predict(request),
                 class_name=request.class_name,
+                spans=self._spans(request.prompt),
             )
             for at, request in zip(arrivals_s, chosen, strict=True)
         ]
@@ -115,6 +118,13 @@ class Prompts(Source):
             )
             for at, request in zip(arrivals_s, chosen, strict=False)
         ]  # fmt: skip
+
+    def _spans(self, prompt: str) -> tuple[Span, ...]:
+        """Its tokens, where other requests have the same prompt."""
+        if self.workload.num_samples == 1:
+            return ()
+        num_tokens = self._factor * self._foresight.input_tokens(prompt)
+        return ((stable_hash("stream " + prompt), 0, num_tokens),)
 
     def _chosen(self, number: int, seed: int, purpose: Purpose) -> list[WorkloadRequest]:
         return self.workload.drawn(

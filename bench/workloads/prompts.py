@@ -44,12 +44,14 @@ class Workload:
     """Requests by purpose, disjoint by prompt where zipf is 0; description: how they came about.
 
     zipf: above 0 prompts come again, the k-th most popular one as often as k to the minus zipf.
+    num_samples: each prompt comes with this many of its answers at a time.
     """
 
     history: tuple[WorkloadRequest, ...]
     evaluation: tuple[WorkloadRequest, ...]
     description: str
     zipf: float = 0.0
+    num_samples: int = 1
 
     def with_heavy_tail(self) -> Workload:
         """The same prompts with heavy-tailed answers."""
@@ -85,6 +87,8 @@ class Workload:
         pool = [r for r in (self.history if from_history else self.evaluation) if is_wanted(r)]
         if self.zipf:
             return _popular(pool, number, seed, self.zipf)
+        if self.num_samples > 1:
+            return _sampled(pool, -(-number // self.num_samples), seed)[:number]
         chosen = sample(pool, number, seed)
         rng, drawn = np.random.default_rng([seed, 3]), list(chosen)
         while again and len(drawn) < number:
@@ -125,6 +129,18 @@ def sample(
         pool = list(prompts.values())
         chosen += [pool[j] for j in rng.choice(len(pool), wanted, replace=False)]
     return [chosen[j] for j in rng.permutation(len(chosen))]
+
+
+def _sampled(
+    pool: Sequence[WorkloadRequest], num_prompts: int, seed: int
+) -> list[WorkloadRequest]:
+    """All answers of so many prompts, prompt by prompt; the prompts come again if they are few."""
+    answers = defaultdict[str, list[WorkloadRequest]](list)
+    for request in pool:
+        answers[request.prompt].append(request)
+    order = np.random.default_rng(seed).permutation(len(answers))
+    given = [*answers.values()]
+    return [r for i in range(num_prompts) for r in given[order[i % len(order)]]]
 
 
 def _popular(

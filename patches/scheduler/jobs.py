@@ -71,6 +71,7 @@ class Jobs:
             hints=self._carried(decode_hints, req, NO_HINTS),
             has_fixed_length=req.sampling_params.ignore_eos,
             keeps_memory=req.session is not None,
+            prompt=hash(tuple(req.origin_input_ids)),
             level=level,
             ranked_at=self._policy.revision,
         )

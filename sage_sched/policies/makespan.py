@@ -1,0 +1,229 @@
+"""Makespan: the last answer of a closed batch as soon as possible."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sage_sched.distribution import Floats, LengthDistribution
+from sage_sched.fields import require_within
+from sage_sched.job import Job
+from sage_sched.plan import Budget
+from sage_sched.policy import Policy
+from sage_sched.steps import ServerFacts
+from sage_sched.view import SchedulerView
+
+# A key is computed again when an answer has grown by this many tokens.
+_INTERVAL_TOKENS = 64
+# A job's own prediction weighs as much as this many other samples of its prompt.
+_PREDICTION_WORTH = 4.0
+_MAX_ATOMS = 64
+# All keys are computed again when the batch turns out larger by this factor.
+_SCALE_STEP = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class MakespanParameters:
+    """Settings of makespan (docs/settings.md).
+
+    risk: how much a job that may end last counts more than one that will not. At 0 all count alike.
+    """
+
+    risk: float = 10.0
+
+    def __post_init__(self) -> None:
+        require_within("policy.makespan.risk", self.risk, 0, 1000)
+
+
+@dataclass(slots=True)
+class _Outlook:
+    """What is predicted of a job, at its age in whole intervals.
+
+    lengths, weights: of its answer, as far as that is longer than its age.
+    left_tokens: that the answer still gets, on average. work: these tokens' share of the server, in
+        decode steps of the whole server.
+    rate: the rate and the resulting log_need, see Makespan.
+    """
+
+    lengths: Floats
+    weights: Floats
+    age_tokens: int = -1
+    left_tokens: float = 0.0
+    work: float = 0.0
+    rate: float = -1.0
+    log_need: float = 0.0
+
+
+@dataclass(slots=True)
+class _Samples:
+    """The answers to one prompt: unfinished jobs, and the lengths of finished ones."""
+
+    jobs: dict[Job, None] = field(default_factory=dict)
+    lengths: list[int] = field(default_factory=list)
+
+
+class Makespan(Policy):
+    """Orders a batch so that its last answer comes early, though no length is known for sure.
+
+    With C the time at which a job ends, in decode steps, `log(sum of exp(rate * C)) / rate` is a
+    soft maximum of all C. If a job with R steps left waits for one more step, the sum grows in
+    proportion to E[exp(rate * R)]. In that step the job would take a share of the server: one slot,
+    and its KV of the pool. So the jobs that lower the sum most come first:
+
+        key = share / E[exp(rate * R) | the answer is longer than its age]
+
+    Jobs that may be long start first. A job without tokens takes little memory, so jobs that may be
+    long are found early, even if nothing in their prompts tells. A job that has outlived its
+    prediction counts as long, and one near its end waits when memory runs out.
+
+    `rate` is `risk` divided by the steps that the whole batch takes in a full server. A larger rate
+    cares only for the longest job, a smaller one only for memory.
+
+    Samples of one prompt inform each other: when one ends, its length joins the prediction of the
+    others, and the ages of running ones count as "at least this long" (Kaplan-Meier). In a full
+    batch, starts wait until several slots are free, as a prefill step delays every running job.
+    """
+
+    Parameters = MakespanParameters
+
+    def __init__(self, parameters: MakespanParameters, server: ServerFacts) -> None:
+        super().__init__(parameters, server)
+        self._samples = defaultdict[int, _Samples](_Samples)
+        self._num_jobs = 0
+        self._work = 0.0
+        self._left_tokens = 0.0
+        self._scale = 0
+        self._rate = 0.0
+
+    def on_arrival(self, job: Job) -> bool:
+        if job.distribution is None and not job.has_fixed_length:
+            return False
+        self._num_jobs += 1
+        self._predict(job, self._known(job))
+        if job.prompt:
+            self._samples[job.prompt].jobs[job] = None
+        return True
+
+    def on_end(self, job: Job, now_s: float) -> None:
+        if not isinstance(job.memo, _Outlook):
+            return
+        self._forget(job)
+        self._num_jobs -= 1
+        if not self._num_jobs:
+            self._scale, self._work, self._left_tokens = 0, 0.0, 0.0
+        if not job.prompt:
+            return
+        samples = self._samples[job.prompt]
+        samples.jobs.pop(job, None)
+        samples.lengths.append(max(1, job.generated_tokens))
+        for other in samples.jobs:
+            self._forget(other)
+            self._predict(other, self._sampled(other, samples))
+            other.changes()
+        if not samples.jobs:
+            del self._samples[job.prompt]
+
+    def on_forecast(self, job: Job) -> None:
+        """A key depends on neither step times nor cached tokens."""
+
+    def on_pass(self, view: SchedulerView) -> None:
+        for job in view.running:
+            if isinstance(job.memo, _Outlook):
+                self._look(job)
+        scale = math.ceil(math.log(max(self._work, 1.0), _SCALE_STEP))
+        if scale > self._scale:
+            self._scale = scale
+            self._rate = self.parameters.risk / _SCALE_STEP**scale
+            for job in view.waiting:
+                job.changes()
+
+    def key(self, job: Job, view: SchedulerView) -> float:
+        outlook = self._look(job)
+        if outlook.rate != self._rate:
+            needs = self._rate * (outlook.lengths - outlook.age_tokens)
+            most = float(needs.max())
+            outlook.rate = self._rate
+            outlook.log_need = most + math.log(float(np.exp(needs - most) @ outlook.weights))
+        return math.log(self._share(job.input_tokens + job.generated_tokens)) - outlook.log_need
+
+    def budget(self, view: SchedulerView) -> Budget | None:
+        """Hold starts back until as many slots are free as cost least.
+
+        A prefill step of b seconds delays n running jobs. If they end at a rate of f per second,
+        starting k at a time costs n b f / k + k / 2 slots, which is smallest at sqrt(2 n b f).
+        """
+        num_running = len(view.running)
+        if not num_running or view.chunked is not None or view.swapped or not self._num_jobs:
+            return None
+        step_time = view.server.step_time
+        step_s = step_time.decode_s(num_running, view.running_kv_tokens)
+        left_tokens = max(1.0, self._left_tokens / self._num_jobs)
+        together = num_running * math.sqrt(2 * step_time.prefill_base_s / (left_tokens * step_s))
+        is_soon = view.free_slots < min(together, num_running / 4, len(view.waiting))
+        return Budget(prefill_tokens=0) if is_soon else None
+
+    def _share(self, kv_tokens: float) -> float:
+        """Of the server, that a job takes with this much KV."""
+        return 1 / self.server.max_running_requests + kv_tokens / self.server.kv_pool_tokens
+
+    def _known(self, job: Job) -> LengthDistribution:
+        if job.has_fixed_length or job.distribution is None:
+            return LengthDistribution.from_samples([job.max_new_tokens], "hint")
+        return job.distribution.with_tail(job.max_new_tokens)
+
+    def _sampled(self, job: Job, samples: _Samples) -> LengthDistribution:
+        """The prediction of a job, with what is known of the other samples of its prompt."""
+        known = self._known(job)
+        if job.has_fixed_length:
+            return known
+        ages = [other.generated_tokens for other in samples.jobs if other.generated_tokens]
+        num_known, num_ended = known.lengths.size, len(samples.lengths)
+        weights = [*(_PREDICTION_WORTH * known.weights), *[1.0] * (num_ended + len(ages))]
+        return LengthDistribution.from_samples(
+            [*known.lengths, *samples.lengths, *ages],
+            known.source,
+            weights,
+            [False] * (num_known + num_ended) + [True] * len(ages),
+        ).compressed(_MAX_ATOMS)
+
+    def _predict(self, job: Job, lengths: LengthDistribution) -> None:
+        job.memo = _Outlook(lengths.lengths.astype(np.float64), lengths.weights)
+        self._look(job)
+
+    def _look(self, job: Job) -> _Outlook:
+        """The outlook of a job at its present age."""
+        outlook = job.memo
+        assert isinstance(outlook, _Outlook)
+        age_tokens = job.generated_tokens // _INTERVAL_TOKENS * _INTERVAL_TOKENS
+        if outlook.age_tokens == age_tokens:
+            return outlook
+        is_longer = outlook.lengths > age_tokens
+        if is_longer.any():
+            weights = outlook.weights[is_longer]
+            outlook.lengths, outlook.weights = outlook.lengths[is_longer], weights / weights.sum()
+        else:  # it is expected to go on for as long as it has been going
+            end_tokens = max(age_tokens + 1, min(2 * age_tokens, job.max_new_tokens))
+            outlook.lengths, outlook.weights = np.array([float(end_tokens)]), np.ones(1)
+        outlook.age_tokens, outlook.rate = age_tokens, -1.0
+        left = outlook.lengths - age_tokens
+        kv_tokens = job.input_tokens + (age_tokens + outlook.lengths) / 2
+        self._forget(job)
+        outlook.left_tokens = float(left @ outlook.weights)
+        outlook.work = float(
+            outlook.left_tokens / self.server.max_running_requests
+            + (left * kv_tokens) @ outlook.weights / self.server.kv_pool_tokens
+        )
+        self._left_tokens += outlook.left_tokens
+        self._work += outlook.work
+        return outlook
+
+    def _forget(self, job: Job) -> None:
+        """Take its work out of the batch's."""
+        outlook = job.memo
+        assert isinstance(outlook, _Outlook)
+        self._left_tokens -= outlook.left_tokens
+        self._work -= outlook.work
+        outlook.left_tokens = outlook.work = 0.0
