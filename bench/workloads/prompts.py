@@ -131,9 +131,7 @@ def sample(
     return [chosen[j] for j in rng.permutation(len(chosen))]
 
 
-def _sampled(
-    pool: Sequence[WorkloadRequest], num_prompts: int, seed: int
-) -> list[WorkloadRequest]:
+def _sampled(pool: Sequence[WorkloadRequest], num_prompts: int, seed: int) -> list[WorkloadRequest]:
     """All answers of so many prompts, prompt by prompt; the prompts come again if they are few."""
     answers = defaultdict[str, list[WorkloadRequest]](list)
     for request in pool:

@@ -83,8 +83,9 @@ class Makespan(Policy):
     cares only for the longest job, a smaller one only for memory.
 
     Samples of one prompt inform each other: when one ends, its length joins the prediction of the
-    others, and the ages of running ones count as "at least this long" (Kaplan-Meier). In a full
-    batch, starts wait until several slots are free, as a prefill step delays every running job.
+    others, and the ages of running ones count as "at least this long" (Kaplan-Meier). While slots
+    are what is short, starts wait until several are free, as a prefill step delays every running
+    job; a job of a better priority does not wait.
     """
 
     Parameters = MakespanParameters
@@ -103,7 +104,8 @@ class Makespan(Policy):
             return False
         self._num_jobs += 1
         self._predict(job, self._known(job))
-        if job.prompt:
+        # SGLang prefills the prompt of several samples by a request for no token.
+        if job.prompt and job.max_new_tokens > 1:
             self._samples[job.prompt].jobs[job] = None
         return True
 
@@ -114,10 +116,9 @@ class Makespan(Policy):
         self._num_jobs -= 1
         if not self._num_jobs:
             self._scale, self._work, self._left_tokens = 0, 0.0, 0.0
-        if not job.prompt:
+        samples = self._samples.get(job.prompt)
+        if samples is None or samples.jobs.pop(job, job) is job:
             return
-        samples = self._samples[job.prompt]
-        samples.jobs.pop(job, None)
         samples.lengths.append(max(1, job.generated_tokens))
         for other in samples.jobs:
             self._forget(other)
@@ -156,11 +157,14 @@ class Makespan(Policy):
         starting k at a time costs n b f / k + k / 2 slots, which is smallest at sqrt(2 n b f).
         """
         num_running = len(view.running)
-        if not num_running or view.chunked is not None or view.swapped or not self._num_jobs:
+        first = next(self.line.walk(view, self), None)
+        if not num_running or first is None or view.chunked is not None or view.swapped:
+            return None
+        if first.is_promised or first.level < max(job.level for job in view.running):
             return None
         step_time = view.server.step_time
         step_s = step_time.decode_s(num_running, view.running_kv_tokens)
-        left_tokens = max(1.0, self._left_tokens / self._num_jobs)
+        left_tokens = max(1.0, self._left_tokens / max(1, self._num_jobs))
         together = num_running * math.sqrt(2 * step_time.prefill_base_s / (left_tokens * step_s))
         is_soon = view.free_slots < min(together, num_running / 4, len(view.waiting))
         return Budget(prefill_tokens=0) if is_soon else None

@@ -23,13 +23,16 @@ def test_the_engine_api(nursery: Nursery, model: Path, tmp_path: Path) -> None:
 import json
 import sglang
 if __name__ == "__main__":
-    engine = sglang.Engine(model_path={str(model)!r}, schedule_policy="sage", device="cpu",
+    engine = sglang.Engine(model_path={str(model)!r}, schedule_policy="makespan", device="cpu",
                            mem_fraction_static=0.1, max_total_tokens=4096)
-    engine.generate([{SHORT_PROMPT!r}, {LONG_PROMPT!r}], {{"max_new_tokens": 3}})
+    prompts = [{SHORT_PROMPT!r}, {LONG_PROMPT!r}]
+    answers = engine.generate(prompts, {{"max_new_tokens": 3, "n": 4, "temperature": 1.0}})
+    assert len(answers) == 8
     print(json.dumps(engine.get_server_info()["internal_states"][0]["sage"]))
     engine.shutdown()
 """
     result = nursery.run(code, SAGE_CONFIG=str(config))
     assert result.returncode == 0, result.stderr
     stats = json.loads(result.stdout.strip().splitlines()[-1])
-    assert sum(stats["num_ranked"].values()) == 2
+    # SGLang first prefills each prompt by a request of its own.
+    assert sum(stats["num_ranked"].values()) == 2 * (4 + 1)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +78,6 @@ def test_the_optional_data_suffices(shared_data: Path) -> None:
     shared = {r.prompt for r in repeated.history} & {r.prompt for r in repeated.evaluation}
     assert len(shared) > 100
     assert len(repeated.observations()) == len(repeated.history)
+    samples = datasets.load_samples(shared_data)
+    drawn = samples.drawn(5 * samples.num_samples, seed=0)
+    assert [*Counter(r.prompt for r in drawn).values()] == [samples.num_samples] * 5

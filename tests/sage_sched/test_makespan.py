@@ -1,0 +1,95 @@
+"""What brings the last answer of a batch early."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sage_sched.distribution import LengthDistribution
+from sage_sched.job import Job
+from sage_sched.order import retention_order, serving_order
+from sage_sched.policy import Policy
+from sage_sched.registry import policy_named
+from tests.sage_sched.strategies import IDLE, SERVER, waiting
+
+
+def job(*lengths: int, arrival: int = 0, prompt: int = 0, level: int = 0, cap: int = 4096) -> Job:
+    """A job whose length is one of these, each as likely, known from many samples."""
+    many = LengthDistribution.from_samples(list(lengths) * 1000, "history")
+    return Job(arrival, 100, cap, many, 0, prompt=prompt, level=level)
+
+
+def policy_with(*jobs: Job) -> Policy:
+    policy = policy_named("makespan", {}, SERVER)
+    for one in jobs:
+        assert policy.on_arrival(one)
+    return policy
+
+
+def test_jobs_that_may_be_long_start_first() -> None:
+    middling, gamble, short = job(300), job(*[50] * 19, 2000, arrival=1), job(50, arrival=2)
+    jobs = [short, middling, gamble]
+    policy, view = policy_with(*jobs), waiting(*jobs)
+    policy.on_pass(view)
+    assert serving_order(policy, view) == [2, 1, 0]
+
+
+def test_when_memory_runs_out_a_job_near_its_end_leaves_first() -> None:
+    near_its_end, outlived = job(1000, cap=1000), job(*[50] * 99, 3000, arrival=1)
+    jobs = [near_its_end, outlived, job(60, arrival=2, cap=60)]
+    policy = policy_with(*jobs)
+    near_its_end.grow(990)
+    outlived.grow(990)
+    view = replace(IDLE, running=jobs)
+    policy.on_pass(view)
+    assert retention_order(jobs, range(3), policy, view) == [1, 2, 0]
+
+
+def test_samples_of_a_prompt_inform_each_other() -> None:
+    alike = [job(100, 1000, arrival=i, prompt=1 + i // 3) for i in range(6)]
+    ended_short, ended_long = alike[0], alike[3]
+    policy, left = policy_with(*alike), [alike[1], alike[2], alike[4], alike[5]]
+    ended_short.grow(100)
+    ended_long.grow(3000)
+    for one in (ended_short, ended_long):
+        policy.on_end(one, 0.0)
+    view = waiting(*left)
+    policy.on_pass(view)
+    assert serving_order(policy, view) == [2, 3, 0, 1]
+
+
+def test_a_running_sample_counts_as_at_least_so_long() -> None:
+    alike = [job(100, 1000, arrival=i, prompt=1 + i // 3) for i in range(6)]
+    policy = policy_with(*alike)
+    alike[4].grow(500)
+    for ended in (alike[0], alike[3]):
+        ended.grow(100)
+        policy.on_end(ended, 0.0)
+    view = waiting(alike[2], alike[5])
+    policy.on_pass(view)
+    assert serving_order(policy, view) == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("free_slots", "level", "starts"), [(1, 0, False), (12, 0, True), (1, -1, True)]
+)
+def test_starts_wait_until_several_slots_are_free(
+    free_slots: int, level: int, starts: bool
+) -> None:
+    running = [job(200, arrival=i) for i in range(20)]
+    queue = [job(200, arrival=20 + i, level=level) for i in range(20)]
+    policy = policy_with(*running, *queue)
+    view = replace(waiting(*queue), running=running, free_slots=free_slots)
+    policy.on_pass(view)
+    serving_order(policy, view)
+    budget = policy.budget(view)
+    assert starts == (budget is None or budget.prefill_tokens != 0)
+
+
+def test_a_fixed_length_needs_no_prediction() -> None:
+    fixed = Job(0, 100, 3000, None, 0, has_fixed_length=True)
+    short = job(50, arrival=1)
+    policy, view = policy_with(short, fixed), waiting(short, fixed)
+    policy.on_pass(view)
+    assert serving_order(policy, view) == [1, 0]
