@@ -97,13 +97,14 @@ class Makespan(Policy):
         self._work = 0.0
         self._left_tokens = 0.0
         self._scale = 0
-        self._rate = 0.0
+        self._rate = self._rate_of_order = 0.0
 
     def on_arrival(self, job: Job) -> bool:
         if job.distribution is None and not job.has_fixed_length:
             return False
         self._num_jobs += 1
         self._predict(job, self._known(job))
+        self._rescale()
         # SGLang prefills the prompt of several samples by a request for no token.
         if job.prompt and job.max_new_tokens > 1:
             self._samples[job.prompt].jobs[job] = None
@@ -134,12 +135,17 @@ class Makespan(Policy):
         for job in view.running:
             if isinstance(job.memo, _Outlook):
                 self._look(job)
-        scale = math.ceil(math.log(max(self._work, 1.0), _SCALE_STEP))
-        if scale > self._scale:
-            self._scale = scale
-            self._rate = self.parameters.risk / _SCALE_STEP**scale
+        self._rescale()
+        if self._rate != self._rate_of_order:
+            self._rate_of_order = self._rate
             for job in view.waiting:
                 job.changes()
+
+    def _rescale(self) -> None:
+        scale = math.ceil(math.log(max(self._work, 1.0), _SCALE_STEP))
+        if scale > self._scale or not self._rate:
+            self._scale = scale
+            self._rate = self.parameters.risk / _SCALE_STEP**scale
 
     def key(self, job: Job, view: SchedulerView) -> float:
         outlook = self._look(job)
