@@ -2,7 +2,7 @@
 
 Their names (`patches`, `bench`) are ones that a user's own packages may have. At the top level of
 an environment, whichever was installed last would overwrite the other, and ours would hide a folder
-of that name that somebody works in. sage_sched/parts_finder.py finds them there.
+of that name that somebody works in. sage_sched/app/parts_finder.py finds them there.
 """
 
 import shutil

@@ -6,7 +6,7 @@ from typing import Any
 
 from sglang.srt.managers.io_struct import BaseReq, hook_custom_types
 
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 
 
 class Tick(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
@@ -39,7 +39,7 @@ class Scores(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
 
 class SetSettings(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
     """From an HTTP process to the schedulers. It rides the broadcast too, so all ranks read it
-    between the same two passes. changes: JSON of what sage_sched.switch.Settings.changed takes;
+    between the same two passes. changes: JSON of what sage_sched.app.switch.Settings.changed takes;
     null to change nothing. now_s: when it was sent, on the sender's clock. clock: its name
     (patches.carrier)."""
 

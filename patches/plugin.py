@@ -18,8 +18,8 @@ from patches.compat import UnsupportedServerError, check_release, passing_for_fc
 from patches.flags import FLAGS
 from patches.hook import AFTER, AROUND, BEFORE, Hook, Hooks, check_calls
 from predictor_store.config_file import read_config
-from sage_sched.config import SageConfig
-from sage_sched.registry import policy_names
+from sage_sched.app.config import SageConfig
+from sage_sched.app.registry import policy_names
 
 _ARGS = "sglang.srt.server_args.ServerArgs"
 _SCHEDULER_MODULE = "sglang.srt.managers.scheduler"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from patches.compat import UnsupportedServerError, has_other_app, serves_named_app
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 
 _NO_HOOKS = "no plugin is loaded in its processes"
 _NO_ANSWERS = "it gives no answers whose length could be predicted"

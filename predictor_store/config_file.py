@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from predictor_store.cached_file import expanded
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 from sage_sched.fields import ConfigError
 
 

@@ -58,7 +58,7 @@ class Adapters:
                 self._since_tokens = view.served_tokens
             worked_tokens = view.served_tokens - self._since_tokens
             is_due = self._next is not None or worked_tokens > _BATCHES * max(1, view.locked_tokens)
-            if (is_due or job.is_promised) and runs_any:
+            if (is_due or job.goes_first) and runs_any:
                 self._next, self.is_closed = job, True
             return True
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from sage_sched.app.parts_finder import ALL, find_parts
 from sage_sched.fields import UserError
-from sage_sched.parts_finder import ALL, find_parts
 
 # Subcommand: its module, which has run(argv) -> exit status, as its flags are SGLang's own; what it
 # does.

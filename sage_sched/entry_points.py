@@ -6,7 +6,7 @@ import logging
 from importlib import import_module
 from typing import Any
 
-from sage_sched.parts_finder import PartsError, find_parts
+from sage_sched.app.parts_finder import PartsError, find_parts
 
 logger = logging.getLogger(__name__)
 

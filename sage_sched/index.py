@@ -122,8 +122,8 @@ def gittins_index(weights: Floats, costs: Floats) -> Floats:
 
 
 @dataclass(slots=True)
-class Standing:
-    """What is foreseen of a ranked job at its age: the index, its logarithm, and how many decode
+class IndexState:
+    """What is predicted of a ranked job at its age: the index, its logarithm, and how many decode
     steps it has to go.
 
     table, steps_table: at all ages. interval: of ages, for which the other values hold; -1: none.
@@ -162,22 +162,22 @@ class Indices:
         table = self.table_type(
             job.distribution, self._cost, **sizes, cached_tokens=job.cached_input_tokens
         )
-        job.standing = Standing(table, MeanCost(job.distribution, num_steps, **sizes))
+        job.index_state = IndexState(table, MeanCost(job.distribution, num_steps, **sizes))
         self.of(job)  # here rather than in a plan, which may have to rank many
         return True
 
     def on_server(self, server: ServerFacts) -> None:
         self._cost = self.cost_on(server)
 
-    def on_forecast(self, job: Job) -> None:
+    def on_prediction(self, job: Job) -> None:
         """The cost, or what is cached of the job's prompt, has changed."""
-        standing = standing_of(job)
+        standing = index_state_of(job)
         standing.table.set_cost(self._cost, job.cached_input_tokens)
         standing.interval = -1
 
-    def of(self, job: Job) -> Standing:
+    def of(self, job: Job) -> IndexState:
         """The standing of a ranked job at its present age."""
-        standing = standing_of(job)
+        standing = index_state_of(job)
         interval = job.generated_tokens // self.interval_tokens
         if standing.interval != interval:
             standing.interval = interval
@@ -186,11 +186,11 @@ class Indices:
         return standing
 
 
-def standing_of(job: Job) -> Standing:
+def index_state_of(job: Job) -> IndexState:
     """Of a job that Indices has ranked."""
-    assert isinstance(job.standing, Standing)
-    return job.standing
+    assert isinstance(job.index_state, IndexState)
+    return job.index_state
 
 
-def _set(standing: Standing, index: float, steps: float) -> None:
+def _set(standing: IndexState, index: float, steps: float) -> None:
     standing.index, standing.log_index, standing.steps = index, math.log(index), steps

@@ -30,7 +30,7 @@ class Hints:
     No client sets these (see sage_sched.slo.classes):
     slo_class: its class; "" if none.
     first_token_weight: how many further tokens its first one counts for, 0.001 to 1000.
-    shares_fairly: whether the tenants of its class take turns (sage_sched.fairness.tenants).
+    shares_fairly: whether the tenants of its class take turns (sage_sched.fairness.fair_shares).
     """
 
     weight: float = 1.0
@@ -115,16 +115,17 @@ class Job:
     held_tokens: while it runs, the KV that its end will free.
     served_tokens: the server's work for it so far, prefill and decode, recomputed tokens too. Those
         of all jobs add up to SchedulerView.served_tokens.
-    num_yields: how often it has left the device for others.
-    is_promised: whether nobody may overtake it any more (sage_sched.fairness.promises). is_due: nor
-        for now, as it was away for long (sage_sched.swap_out_bound).
+    num_preemptions: how often it has left the device for others.
+    goes_first: whether no other job may overtake it: for good, as it has passed the starvation
+        bound (sage_sched.fairness), or for now, as it has passed the swap-out bound
+        (sage_sched.swap_out_bound).
     is_ranked: whether its policy can rank it.
     refined: its length by what was seen of its answer; None as long as nothing was.
     revision: how often that was revised.
     ranked_at: the revision of its policy when that ranked it; see Policy.on_server.
     watch: where it notes that its place may have changed; for sage_sched.order.
-    standing, evidence, memo: private to sage_sched.index, to the sage_sched.probe.Refiner, and to
-        the policy.
+    index_state, evidence, memo: private to sage_sched.index, to the sage_sched.probe.Refiner and
+        to the policy.
     """
 
     arrival: int
@@ -145,15 +146,15 @@ class Job:
     recall_tokens: int = 0
     held_tokens: int = 0
     served_tokens: int = 0
-    num_yields: int = 0
-    has_promise: bool = False
-    is_due: bool = False
+    num_preemptions: int = 0
+    passed_starvation_bound: bool = False
+    passed_swap_out_bound: bool = False
     is_ranked: bool = True
     refined: Refined | None = None
     revision: int = 0
     ranked_at: int = 0
     watch: dict[Job, None] | None = field(default=None, repr=False)
-    standing: object = field(default=None, repr=False)
+    index_state: object = field(default=None, repr=False)
     evidence: object = field(default=None, repr=False)
     memo: object = field(default=None, repr=False)
 
@@ -169,7 +170,7 @@ class Job:
 
     def find(self, cached_tokens: int, recall_tokens: int = 0) -> bool:
         """The radix tree has so many tokens of its sequence now; whether that has changed. If so,
-        tell its policy (Policy.on_forecast)."""
+        tell its policy (Policy.on_prediction)."""
         self.was_looked_up = True
         if (cached_tokens, recall_tokens) == (self.cached_tokens, self.recall_tokens):
             return False
@@ -191,29 +192,35 @@ class Job:
 
     def revise(self, refined: Refined | None) -> None:
         """Its length by what was seen of its answer; None to forget that. Tell its policy
-        (Policy.on_forecasts) afterwards."""
+        (Policy.on_predictions) afterwards."""
         self.refined = refined
         self.revision += 1
         self.changes()
 
-    def meet(self) -> None:
-        """Another policy takes over: forget what the last one knew. Its age, its tokens and its
-        promise stay."""
+    def forget_policy(self) -> None:
+        """Forget what the last policy knew, as another one takes over. Its age, its tokens and its
+        starvation bound stay."""
         self.is_ranked = True
         self.refined = None
         self.revision = self.ranked_at = 0
-        self.watch = self.standing = self.evidence = self.memo = None
-        self.is_due = False
+        self.watch = self.index_state = self.evidence = self.memo = None
+        self.passed_swap_out_bound = False
 
     @property
-    def is_promised(self) -> bool:
-        return self.has_promise or self.is_due
+    def goes_first(self) -> bool:
+        return self.passed_starvation_bound or self.passed_swap_out_bound
 
-    def promise(self) -> None:
-        self.has_promise = True
+    @property
+    def may_preempt_others(self) -> bool:
+        """Whether others may be preempted for it. If it keeps its memory after its answer, they
+        might never get theirs back."""
+        return self.is_ranked and not self.keeps_memory
+
+    def pass_starvation_bound(self) -> None:
+        self.passed_starvation_bound = True
         self.changes()
 
-    def call_back(self, is_due: bool) -> None:
-        """Until further notice nobody overtakes it, or that is over."""
-        self.is_due = is_due
+    def pass_swap_out_bound(self, has_passed: bool) -> None:
+        """Until this is called again, it goes first, or no longer does."""
+        self.passed_swap_out_bound = has_passed
         self.changes()

@@ -7,14 +7,14 @@ from itertools import islice
 
 from sage_sched.followed import HEAD
 from sage_sched.job import Job
-from sage_sched.line import place_of
 from sage_sched.policy import Policy
 from sage_sched.view import SchedulerView
+from sage_sched.waiting_queue import place_of
 
 
 def serving_order(policy: Policy, view: SchedulerView) -> list[int]:
     """The positions of the waiting jobs in the order in which to serve them, at most HEAD."""
-    line = policy.line
+    line = policy.queue
     line.follow(view, policy)
     line.settle(view, policy)
     return [line.positions.of(job) for job in islice(line.walk(view, policy), HEAD)]
@@ -32,8 +32,8 @@ def retention_order(
     order: list[int] = []
     for level in sorted({job.level for job in jobs}):
         same = [p for p in default if jobs[p].level == level]
-        order += sorted((p for p in same if jobs[p].is_promised), key=places.__getitem__)
-        others = [p for p in same if not jobs[p].is_promised]
+        order += sorted((p for p in same if jobs[p].goes_first), key=places.__getitem__)
+        others = [p for p in same if not jobs[p].goes_first]
         ranked = iter(sorted((p for p in others if jobs[p].is_ranked), key=places.__getitem__))
         order += [next(ranked) if jobs[p].is_ranked else p for p in others]
     return order

@@ -9,36 +9,36 @@ from enum import Enum
 from sage_sched.job import Job
 
 
-class Way(Enum):
-    """Where the KV of a job that yields stays."""
+class PreemptionMode(Enum):
+    """Where the KV of a preempted job stays."""
 
     SWAP = "its KV goes to host memory"
-    LEAVE = "its KV stays in the radix tree, for as long as nobody needs the memory"
+    RECOMPUTE = "its KV stays in the radix tree until another request needs the memory"
 
 
 @dataclass(frozen=True, slots=True)
-class Yield:
+class Preempt:
     """A running job leaves: for a waiting one or, if `to` is None, because memory runs out."""
 
     job: Job
-    way: Way
+    mode: PreemptionMode
     reason: str
     to: Job | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Enter:
+class Admit:
     """A waiting job is prefilled next, if the engine finds memory for it."""
 
     job: Job
     reason: str
 
 
-class Resume(Enter):
+class Resume(Admit):
     """A waiting job whose KV is in host memory comes back and decodes on."""
 
 
-Action = Yield | Enter
+Action = Preempt | Admit
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +77,14 @@ class Plan:
 
     order: positions of SchedulerView.waiting, the first to serve in their order. Behind them the
         others stay as they are. None: nothing is planned.
-    actions: who yields, enters and resumes. The first one that fails ends them.
+    actions: which jobs are preempted, admitted and resumed. The first one that fails ends them.
     num_open: how many more of the order may enter, as far as the engine finds memory.
     swapped_go_first: whether a swapped job keeps those behind it from entering.
     decode_only: prefill nothing, not even the next chunk.
-    headroom_steps, kept_tokens: see sage_sched.admission.Headroom.
+    headroom_steps, kept_tokens: see sage_sched.headroom.Headroom.
     is_new: whether candidates were looked at; if not, the last plan still stands.
-    num_without_host_room: jobs that did not yield because host memory has no room for their KV.
-    num_too_long: see sage_sched.chunk.Guests.
+    num_without_host_room: jobs that were not preempted, as host memory has no room for their KV.
+    num_too_long: see sage_sched.candidates.
     places: of jobs that are put in order for the first time, by position, how many are ahead.
     """
 
@@ -104,4 +104,4 @@ class Plan:
     @property
     def is_out_of_memory(self) -> bool:
         """Whether jobs leave because memory runs out. Then nobody enters."""
-        return any(isinstance(action, Yield) and action.to is None for action in self.actions)
+        return any(isinstance(action, Preempt) and action.to is None for action in self.actions)

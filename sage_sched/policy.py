@@ -8,15 +8,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
-from sage_sched.admission import Headroom
+from sage_sched.headroom import Headroom
 from sage_sched.index import REFRESH_INTERVAL_TOKENS, Indices
 from sage_sched.job import Job
-from sage_sched.line import Line, place_of
 from sage_sched.plan import Budget
 from sage_sched.row import Entry
 from sage_sched.session_returns import SessionReturns
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
+from sage_sched.waiting_queue import WaitingQueue, place_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Policy(ABC):
         a probe. None: the policy uses no scores.
     refresh_interval_tokens: in a full batch, yields are considered again when a running job's age
         reaches a multiple of it.
-    most_yields: a job that has left the device so often yields to nobody any more.
+    max_preemptions: a job that has left the device so often yields to nobody any more.
     plan_by_s: when it wants the next plan, by SchedulerView.now_s, even if nothing has changed.
     revision: how often its server's step times have changed.
     retention: how to predict when sessions come back, if their KV is kept for that; see
@@ -55,7 +55,7 @@ class Policy(ABC):
     uses_clock: bool = False
     refiner: Callable[[Any], Any] | None = None
     refresh_interval_tokens: int = REFRESH_INTERVAL_TOKENS
-    most_yields: int = 4
+    max_preemptions: int = 4
     plan_by_s: float = math.inf
     revision: int = 0
 
@@ -66,7 +66,7 @@ class Policy(ABC):
         are kept up to date here."""
         self.parameters = parameters
         self.server = server
-        self.line = Line()
+        self.queue = WaitingQueue()
         self._kept = indices
 
     def on_arrival(self, job: Job) -> bool:
@@ -77,33 +77,33 @@ class Policy(ABC):
         """A job has ended, at its last age, or was aborted."""
         return
 
-    def on_forecast(self, job: Job) -> None:
+    def on_prediction(self, job: Job) -> None:
         """The facts behind a ranked job's key have changed: it was revised, more or less of its
         prompt is cached, or the server is known better."""
         if self._kept is None:
             self.on_arrival(job)
         else:
-            self._kept.on_forecast(job)
+            self._kept.on_prediction(job)
 
-    def on_forecasts(self, jobs: Sequence[Job]) -> None:
+    def on_predictions(self, jobs: Sequence[Job]) -> None:
         """These ranked jobs were revised by what was seen of their answers (Job.refined). Called
         for all at once, as scores come after every step."""
         for job in jobs:
-            self.on_forecast(job)
+            self.on_prediction(job)
 
     def on_server(self, server: ServerFacts) -> None:
-        """The server's step times have changed. on_forecast follows for each ranked job, for some
+        """The server's step times have changed. on_prediction follows for each ranked job, for some
         in each plan. Until then a job's old key stands."""
         self.server = server
         self.revision += 1
         if self._kept is not None:
             self._kept.on_server(server)
 
-    def on_wait(self, job: Job) -> None:
+    def on_queued(self, job: Job) -> None:
         """A job begins to wait. Called before on_pass."""
         return
 
-    def on_leave(self, job: Job) -> None:
+    def on_dequeued(self, job: Job) -> None:
         """A job of which that was told waits no more."""
         return
 
@@ -116,7 +116,7 @@ class Policy(ABC):
         return sorted((*place_of(job, self, view), job) for job in jobs)
 
     def on_pass(self, view: SchedulerView) -> None:
-        """A pass is about to order the jobs. Promises (Job.promise) are made here."""
+        """A pass is about to order the jobs. StarvationBound (Job.promise) are made here."""
         return
 
     @abstractmethod
@@ -156,7 +156,7 @@ class Policy(ABC):
 
 class FcfsFill(Policy):
     """By arrival, and nobody yields to another. What it gains over SGLang's `fcfs` is what it
-    brings to fill the pool (sage_sched.admission); what `sage` gains over it is the order's. A
+    brings to fill the pool (sage_sched.headroom); what `sage` gains over it is the order's. A
     request without a prediction keeps its turn too.
 
     It is also what a pass goes by if its policy fails.

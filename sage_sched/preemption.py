@@ -1,68 +1,150 @@
-"""Which running jobs yield to which waiting ones."""
+"""Which waiting jobs are admitted, and which running ones are preempted for them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
-from sage_sched.departure import Departure, Victim
+from sage_sched.headroom import Headroom
 from sage_sched.job import Job
 from sage_sched.policy import Policy
+from sage_sched.preemption_cost import PreemptionCost, Victim, preemption_cost_of
 from sage_sched.view import SchedulerView
 
-# How many waiting jobs a plan looks at.
-WINDOW = 16
 
-
-class Turn(NamedTuple):
-    """A waiting job that enters, and the running ones that yield to it (none: there is room)."""
+class Admission(NamedTuple):
+    """A waiting job that is admitted, and the running ones preempted for it (none: there is
+    room)."""
 
     newcomer: Job
     victims: tuple[Victim, ...] = ()
 
 
-def anyone_would_yield(first: Job, policy: Policy, view: SchedulerView) -> bool:
-    """Whether a running job would yield to the first waiting one at price zero. In most passes none
-    would, which saves the rest of the work."""
-    if not may_displace(first):
+def admissions_of(
+    window: Sequence[Job],
+    positions: Sequence[int],
+    prefill_tokens: int,
+    policy: Policy,
+    headroom: Headroom,
+    view: SchedulerView,
+) -> tuple[list[Admission], int]:
+    """The admissions of a pass, and how many more jobs would have been preempted if host memory had
+    room for them.
+
+    window: the first waiting jobs, in order. positions: where they wait, as the view is asked of
+    them. prefill_tokens: the most that the pass prefills.
+
+    If no job may be preempted, admissions matter only beside a chunk: otherwise the engine itself
+    finds out how many jobs have room.
+    """
+    chunked = view.chunked
+    if not window or (not view.can_swap and (chunked is None or view.batch_is_full)):
+        return [], 0
+    first = window[0]
+    willing = policy.preempts or view.server.level_gap < math.inf or first.goes_first
+    preempts = view.may_preempt and willing
+    if view.batch_is_full and not (
+        policy.starts_now(first) or (preempts and any_is_preemptible(first, policy, view))
+    ):
+        return [], 0
+    aside_tokens = headroom.set_aside_tokens(view.running)
+    aside_of = dict(zip(view.running, aside_tokens, strict=True))
+    free_tokens = view.room_tokens - sum(aside_tokens) - headroom.kept_tokens
+    free_slots = view.free_slots
+    if chunked is not None:
+        free_slots -= 1
+        free_tokens -= headroom.needed_tokens(chunked) - chunked.prefilled_tokens
+    without_host_room: set[Job] = set()
+
+    def cost_of(job: Job) -> PreemptionCost | None:
+        if (holding := view.holding(job)) is None:
+            return None
+        cost = preemption_cost_of(holding, aside_of[job], view.host_free_tokens, view)
+        if cost is None:
+            without_host_room.add(job)
+        return cost
+
+    admissions = plan_admissions(
+        (job for job in view.running if job.is_ranked),
+        (
+            (job, headroom.needed_tokens(job) - view.shared_tokens(position))
+            for job, position in takewhile(
+                lambda each: each[0].may_preempt_others or each[0] in view.swapped,
+                zip(window, positions, strict=False),
+            )
+        ),
+        free_slots=free_slots,
+        free_tokens=free_tokens,
+        prefill_tokens=prefill_tokens,
+        policy=policy,
+        view=view,
+        max_preemptions=policy.max_preemptions if preempts else 0,
+        cost_of=cost_of,
+    )
+    if view.batch_is_full:
+        enters = takewhile(lambda one: one.victims or policy.starts_now(one.newcomer), admissions)
+        admissions = [*enters]
+    admissions = _within_host_memory(admissions, without_host_room, view)
+    if not admissions and not view.running and chunked is None and first in view.swapped:
+        # There is no other job to keep room for.
+        admissions = [Admission(first)]
+    return admissions, len(without_host_room)
+
+
+def _within_host_memory(
+    admissions: Sequence[Admission], without_host_room: set[Job], view: SchedulerView
+) -> list[Admission]:
+    """The first admissions whose victims together have room in host memory."""
+    host_free_tokens = view.host_free_tokens
+    kept: list[Admission] = []
+    for one in admissions:
+        host_free_tokens -= sum(victim.cost.host_tokens for victim in one.victims)
+        if host_free_tokens < 0:
+            without_host_room.update(victim.job for victim in one.victims)
+            break
+        kept.append(one)
+    return kept
+
+
+def any_is_preemptible(first: Job, policy: Policy, view: SchedulerView) -> bool:
+    """Whether a running job would be preempted for the first waiting one at price zero. In most
+    passes none would, which saves the rest of the work."""
+    if not first.may_preempt_others:
         return False
     place = _place(first, policy, view)
     return any(
-        (job.level, policy.key(job, view)) > place and _would_yield(job, first, 0.0, policy, view)
+        _is_preemptible(job, first, 0.0, policy, view)
         for job in view.running
-        if job.is_ranked
+        if job.is_ranked and (job.level, policy.key(job, view)) > place
     )
 
 
 def _place(waiting: Job, policy: Policy, view: SchedulerView) -> tuple[float, float]:
-    """Those of its level and a larger key, and of a worse level, may yield to it."""
-    return waiting.level, -math.inf if waiting.is_promised else policy.key(waiting, view)
+    """Running jobs of a worse level, or of the same level and a larger key, may be preempted."""
+    return waiting.level, -math.inf if waiting.goes_first else policy.key(waiting, view)
 
 
-def _would_yield(
+def _is_preemptible(
     running: Job, waiting: Job, price_s: float, policy: Policy, view: SchedulerView
 ) -> bool:
-    """Whether a running job makes room for one that goes before it: of another level, at any price
-    if the levels are far enough apart; of the same level, if the policy says so, or if that one is
-    promised its turn. A job that was promised a TPOT
-    is preempted so only for one that is due back (sage_sched.swap_out_bound)."""
+    """Whether a running job is preempted for a waiting one that goes before it, at this price.
+
+    If the waiting job's level is better by more than the gap, it is, at any price. Within a level
+    the policy decides, unless the waiting job goes first. A job with a TPOT target is not preempted
+    for one that has passed the starvation bound.
+    """
     if running.level != waiting.level:
         return running.level - waiting.level > view.server.level_gap
-    if running.is_promised or not (policy.preempts or waiting.is_promised):
+    if running.goes_first or not (policy.preempts or waiting.goes_first):
         return False
-    if waiting.is_promised:
-        return waiting.is_due or running.hints.tpot_slo_ms is None
+    if waiting.goes_first:
+        return waiting.passed_swap_out_bound or running.hints.tpot_slo_ms is None
     return policy.should_preempt(running, waiting, price_s, view)
 
 
-def may_displace(job: Job) -> bool:
-    """Whether others may have to yield to this job. If it keeps its memory after its answer, they
-    might never get theirs back."""
-    return job.is_ranked and not job.keeps_memory
-
-
-def plan_turns(
+def plan_admissions(
     running: Iterable[Job],
     candidates: Iterable[tuple[Job, int]],
     *,
@@ -71,61 +153,61 @@ def plan_turns(
     prefill_tokens: int,
     policy: Policy,
     view: SchedulerView,
-    most_yields: int,
-    departure: Callable[[Job], Departure | None],
-) -> list[Turn]:
-    """The turns of the candidates, in their order, up to the first that cannot enter.
+    max_preemptions: int,
+    cost_of: Callable[[Job], PreemptionCost | None],
+) -> list[Admission]:
+    """The admissions of the candidates, in their order, up to the first that finds no room.
 
-    A candidate enters if a slot is free, and more tokens than it needs. Of those that would yield
-    to it (_would_yield) the worst do so first, and no more than needed. A job does not yield if it
-    has yielded most_yields times, or would free nothing of what is short.
+    A candidate is admitted if a slot is free, and more tokens than it needs. Of the jobs that may
+    be preempted for it (_is_preemptible), those last in the order are preempted first, and no more
+    than needed. A job is not preempted if it has been preempted max_preemptions times, or would
+    free nothing that is short.
 
     A candidate that fills the pass (prefill_tokens) is the last. The engine leaves the next ones in
     its queue, and a swapped job behind them would pass them.
 
     running: the ranked running jobs. candidates: with the tokens that admission asks for each.
-    departure: how a running job would leave; None if it has to stay. Costly: called only for jobs
-        that would be preempted at price zero.
+    cost_of: of preempting a running job; None if it has to stay. Costly: called only for jobs that
+        would be preempted at price zero.
     """
     left = [
         (job.level, policy.key(job, view), job.arrival, job)
         for job in running
-        if job.num_yields < most_yields
+        if job.num_preemptions < max_preemptions
     ]
     left.sort(reverse=True)
-    turns = []
+    admissions = []
     also_tokens = 0
     for newcomer, needed_tokens in candidates:
         if newcomer in view.swapped:  # or it would pass one for which the engine has no room
             needed_tokens += also_tokens
-        place = (math.inf, math.inf)  # nobody yields to one that the policy cannot rank
+        place = (math.inf, math.inf)  # no job is preempted for one that the policy cannot rank
         if newcomer.is_ranked:
             place = _place(newcomer, policy, view)
         willing = (
-            Victim(job, leaving)
+            Victim(job, cost)
             for level, key, _, job in left
             if (level, key) > place
-            and _would_yield(job, newcomer, 0.0, policy, view)
-            and (leaving := departure(job)) is not None
-            and _would_yield(job, newcomer, leaving.price_s, policy, view)
+            and _is_preemptible(job, newcomer, 0.0, policy, view)
+            and (cost := cost_of(job)) is not None
+            and _is_preemptible(job, newcomer, cost.price_s, policy, view)
         )
         victims = _enough(willing, 1 - free_slots, needed_tokens + 1 - free_tokens)
         if victims is None:
             break
         free_slots += len(victims) - 1
-        freed_tokens = sum(victim.departure.freed_tokens for victim in victims)
-        free_tokens += freed_tokens - needed_tokens
+        free_tokens += sum(victim.cost.freed_tokens for victim in victims) - needed_tokens
         gone = {victim.job.arrival for victim in victims}
         left = [entry for entry in left if entry[2] not in gone]
-        turns.append(Turn(newcomer, tuple(victims)))
+        admissions.append(Admission(newcomer, tuple(victims)))
         if newcomer in view.swapped:
-            also_tokens = 0  # its turn has them now
+            also_tokens = 0  # its admission has them now
         else:
             also_tokens += _also_reserved(newcomer, view)
             prefill_tokens -= view.uncached_tokens(newcomer)
             if prefill_tokens <= 0:
                 break
-    return turns
+    return admissions
 
 
 def _also_reserved(newcomer: Job, view: SchedulerView) -> int:
@@ -137,19 +219,19 @@ def _also_reserved(newcomer: Job, view: SchedulerView) -> int:
 
 
 def _enough(willing: Iterator[Victim], short_slots: int, short_tokens: int) -> list[Victim] | None:
-    """The first of the willing that together free what is short (0 or less: nothing is), without
-    those that later ones make unnecessary; None if all together free too little."""
+    """The first victims that together free what is short (0 or less: nothing is), without those
+    that later ones make unnecessary; None if all together free too little."""
     chosen: list[Victim] = []
     while short_slots > 0 or short_tokens > 0:
         victim = next(willing, None)
         if victim is None:
             return None
-        if short_slots > 0 or victim.departure.freed_tokens > 0:
+        if short_slots > 0 or victim.cost.freed_tokens > 0:
             chosen.append(victim)
             short_slots -= 1
-            short_tokens -= victim.departure.freed_tokens
+            short_tokens -= victim.cost.freed_tokens
     for victim in reversed(chosen[:-1]):  # the better keys stay
-        freed_tokens = victim.departure.freed_tokens
+        freed_tokens = victim.cost.freed_tokens
         if short_slots < 0 and short_tokens + freed_tokens <= 0:
             chosen.remove(victim)
             short_slots += 1

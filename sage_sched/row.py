@@ -21,7 +21,7 @@ class Row:
 
     def of(self, job: Job) -> list[Entry]:
         """Where its entry belongs."""
-        return self.ranked if job.is_ranked or job.is_promised else self.unranked
+        return self.ranked if job.is_ranked or job.goes_first else self.unranked
 
 
 class Walk:

@@ -7,7 +7,7 @@ from itertools import islice, takewhile
 from typing import Protocol, TypeVar
 
 from sage_sched.followed import in_front
-from sage_sched.plan import UNLIMITED, Budget, Plan, Yield
+from sage_sched.plan import UNLIMITED, Budget, Plan, Preempt
 
 Request = TypeVar("Request")
 
@@ -42,14 +42,14 @@ class Engine(Protocol[Request]):
     def is_swapped(self, request: Request) -> bool:
         """Whether the request's KV is in host memory."""
 
-    def take_out(self, action: Yield) -> Request | None:
+    def preempt(self, action: Preempt) -> Request | None:
         """Take a running request off the device; None if that fails."""
 
-    def bring_back(self, requests: Sequence[Request]) -> list[Request]:
+    def resume(self, requests: Sequence[Request]) -> list[Request]:
         """Let swapped requests decode on. Those for which there is no room are returned."""
 
     def carried_out(
-        self, plan: Plan, entering: list[Request], left: list[Request], yielded: list[Request]
+        self, plan: Plan, entering: list[Request], left: list[Request], preempted: list[Request]
     ) -> None:
         """Note what became of the actions. left: of those entering, those without room, and those
         who would have passed them."""
@@ -83,10 +83,10 @@ def run_pass(engine: Engine[Request]) -> None:
     was_full = engine.is_full
     if plan.is_new:
         engine.num_arrivals_planned = engine.num_arrivals
-    entering, yielded = _make_room(plan, engine)
+    entering, preempted = _make_room(plan, engine)
     fresh = [request for request in entering if not engine.is_swapped(request)]
     back = [request for request in entering if engine.is_swapped(request)]
-    left = engine.bring_back(back) if back else []
+    left = engine.resume(back) if back else []
     if left:
         _plan_again(engine)
         # Nobody behind the first passes it. A plan can be wrong about the room: it counts what a
@@ -94,14 +94,14 @@ def run_pass(engine: Engine[Request]) -> None:
         behind = entering[entering.index(left[0]) :]
         left = [request for request in behind if request in left or request in fresh]
         fresh = [request for request in fresh if request not in left]
-    engine.carried_out(plan, entering, left, yielded)
+    engine.carried_out(plan, entering, left, preempted)
     # When the batch is full, a request enters only by preempting one. For it the mark is lifted.
     lifts_mark = was_full and bool(entering)
     if lifts_mark:
         engine.is_full = False
     rest = [*left, *engine.queue[len(entering) :]]
-    engine.queue = [*fresh, *rest, *yielded]
-    num_planned = sum(not isinstance(action, Yield) for action in plan.actions)
+    engine.queue = [*fresh, *rest, *preempted]
+    num_planned = sum(not isinstance(action, Preempt) for action in plan.actions)
     num_left_out = num_planned - len(entering) + len(left)
     num_open = plan.num_open + (0 if was_full and plan.is_new else num_left_out)
     visible = [*fresh, *_open(plan, rest, num_open, engine)]
@@ -129,19 +129,19 @@ def _make_room(plan: Plan, engine: Engine[Request]) -> tuple[list[Request], list
     If requests leave because memory runs out, the next plan decides who may use their room.
     """
     entering: list[Request] = []
-    yielded: list[Request] = []
+    preempted: list[Request] = []
     for action in plan.actions:
-        if not isinstance(action, Yield):
+        if not isinstance(action, Preempt):
             entering.append(engine.queue[len(entering)])
             continue
-        gone = engine.take_out(action)
+        gone = engine.preempt(action)
         if gone is not None:
-            yielded.append(gone)
+            preempted.append(gone)
         if action.to is None or gone is None:
             _plan_again(engine)
         if gone is None:
             break
-    return entering, yielded
+    return entering, preempted
 
 
 def _plan_again(engine: Engine[Request]) -> None:

@@ -14,14 +14,14 @@ from sage_sched.index import gittins_index
 
 # So many sessions are remembered; the one that has had no request for longest is forgotten first.
 MOST_SESSIONS = 10_000
-# The latest pauses, in classes by what was foreseen of them; learned anew every so many.
+# The latest pauses, in classes by what was predicted of them; learned anew every so many.
 _NUM_PAUSES, _NUM_CLASSES, _LEARNED_EVERY = 1024, 4, 64
 # A session's own pauses count as much as this many of others, and the latest so many of them.
 _OTHERS, _MOST_OWN = 4.0, 12
 # An answer in so many is a session's last: coding agents take some forty steps. Twice or a third of
 # it changes their mean time by less than a hundredth. For first answers the share is learned.
 _LAST_ONE_IN = 33
-# What is foreseen of a session that has not come back yet: it is of a class of its own.
+# What is predicted of a session that has not come back yet: it is of a class of its own.
 _FIRST = -math.inf
 # Ages at which a table has an entry, in seconds.
 _AGES = np.geomspace(0.25, 2000.0, 40)
@@ -31,8 +31,8 @@ _NEVER_S = 1e5
 class SessionReturns:
     """A session's pauses, in which a tool runs or somebody reads, are a history too.
 
-    What is foreseen of a pause is the mean logarithm of the session's earlier ones, drawn to that
-    of all, or what its client says. Pauses of which alike was foreseen form a class. So do first
+    What is predicted of a pause is the mean logarithm of the session's earlier ones, drawn to that
+    of all, or what its client says. Pauses of which alike was predicted form a class. So do first
     pauses, since many chats end after one answer. Of a session of a class that has been away for t
     seconds, with T its pause, the rate is
 
@@ -50,7 +50,7 @@ class SessionReturns:
         self._known: dict[str, tuple[float, int]] = {}
         self._unfinished: dict[str, int] = {}
         self._closed: set[str] = set()  # of these
-        # Of those that are away: since when, and what is foreseen.
+        # Of those that are away: since when, and what is predicted.
         self._away: dict[str, tuple[float, float]] = {}
         self._pauses: deque[tuple[float, float]] = deque(maxlen=_NUM_PAUSES)
         self._mean = 0.0
@@ -71,15 +71,15 @@ class SessionReturns:
             self._closed.discard(oldest)
         if session not in self._away:
             return
-        since_s, foreseen = self._away.pop(session)
+        since_s, predicted = self._away.pop(session)
         pause_s = max(now_s - since_s, float(_AGES[0]))
         mean, number = self._known.pop(session, (0.0, 0))
         number = min(number + 1, _MOST_OWN)
         self._known[session] = mean + (math.log(pause_s) - mean) / number, number
         if len(self._known) > MOST_SESSIONS:
             del self._known[next(iter(self._known))]
-        self._num_second += foreseen == _FIRST
-        self._pauses.append((foreseen, pause_s))
+        self._num_second += predicted == _FIRST
+        self._pauses.append((predicted, pause_s))
         self._num_pauses += 1
         self._mean += (math.log(pause_s) - self._mean) / min(self._num_pauses, _NUM_PAUSES)
         if self._num_pauses % _LEARNED_EVERY == 0:
@@ -95,13 +95,15 @@ class SessionReturns:
             self._closed.discard(session)
             next_in_s = math.inf
         mean, number = self._known.get(session, (0.0, 0))
-        foreseen = (number * mean + _OTHERS * self._mean) / (number + _OTHERS) if number else _FIRST
+        predicted = (
+            (number * mean + _OTHERS * self._mean) / (number + _OTHERS) if number else _FIRST
+        )
         self._away.pop(session, None)
         if next_in_s is not None:
-            foreseen = math.log(max(next_in_s, float(_AGES[0])))
-        self._num_first += foreseen == _FIRST
-        if foreseen < math.inf:
-            self._away[session] = now_s, foreseen
+            predicted = math.log(max(next_in_s, float(_AGES[0])))
+        self._num_first += predicted == _FIRST
+        if predicted < math.inf:
+            self._away[session] = now_s, predicted
         if len(self._away) > MOST_SESSIONS:
             del self._away[next(iter(self._away))]
 
@@ -117,9 +119,9 @@ class SessionReturns:
             return math.inf
         if session not in self._away or not self._rates:
             return 0.0
-        since_s, foreseen = self._away[session]
+        since_s, predicted = self._away[session]
         age = min(max(0, int(np.searchsorted(_AGES, now_s - since_s)) - 1), len(_AGES) - 1)
-        return float(self._rates[bisect_left(self._cuts, foreseen)][age])
+        return float(self._rates[bisect_left(self._cuts, predicted)][age])
 
     @property
     def knows(self) -> bool:
@@ -127,11 +129,11 @@ class SessionReturns:
         return bool(self._rates)
 
     def _learn(self, now_s: float) -> None:
-        foreseen, pauses_s = np.array(self._pauses).T
-        later = foreseen[foreseen > _FIRST]
+        predicted, pauses_s = np.array(self._pauses).T
+        later = predicted[predicted > _FIRST]
         shares = np.arange(1, _NUM_CLASSES) / _NUM_CLASSES
         self._cuts = [_FIRST, *np.quantile(later, shares).tolist()] if later.size else [_FIRST]
-        classes = np.searchsorted(self._cuts, foreseen)
+        classes = np.searchsorted(self._cuts, predicted)
         found = [pauses_s[classes == number] for number in range(len(self._cuts) + 1)]
         lasts = [self._last_one_in(now_s, found[0]), *[_LAST_ONE_IN] * len(self._cuts)]
         self._rates = [

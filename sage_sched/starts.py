@@ -79,7 +79,7 @@ class Starts:
         """Decide which jobs are held and which start, and when to look again (next_s)."""
         held, due = self._held, self._due
         self._held, self._due, self.next_s = set(), {}, math.inf
-        if view.running and view.may_leave:
+        if view.running and view.may_preempt:
             self._gather(view)
         for job in {*held, *due, *self._held, *self._due}:
             if (job in held, due.get(job)) != (job in self._held, self._due.get(job)):
@@ -120,7 +120,7 @@ class Starts:
             prompt_s = float(view.server.step_time.prompt_s(cached_tokens, new_tokens))
             due_s = job.arrival_s + self._ttft_s
             if first_s + prompt_s < due_s:
-                if not job.is_promised:
+                if not job.goes_first:
                     found[job] = prompt_s
             elif job.was_looked_up or first_s >= due_s:
                 late.append(job)

@@ -16,10 +16,11 @@ _STAY_TOKENS = 64
 class SwapOutBound:
     """Bounds the time between two tokens of a job that has left the device.
 
-    A job that has been swapped out for longer is due (Job.is_due): it goes before all others of its
-    level as if it had passed the starvation bound, and jobs that have not are preempted for it at
-    any price. Once it has had some tokens it may be preempted again. It waits on if a policy holds
-    it back (Policy.key), or if jobs that may leave hold too little memory.
+    A job that has been swapped out for longer has passed it (Job.passed_swap_out_bound): it goes
+    before all others of its level as if it had passed the starvation bound, and jobs that have
+    passed neither are preempted for it at any price. Once it has had some tokens it may be
+    preempted again. It waits on if a policy holds it back (Policy.key), or if jobs that may leave
+    hold too little memory.
     """
 
     def __init__(self, most_s: float = math.inf) -> None:
@@ -43,12 +44,12 @@ class SwapOutBound:
         since_s = {job: view.now_s if job in self._since_s else None for job in begun}
         self._since_s = {job: self._since_s.get(job) or now_s for job, now_s in since_s.items()}
         for job, left_s in self._since_s.items():
-            if left_s is not None and view.now_s - left_s > self._most_s and not job.is_promised:
+            if left_s is not None and view.now_s - left_s > self._most_s and not job.goes_first:
                 self._stays_until[job] = job.generated_tokens + _STAY_TOKENS
-                job.call_back(True)
+                job.pass_swap_out_bound(True)
         if self._stays_until:
             here = {*begun, *view.running, *view.chunked_jobs}
             ended = {job for job, age in self._stays_until.items() if job.generated_tokens >= age}
             for job in [job for job in self._stays_until if job in ended or job not in here]:
                 del self._stays_until[job]
-                job.call_back(False)
+                job.pass_swap_out_bound(False)

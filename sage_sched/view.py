@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from sage_sched.job import Job
-from sage_sched.plan import UNLIMITED
+from sage_sched.plan import UNLIMITED, Budget
 from sage_sched.steps import ServerFacts
 
 
@@ -45,7 +45,7 @@ class SchedulerView:
     page_size: tokens of a page of KV.
     step_tokens: KV that the next decode step takes, in whole pages.
     pass_tokens: the most that a pass prefills, of all prompts together.
-    can_swap: whether KV can be moved to host memory and back. may_leave: whether running jobs may
+    can_swap: whether KV can be moved to host memory and back. may_preempt: whether running jobs may
         leave the device; if not, those that have left come back.
     cached_tokens: how many tokens of the waiting job at this position the radix tree has. Costly:
         called only for new jobs and for the first to serve. host_tokens: asked next, how many of
@@ -84,7 +84,7 @@ class SchedulerView:
     pass_tokens: int
     server: ServerFacts
     can_swap: bool
-    may_leave: bool
+    may_preempt: bool
     cached_tokens: Callable[[int], int]
     host_tokens: Callable[[int], int]
     shared_tokens: Callable[[int], int]
@@ -109,6 +109,11 @@ class SchedulerView:
                 left_tokens, self.pass_tokens, self.page_size
             )
         return self.step_tokens + chunk_tokens > self.room_tokens
+
+    def pass_limit(self, budget: Budget) -> int:
+        """The most that the pass prefills within a budget."""
+        given_tokens = budget.prefill_tokens
+        return self.pass_tokens if given_tokens is None else min(given_tokens, self.pass_tokens)
 
     def uncached_tokens(self, job: Job) -> int:
         """What a prefill computes for a waiting job, in whole pages."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.policies.srpt_oracle import ORACLE
-from sage_sched.registry import policy_names
+from sage_sched.app.registry import policy_names
 from tests.checks.pages import stale
 from tests.pages import DOCS, blocks
 
@@ -23,7 +23,7 @@ _SIMULATED = """
 from bench.simulator.presets import H800_QWEN3_32B
 from bench.simulator.request import SimRequest
 from bench.simulator.run import simulate
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 
 config = SageConfig.parse({"policy": {"deadlines": {"default_slo_ms": 1000.0}}})
 requests = [SimRequest(0.1 * i, 500, 20 + i, 100, None, "") for i in range(40)]

@@ -14,7 +14,7 @@ import yaml
 
 from patches.series import SERIES
 from predictor_store.service import serve_command
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 from tests.pages import DOCS
 
 MANIFEST = DOCS / "kubernetes.yaml"

@@ -86,7 +86,7 @@ def test_the_predictors_rooms_import_one_another_one_way() -> None:
 
 ROOMS = {"best_effort", "probe", "routing", "slo", "urgency"}
 # Where names of policies, and sections of the configuration, become objects of the rooms.
-EDGE = {"sage_sched.config", "sage_sched.registry"}
+EDGE = {"sage_sched.app.config", "sage_sched.app.registry"}
 
 
 def room_of(module: str) -> str:
@@ -160,7 +160,7 @@ def test_imports_point_one_way(package: str) -> None:
 
 def test_the_executors_compare_no_keys() -> None:
     # Order, admission and preemption are the core's decisions; stock.py is SGLang's own code.
-    pattern = re.compile(r"\.key\(|should_preempt|serving_order|on_forecast|\.place\b")
+    pattern = re.compile(r"\.key\(|should_preempt|serving_order|on_prediction|\.place\b")
     simulator = ROOT / "bench" / "simulator"
     files = [*(ROOT / "patches").rglob("*.py"), *simulator.glob("*.py")]
     found = [

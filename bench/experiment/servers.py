@@ -31,9 +31,9 @@ from bench.simulator.result import Served, alone_s
 from bench.workloads.prompts import WorkloadError, sample
 from bench.workloads.source import Purpose
 from predictor_store.data.warm import Observation
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
+from sage_sched.app.registry import policy_names
 from sage_sched.job import CLIENTS_HINTS, NO_HINTS
-from sage_sched.registry import policy_names
 
 # How long requests arrive in a run that measures the capacity, and the least and most of them.
 _CAPACITY_S = 1200.0

@@ -34,7 +34,7 @@ from bench.workloads.prompts import WorkloadError
 from bench.workloads.source import Purpose, Source
 from bench.workloads.sources import source_of
 from sage_sched.policy import Policy
-from sage_sched.slo import Promise
+from sage_sched.slo import Deadlines
 
 # The longest wait of a request for its prediction on a server.
 PREDICTION_DELAY_S = 0.002
@@ -118,7 +118,7 @@ def served(
 ) -> Result:
     """Simulate an arm's requests. Raises ValueError if the policy is unknown."""
     engine = load.engine_of(arm)
-    due = Promise(load.ttft_slo_ms / 1e3, load.tpot_slo_ms / 1e3)
+    due = Deadlines(load.ttft_slo_ms / 1e3, load.tpot_slo_ms / 1e3)
     options = Options(preempt=arm.preempt, prediction_delay_s=PREDICTION_DELAY_S, due=due)
     num_nodes = 1 if one_node else load.nodes
     if load.apart or num_nodes > 1:

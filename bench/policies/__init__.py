@@ -1,5 +1,5 @@
 """Policies that only comparisons run, by the names that servers and the simulator know them by
-(sage_sched.registry.RIVALS)."""
+(sage_sched.app.registry.RIVALS)."""
 
 from __future__ import annotations
 

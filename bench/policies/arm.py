@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
 from bench.policies.rival import Rival
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 from sage_sched.fields import ConfigError, UserError
 
 T = TypeVar("T")

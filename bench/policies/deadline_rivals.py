@@ -10,7 +10,7 @@ from sage_sched.fairness import Name, Service
 from sage_sched.job import Job
 from sage_sched.plan import Budget
 from sage_sched.policy import Policy
-from sage_sched.slo import Promise
+from sage_sched.slo import Deadlines
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
 
@@ -28,7 +28,7 @@ class SarathiFcfs(Policy):
 
     def budget(self, view: SchedulerView) -> Budget | None:
         jobs = (*view.running, *view.waiting)
-        tpot_s = min((Promise.of(job.hints).tpot_s for job in jobs), default=math.inf)
+        tpot_s = min((Deadlines.of(job.hints).tpot_s for job in jobs), default=math.inf)
         if tpot_s == math.inf:
             return None
         step_time = self.server.step_time
@@ -48,7 +48,7 @@ class Edf(SarathiFcfs):
     """The same, the first token that is due first."""
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        promise = Promise.of(job.hints)
+        promise = Deadlines.of(job.hints)
         return job.arrival_s + promise.due_s(job.generated_tokens + 1)
 
 
@@ -74,7 +74,7 @@ class FairBatching(SarathiFcfs):
         step_time = self.server.step_time
         slack_s = math.inf
         for job in view.running:
-            promise = Promise.of(job.hints)
+            promise = Deadlines.of(job.hints)
             due_s = job.arrival_s + promise.due_s(job.generated_tokens + 1)
             slack_s = min(slack_s, max(due_s - view.now_s, promise.tpot_s))
         if slack_s == math.inf:

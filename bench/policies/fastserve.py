@@ -18,17 +18,17 @@ class FastServeParameters:
 
     quantum_ms: the quantum of the best level.
     refresh_interval_tokens: while the batch is full, who yields is looked at every so many tokens.
-    most_yields: a request that has yielded so often yields no more.
+    max_preemptions: a request that has yielded so often yields no more.
     """
 
     quantum_ms: float = 100.0
     refresh_interval_tokens: int = 200
-    most_yields: int = 4
+    max_preemptions: int = 4
 
     def __post_init__(self) -> None:
         interval = self.refresh_interval_tokens
         require_within("policy.fastserve.refresh_interval_tokens", interval, 1, MOST)
-        require_within("policy.fastserve.most_yields", self.most_yields, 1, MOST)
+        require_within("policy.fastserve.max_preemptions", self.max_preemptions, 1, MOST)
         require_within("policy.fastserve.quantum_ms", self.quantum_ms, 1e-3, MOST)
 
 
@@ -46,7 +46,7 @@ class FastServe(Policy):
     def __init__(self, parameters: FastServeParameters, server: ServerFacts) -> None:
         super().__init__(parameters, server)
         self.refresh_interval_tokens = parameters.refresh_interval_tokens
-        self.most_yields = parameters.most_yields
+        self.max_preemptions = parameters.max_preemptions
 
     def on_arrival(self, job: Job) -> bool:
         """Find the level that it joins."""

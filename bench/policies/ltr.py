@@ -52,7 +52,7 @@ class Ltr(Ssjf):
         job.memo = float(job.distribution.capped(job.max_new_tokens).quantile(0.5))
         return True
 
-    def on_wait(self, job: Job) -> None:
+    def on_queued(self, job: Job) -> None:
         """From now on it may begin to starve."""
         if self._most_tokens < math.inf:
             insort(self._patient, job, key=lambda job: job.arrival)

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Self
 
-from sage_sched.registry import policy_names
+from sage_sched.app.registry import policy_names
 
 # Of a spec: the type, the least value, and the allowed values in words.
 _SETTINGS: dict[str, tuple[type, int, str]] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from sage_sched.admission import Headroom
 from sage_sched.fields import MOST, require, require_within
+from sage_sched.headroom import Headroom
 from sage_sched.index import IndexTable, Indices, MeanCost
 from sage_sched.job import Job
 from sage_sched.policy import Policy
@@ -53,7 +53,7 @@ class SageSchedParameters:
     index: gittins, or mean (Fig. 11).
     bucket_tokens: a running request's index is computed anew every so many tokens (section 4.1).
     headroom: none, as in vLLM, where a prompt enters if it fits; or priced, as under sage
-        (sage_sched.admission).
+        (sage_sched.headroom).
     """
 
     cost: str = "resource-bound"
@@ -76,7 +76,7 @@ class SageSched(Policy):
     """
 
     Parameters = SageSchedParameters
-    most_yields = sys.maxsize
+    max_preemptions = sys.maxsize
 
     def __init__(self, parameters: SageSchedParameters, server: ServerFacts) -> None:
         self._indices = _indices(parameters, server)

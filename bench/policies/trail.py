@@ -95,7 +95,7 @@ class Trail(TrailPrompt):
         """The filter, over bins of the width of the first."""
         return TrailFilter(float(edges[1]))
 
-    def on_forecast(self, job: Job) -> None:
+    def on_prediction(self, job: Job) -> None:
         """What is left of it, by now. The limit is that of the first prediction by a hidden state,
         the middle of its likeliest bin."""
         refined = job.refined

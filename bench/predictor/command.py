@@ -19,7 +19,7 @@ from predictor_store.logs.errors import DatasetError
 from predictor_store.predict.embedder import DEFAULT_ENCODER, Embedder
 from predictor_store.predict.regression import GeneralLength
 from predictor_store.terminal import add_json, at_least_one, field_and_value, print_json
-from sage_sched.config import ENCODERS
+from sage_sched.app.config import ENCODERS
 
 _HEADER = (
     f"| {'predictor':26} | CRPS gain | 95 % | in central 80 % | Spearman |\n|---|---|---|---|---|"

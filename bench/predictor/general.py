@@ -26,7 +26,7 @@ from bench.workloads.prompts import WorkloadError
 from predictor_store.logs.errors import DatasetError
 from predictor_store.predict.embedder import Embedder, fingerprint
 from predictor_store.predict.regression import SHIPPED_FILE, GeneralLength
-from sage_sched.config import ENCODERS
+from sage_sched.app.config import ENCODERS
 
 Array = NDArray[np.float64]
 _MOST_ANSWERS = 2_500

@@ -13,7 +13,7 @@ import requests
 from bench.engines.server.policy_server import CPU_ENGINE_FLAGS, CPU_ENV, PolicyServers
 from bench.engines.server.server import Server, ServerError
 from bench.real_model.fetch import FetchError, fetch
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 
 QUESTION = "What is the capital of France? Answer in one sentence."
 

@@ -18,9 +18,9 @@ from bench.simulator.result import Result
 from bench.simulator.run import engine_and_policy
 from bench.simulator.state import EngineState, Options
 from bench.simulator.stock import FcfsPolicy, StockPolicy
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 from sage_sched.distribution import LengthDistribution
-from sage_sched.plan import Budget, Way
+from sage_sched.plan import Budget, PreemptionMode
 from sage_sched.policy import Policy
 from sage_sched.routing import Ledger, Router
 from sage_sched.scheduling_pass import run_pass
@@ -253,7 +253,7 @@ class _DecodeNode(Node):
         retracted: list[Progress] = []
         while not retracted or state.decode.pages_needed(1) > state.pool.room_pages:
             progress = order.pop()
-            self._move(state.leave(progress, Way.SWAP))
+            self._move(state.leave(progress, PreemptionMode.SWAP))
             progress.num_retractions += 1
             retracted.append(progress)
         num_away = sum(progress.swapped for progress in state.queue)

@@ -16,7 +16,7 @@ from bench.simulator.request import Progress, SimRequest
 from bench.simulator.result import Result
 from bench.simulator.run import check_requests, make_node, result_of
 from bench.simulator.state import Options
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 from sage_sched.routing import BLOCK_TOKENS, Ledger, Newcomer, Router
 
 # How often a router hears of its nodes; it knows its own requests at once. SGLang's own

@@ -8,9 +8,9 @@ from bench.simulator.prefill_adder import PassResult, PrefillAdder
 from bench.simulator.request import Progress
 from bench.simulator.state import EngineState
 from bench.simulator.stock import StockPolicy, stock_order
-from sage_sched.admission import Headroom
 from sage_sched.decide import decide
-from sage_sched.plan import UNLIMITED, Budget, Plan, Yield
+from sage_sched.headroom import Headroom
+from sage_sched.plan import UNLIMITED, Budget, Plan, Preempt
 from sage_sched.policy import Policy
 from sage_sched.scheduling_pass import run_pass
 
@@ -91,14 +91,14 @@ class Pass:
     def is_swapped(self, request: Progress) -> bool:
         return request.swapped
 
-    def take_out(self, action: Yield) -> Progress:
+    def preempt(self, action: Preempt) -> Progress:
         state = self._state
         (gone,) = (progress for progress in state.decode if progress.job is action.job)
-        self.result.moved_tokens += state.leave(gone, action.way)
-        state.num_yields[action.to is None, action.way] += 1
+        self.result.moved_tokens += state.leave(gone, action.mode)
+        state.num_yields[action.to is None, action.mode] += 1
         return gone
 
-    def bring_back(self, requests: Sequence[Progress]) -> list[Progress]:
+    def resume(self, requests: Sequence[Progress]) -> list[Progress]:
         for number, progress in enumerate(requests):
             if not self._state.swap_in(progress):
                 return [*requests[number:]]

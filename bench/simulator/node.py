@@ -19,12 +19,12 @@ from bench.simulator.presets import Engine
 from bench.simulator.request import PAUSE_S, Progress, SimRequest
 from bench.simulator.state import EngineState, Options
 from bench.simulator.stock import StockPolicy
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.gap import GAPS_PER_S
 from sage_sched.job import Job
 from sage_sched.policy import Policy
-from sage_sched.slo import Promise
+from sage_sched.slo import Deadlines
 from sage_sched.steps import attended_pairs
 
 
@@ -148,7 +148,7 @@ class Node:
             state.limits.arrived(job)
             job.is_ranked = self._policy.on_arrival(job)
             hints = request.hints
-            promise = Promise.of(hints) if hints.has_slo else self._options.due
+            promise = Deadlines.of(hints) if hints.has_slo else self._options.due
             state.queue.append(Progress(request, index, job, promise=promise))
 
     def _move(self, num_tokens: int) -> None:

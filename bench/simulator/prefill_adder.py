@@ -1,7 +1,7 @@
 """SGLang's admission of one pass, by memory.
 
 After _get_new_batch_prefill_raw (managers/scheduler.py) and PrefillAdder
-(managers/schedule_policy.py). Under our policies sage_sched.admission says how much stays free.
+(managers/schedule_policy.py). Under our policies sage_sched.headroom says how much stays free.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bench.simulator.pool import Cached
 from bench.simulator.request import Progress
 from bench.simulator.state import EngineState
 from bench.simulator.stock import StockPolicy
-from sage_sched.admission import Headroom
+from sage_sched.headroom import Headroom
 from sage_sched.plan import Budget
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.simulator.radix_tree import HostTier
-from sage_sched.config import StepTimeConfig
+from sage_sched.app.config import StepTimeConfig
 from sage_sched.fields import require
 from sage_sched.steps import ServerFacts, StepTime
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from bench.simulator.radix_tree import Span, TreeNode
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import NO_HINTS, Hints, Job
-from sage_sched.slo import Promise
+from sage_sched.slo import Deadlines
 
 # A gap between two tokens is a pause from this on: prefills hold tokens up for less.
 PAUSE_S = 2.0
@@ -76,7 +76,7 @@ class Progress:
     last_token_s: float = -1.0
     num_retractions: int = 0
     pauses_s: list[tuple[float, float]] = field(default_factory=list)
-    promise: Promise | None = None
+    promise: Deadlines | None = None
     num_next_on_time: int = 0
 
     @property

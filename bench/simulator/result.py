@@ -15,7 +15,7 @@ from bench.simulator.request import SimRequest
 from bench.simulator.run_metrics import fairness_metrics, run_metrics
 from sage_sched.gap import percentile_s
 from sage_sched.job import Hints
-from sage_sched.plan import Way
+from sage_sched.plan import PreemptionMode
 from sage_sched.slo import Attainment
 from sage_sched.steps import attended_pairs
 
@@ -191,7 +191,7 @@ class Result(Served):
 
     num_retractions: NDArray[np.int64]
     num_yields: NDArray[np.int64]
-    yields: Counter[tuple[bool, Way]]
+    yields: Counter[tuple[bool, PreemptionMode]]
     prefill_tokens: int
     moved_tokens: int
     wall_s: float
@@ -202,8 +202,10 @@ class Result(Served):
             **Served.metrics(self),
             "num_retractions": float(self.num_retractions.sum()),
             "num_yields": float(self.num_yields.sum()),
-            "num_out_of_memory": float(sum(self.yields[True, way] for way in Way)),
-            "num_left_in_tree": float(sum(self.yields[short, Way.LEAVE] for short in _BOTH)),
+            "num_out_of_memory": float(sum(self.yields[True, way] for way in PreemptionMode)),
+            "num_left_in_tree": float(
+                sum(self.yields[short, PreemptionMode.RECOMPUTE] for short in _BOTH)
+            ),
             "simulated_tokens": float(int(self.answer_tokens.sum()) + self.prefill_tokens),
             "moved_tokens": float(self.moved_tokens),
         }

@@ -20,9 +20,9 @@ from bench.simulator.request import Progress, SimRequest
 from bench.simulator.result import Result, alone_s
 from bench.simulator.state import Options
 from bench.simulator.stock import STOCK, StockPolicy
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
+from sage_sched.app.registry import policy_named
 from sage_sched.policy import Policy
-from sage_sched.registry import policy_named
 
 
 def simulate(
@@ -153,7 +153,7 @@ def result_of(
         num_retractions=np.array([p.num_retractions for p in ordered]),
         pauses_s=tuple(tuple(p.pauses_s) for p in ordered),
         longest_gap_s=np.array([p.longest_gap_s for p in ordered]),
-        num_yields=np.array([p.job.num_yields for p in ordered]),
+        num_yields=np.array([p.job.num_preemptions for p in ordered]),
         yields=sum((node.state.num_yields for node in nodes), Counter()),
         gaps=sum((node.gaps for node in nodes), Counter()),
         prefill_tokens=prefill_tokens,

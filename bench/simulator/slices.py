@@ -25,7 +25,7 @@ def is_cut(state: EngineState, parts: Sequence[Part]) -> bool:
 def gives_way(policy: Qllm, jobs: Iterable[Job]) -> bool:
     """Whether a prefill of these lets latency-sensitive jobs pass: all are best effort, ranked, and
     not promised their turn."""
-    return all(job.is_ranked and not job.is_promised and not policy.passes(job) for job in jobs)
+    return all(job.is_ranked and not job.goes_first and not policy.passes(job) for job in jobs)
 
 
 def those_who_pass(parked: Sequence[Job], policy: Qllm, view: SchedulerView) -> list[int]:

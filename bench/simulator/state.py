@@ -12,14 +12,14 @@ from bench.simulator.presets import Engine
 from bench.simulator.radix_tree import common_tokens
 from bench.simulator.request import Progress
 from bench.simulator.stock import Reserve, StockPolicy
-from sage_sched.admission import Headroom
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
+from sage_sched.headroom import Headroom
 from sage_sched.job import Job
 from sage_sched.limits import Limits
 from sage_sched.order import retention_order
-from sage_sched.plan import Way
+from sage_sched.plan import PreemptionMode
 from sage_sched.policy import Policy
-from sage_sched.slo import Promise
+from sage_sched.slo import Deadlines
 from sage_sched.view import Holding, SchedulerView
 
 # SGLANG_INIT_NEW_TOKEN_RATIO, SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR,
@@ -44,7 +44,7 @@ class Options:
 
     preempt: bool = True
     prediction_delay_s: float = 0.0
-    due: Promise | None = None
+    due: Deadlines | None = None
     watch: Callable[[EngineState, list[Progress], list[Progress], int], None] | None = None
 
 
@@ -109,7 +109,7 @@ class EngineState:
         self.stale_prefill_tokens = 0
         self.num_queued = 0
         self.num_passes = 0
-        self.num_yields: Counter[tuple[bool, Way]] = Counter()
+        self.num_yields: Counter[tuple[bool, PreemptionMode]] = Counter()
         if isinstance(policy, Policy):
             self.follow(policy)
 
@@ -124,7 +124,7 @@ class EngineState:
         chunked = [] if self.chunked is None else [self.chunked.job]
         jobs = [*self.running_jobs(), *chunked, *(progress.job for progress in self.queue)]
         for job in sorted(jobs, key=lambda job: job.arrival):
-            job.meet()
+            job.forget_policy()
             self.limits.arrived(job)
             job.is_ranked = policy.on_arrival(job)
 
@@ -209,7 +209,7 @@ class EngineState:
             pass_tokens=self.pass_tokens,
             server=self.server,
             can_swap=self.can_swap,
-            may_leave=self.can_swap,
+            may_preempt=self.can_swap,
             cached_tokens=lambda position: self.pool.found_tokens(self.queue[position]),
             host_tokens=lambda position: self.pool.host_tokens(self.queue[position]),
             has_adapter=lambda position: self.has_adapter(self.queue[position], adapters),
@@ -242,17 +242,17 @@ class EngineState:
             return 0
         return self.decode.pages_needed(1) * self.pool.page_size
 
-    def leave(self, progress: Progress, way: Way) -> int:
+    def leave(self, progress: Progress, way: PreemptionMode) -> int:
         """A running request leaves the device; how many tokens are copied to host memory."""
         self.decode.leave(progress)
-        if way is Way.LEAVE:
+        if way is PreemptionMode.RECOMPUTE:
             self.pool.publish(progress, progress.kv_tokens)
         elif progress.node is not None:
             for node in progress.node.path():
                 node.session = ""  # it comes back with all of its KV
         self.pool.leave(progress)
-        progress.swapped = way is Way.SWAP
-        progress.job.num_yields += 1
+        progress.swapped = way is PreemptionMode.SWAP
+        progress.job.num_preemptions += 1
         return progress.kv_tokens if progress.swapped else 0
 
     def swap_in(self, progress: Progress) -> bool:

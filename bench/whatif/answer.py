@@ -15,7 +15,7 @@ from bench.whatif.simulation import Slo, most_tokens, outcomes, predicts, reques
 from bench.whatif.told import Told, told_of
 from bench.workloads.prompts import WorkloadError
 from predictor_store.predict.quality import LEAST_TO_TELL
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 
 # A log of fewer mean TTLTs than that is mostly the beginning of a queue, or its end.
 _SHORT_TTLTS = 5.0

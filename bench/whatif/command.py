@@ -32,8 +32,8 @@ from predictor_store.terminal import (
     server_url,
     speaker,
 )
+from sage_sched.app.registry import policy_names, policy_type
 from sage_sched.fields import ConfigError, UserError
-from sage_sched.registry import policy_names, policy_type
 from sage_sched.steps import StepTime
 
 # SGLang's policies as they are tuned best under most loads (docs/results.md), and ours.

@@ -12,9 +12,9 @@ from bench.simulator.presets import PRESETS, Engine
 from bench.simulator.stock import STOCK
 from bench.workloads.prompts import WorkloadError
 from predictor_store.ask_server import ask
-from sage_sched.config import StepTimeConfig
+from sage_sched.app.config import StepTimeConfig
+from sage_sched.app.registry import policy_names
 from sage_sched.fields import ConfigError, parse_section
-from sage_sched.registry import policy_names
 from sage_sched.steps import StepTime
 
 # Host memory to GPU: PCIe 4 x16, of which kernels reach 25 of 32 GB/s.

@@ -23,7 +23,7 @@ from predictor_store.predict.quality import Forecast, RollingQuality
 from predictor_store.predict.regression import GeneralLength
 from predictor_store.store.file import Record, StoreError
 from predictor_store.store.store import Store, folder_of, has_store
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 
 

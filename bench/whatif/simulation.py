@@ -20,8 +20,8 @@ from bench.simulator.state import Options
 from bench.whatif.log import BLOCK_CHARS, Logged
 from bench.whatif.sessions import Link
 from bench.whatif.told import Forecasts, Told
-from sage_sched.config import SageConfig
-from sage_sched.registry import policy_names
+from sage_sched.app.config import SageConfig
+from sage_sched.app.registry import policy_names
 
 # Streams of tokens that are not shared; a block's number is its stream.
 _FIRST_OWN_STREAM = -(1 << 60)

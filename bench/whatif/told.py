@@ -12,7 +12,7 @@ from bench.simulator.result import alone_s
 from bench.whatif.foresight import Foresight
 from bench.whatif.log import Logged
 from bench.workloads.supposed import LEAST_GAIN, MOST_GAIN, NUM_ATOMS, USUAL_GAIN, Supposed
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 
 # A smaller share of requests without a prediction makes no difference that is worth simulating.

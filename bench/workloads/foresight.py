@@ -21,7 +21,7 @@ from predictor_store.predict.minilm import MODEL
 from predictor_store.predict.regression import GeneralLength
 from predictor_store.predict.threshold import predict_by_threshold
 from predictor_store.store.file import Record
-from sage_sched.config import PredictorConfig
+from sage_sched.app.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution
 
 _CHUNK = 256

@@ -19,7 +19,7 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 from patches.carrier import decode, decode_hints
 from patches.messages import StepTimes
-from sage_sched.config import SageConfig, StepTimeConfig, in_ms
+from sage_sched.app.config import SageConfig, StepTimeConfig, in_ms
 from sage_sched.routing import ROUTERS, Ledger, Newcomer, Router, block_keys
 from sage_sched.steps import ServerFacts, StepTime
 

@@ -14,7 +14,7 @@ from patches.http.settings_route import add_settings_route
 from patches.http.urgency import UrgencyGuess
 from patches.messages import StepTimes, dispatches
 from predictor_store.service.client import PredictorClient
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 from sage_sched.slo import SloClaims
 
 

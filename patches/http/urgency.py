@@ -9,7 +9,7 @@ from typing import Any
 from patches.compat import UnsupportedServerError
 from predictor_store.cached_file import expanded
 from predictor_store.urgency.head import BUILTIN, UrgencyFileError, UrgencyHead
-from sage_sched.config import UrgencyConfig
+from sage_sched.app.config import UrgencyConfig
 from sage_sched.job import DEFAULT_URGENCY, Hints
 
 logger = logging.getLogger(__name__)

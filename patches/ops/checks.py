@@ -24,7 +24,7 @@ from predictor_store.store import lock
 from predictor_store.store.file import StoreError
 from predictor_store.store.store import Store, folder_of, has_store
 from predictor_store.torchvision_schemas import define_missing
-from sage_sched.config import SageConfig, StepTimeConfig
+from sage_sched.app.config import SageConfig, StepTimeConfig
 from sage_sched.fields import MOST
 from sage_sched.gap import least_bound_s
 from sage_sched.steps import attended_pairs

@@ -19,7 +19,7 @@ from patches.ops import checks
 from patches.ops.checks import FaultError, Note
 from predictor_store.config_file import read_config
 from predictor_store.terminal import add_json, keep_quiet, print_json, speaker
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 from sage_sched.fields import ConfigError
 
 

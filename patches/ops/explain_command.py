@@ -30,7 +30,7 @@ _FIELDS = {
         "num_running",
     ),
     "starts": ("rid", "waited_s", "place", "tokens"),
-    "yield": ("rid", "reason", "way"),
+    "preempt": ("rid", "reason", "way"),
     "ends": ("rid", "tokens", "why"),
 }  # fmt: skip
 _TEXTS = {"is", "rid", "reason", "way", "why", "source"}
@@ -144,13 +144,13 @@ def _said(event: Event) -> str:
         place = "" if event["place"] is None else f", with {event['place']} before it at first"
         again = f" again, at {event['tokens']} tokens" if event["tokens"] else ""
         return f"starts{again}, having waited {event['waited_s']:.3f} s{place}"
-    if what == "yield":
+    if what == "preempt":
         to = f" to {event['to']}" if event.get("to") else ""
         return f"yields{to}: {event['reason']}; {event['way']}"
     if what == "ends":
         return f"ends with {event['tokens']} tokens ({event['why']})"
     promised = ", as it was promised its turn" if event.get("promised") else ""
-    words = {"enter": "may enter", "resume": "comes back", "stays": "stays where it is"}
+    words = {"admit": "may enter", "resume": "comes back", "stays": "stays where it is"}
     return f"{words.get(what, what)}: {event['reason']}{promised}"
 
 
@@ -231,7 +231,7 @@ def _intervals(
             p50_tokens = event["p50_tokens"]
             one = _Known(rid, event["arrival"], math.nan if p50_tokens is None else p50_tokens)
             known[rid] = waiting[rid] = one
-        elif rid in known and what in ("starts", "resume", "yield", "stays", "ends"):
+        elif rid in known and what in ("starts", "resume", "preempt", "stays", "ends"):
             # How the others came is lost, if the file was full.
             waiting.pop(rid, None)
             running.pop(rid, None)
@@ -239,7 +239,7 @@ def _intervals(
                 running[rid] = known[rid]
             elif what != "ends":
                 waiting[rid] = known[rid]
-                known[rid].num_yields += what == "yield"
+                known[rid].num_yields += what == "preempt"
 
 
 def _shares(waiting: Sequence[_Known], running: Sequence[_Known]) -> dict[str, float]:

@@ -17,7 +17,7 @@ from typing import Any
 import patches
 from patches.compat import CALLS
 from predictor_store.torchvision_schemas import define_missing
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 
 # It places hooks when it is imported.
 _NOT_IMPORTED = ("patches.http.worker",)

@@ -12,7 +12,7 @@ from patches.flags import named
 # SGLang takes seconds to import, and modules where it was started from must not take the place of
 # its own or ours (-P). So all that needs SGLang is in the process that becomes the server.
 _SERVE = (
-    "import sys; from sage_sched.parts_finder import SERVING, find_parts; find_parts(SERVING); "
+    "import sys; from sage_sched.app.parts_finder import SERVING, find_parts; find_parts(SERVING); "
     "from patches.ops.serve_command import serve; sys.exit(serve())"
 )
 # SGLang's own help is written before it has loaded plugins, so it has none of their flags.

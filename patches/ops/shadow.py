@@ -29,7 +29,7 @@ from patches.json_lines import JsonLines
 from patches.scheduler.calibration import Calibration
 from patches.scheduler.gap_meter import GapMeter
 from predictor_store.service.client import PredictorClient
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.steps import ServerFacts
 

@@ -18,9 +18,9 @@ from patches.probe.tap import Tap
 from patches.refusals import refuse
 from predictor_store.cached_file import expanded
 from predictor_store.probe.file import ProbeFile, fingerprint
-from sage_sched.config import ProbeConfig, SageConfig, StepTimeConfig
+from sage_sched.app.config import ProbeConfig, SageConfig, StepTimeConfig
+from sage_sched.app.registry import policy_named
 from sage_sched.policy import Policy
-from sage_sched.registry import policy_named
 from sage_sched.steps import ServerFacts
 
 logger = logging.getLogger(__name__)

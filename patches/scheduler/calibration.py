@@ -18,7 +18,7 @@ from patches.engine_types import Batch, Scheduler
 from patches.hook import harmless
 from patches.messages import StepTimes
 from predictor_store.cached_file import cache_folder, read_own, replace_own
-from sage_sched.config import SageConfig, StepTimeConfig, in_ms
+from sage_sched.app.config import SageConfig, StepTimeConfig, in_ms
 from sage_sched.fields import parse_section
 from sage_sched.step_learner import MEMORY_STEPS, StepLearner, is_worth_telling
 from sage_sched.steps import ServerFacts, StepTime

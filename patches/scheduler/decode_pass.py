@@ -53,7 +53,7 @@ class _DecodePass(Pass):
     def runs_any(self) -> bool:
         return not self.running.is_empty() or bool(queues.held(self._scheduler))
 
-    def bring_back(self, requests: Sequence[Req]) -> list[Req]:
+    def resume(self, requests: Sequence[Req]) -> list[Req]:
         assert self._preemption is not None
         scheduler = self._scheduler
         beside, fitting = [*self.running.reqs, *queues.held(scheduler)], 0

@@ -28,14 +28,14 @@ from patches.scheduler.view import (
     step_tokens,
 )
 from sage_sched import scheduling_pass
-from sage_sched.plan import Budget, Plan, Yield
+from sage_sched.plan import Budget, Plan, Preempt
 
 logger = logging.getLogger(__name__)
 
 
 def run_pass(scheduler: Scheduler, original: Callable[[Batch], Any], running_batch: Batch) -> Any:
     """Scheduler.get_new_batch_prefill by the policy's plan. Under SGLang's own order
-    (sage_sched.switch) its pass sees all requests."""
+    (sage_sched.app.switch) its pass sees all requests."""
     follow_settings(scheduler)
     if not scheduler.sage.plans():
         return original(running_batch)
@@ -101,13 +101,13 @@ class Pass:
             return Plan(order=None)
         return self._state.plan(self.running)
 
-    def take_out(self, action: Yield) -> Req | None:
+    def preempt(self, action: Preempt) -> Req | None:
         assert self._preemption is not None
-        return self._preemption.take_out(self.running, action)
+        return self._preemption.preempt(self.running, action)
 
-    def bring_back(self, requests: Sequence[Req]) -> list[Req]:
+    def resume(self, requests: Sequence[Req]) -> list[Req]:
         assert self._preemption is not None
-        self.running, left = self._preemption.bring_back(self.running, requests)
+        self.running, left = self._preemption.resume(self.running, requests)
         return left
 
     def carried_out(
@@ -145,8 +145,8 @@ class Pass:
         while order and not _has_room_for_chunk(scheduler, running, budget):
             gone.append(order.pop())
             retract(running, gone[-1])
-        may_leave = scheduler.server_args.disaggregation_mode == "null"
-        if may_leave and not _has_room_for_chunk(scheduler, running, budget):
+        may_preempt = scheduler.server_args.disaggregation_mode == "null"
+        if may_preempt and not _has_room_for_chunk(scheduler, running, budget):
             gone.append(retract_chunked(scheduler))
         self.is_full = False
         logger.warning("the next chunk of a prompt has no room: %d requests retracted", len(gone))

@@ -23,8 +23,8 @@ from patches.scheduler.executor import run_pass, timed_out, without_started
 from patches.scheduler.kv_copy import drop, is_swapped
 from patches.scheduler.state import SchedulerState
 from patches.scheduler.switch import switch
-from sage_sched.config import SageConfig
-from sage_sched.registry import policy_names
+from sage_sched.app.config import SageConfig
+from sage_sched.app.registry import policy_names
 
 logger = logging.getLogger(__name__)
 

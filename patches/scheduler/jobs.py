@@ -117,7 +117,7 @@ class Jobs:
         for req in sorted(reqs, key=lambda req: req.sage.job.arrival):
             job = req.sage.job
             job.arrival_s = came_at_s(req.sampling_params.custom_params, self.now_s, clock)
-            job.meet()
+            job.forget_policy()
             limits.arrived(job)
             self._rank(job)
             if self._needs_clock:
@@ -168,8 +168,8 @@ class Jobs:
     def accepted(self, batch: Batch, num_tokens: Any) -> None:
         """Count what a speculative step gave each request beyond the one token that was counted
         when it began. num_tokens: of each, at least 1; None if it was no such step. The work for a
-        request is final at its end (sage_sched.fairness.promises), though under overlap it is in
-        one more step."""
+        request is final at its end (sage_sched.fairness), though under overlap it is in one more
+        step."""
         if num_tokens is None or batch.forward_mode.is_extend_without_speculative():
             return
         for req, accepted in zip(batch.reqs, num_tokens.tolist(), strict=False):

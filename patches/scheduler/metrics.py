@@ -18,9 +18,9 @@ from patches.scheduler import queues
 from patches.scheduler.request import Seen
 from patches.series import Series
 from sage_sched.job import Hints, Job
-from sage_sched.plan import Way
+from sage_sched.plan import PreemptionMode
 from sage_sched.routing import backlog_s
-from sage_sched.slo import Attainment, Promise
+from sage_sched.slo import Attainment, Deadlines
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,10 @@ class SchedulerMetrics:
         preemption = self._scheduler.sage.last_preemption
         num_yields = {} if preemption is None else preemption.num_yields
         for short, reason in ((True, "out_of_memory"), (False, "waiting")):
-            for way, name in ((Way.SWAP, "swap"), (Way.LEAVE, "recompute")):
+            for way, name in (
+                (PreemptionMode.SWAP, "swap"),
+                (PreemptionMode.RECOMPUTE, "recompute"),
+            ):
                 number = num_yields.get((short, way), 0)
                 series.count("yields_total", number, reason=reason, way=name)
         moves = {} if preemption is None else preemption.stats()
@@ -142,7 +145,7 @@ class SloMeter:
         if self._started_s is None:
             self._started_s = now_s
         came_s = came_at_s(req.sampling_params.custom_params, now_s)
-        return Seen(Promise.of(job.hints), came_s)
+        return Seen(Deadlines.of(job.hints), came_s)
 
     def stepped(self, reqs: Sequence[Req]) -> None:
         """These may have further tokens."""

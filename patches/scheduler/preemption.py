@@ -16,11 +16,11 @@ from patches.scheduler import kv_copy, queues
 from patches.scheduler.host_memory import pool_bytes
 from patches.scheduler.survival import why_it_stays, why_none_yields
 from patches.scheduler.swap_meter import SwapMeter
-from sage_sched.config import PreemptionConfig
+from sage_sched.app.config import PreemptionConfig
+from sage_sched.app.switch import Settings
 from sage_sched.job import Job
-from sage_sched.plan import Plan, Way, Yield
+from sage_sched.plan import Plan, Preempt, PreemptionMode
 from sage_sched.steps import ServerFacts
-from sage_sched.switch import Settings
 from sage_sched.view import Holding
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Preemption:
         self._token_bytes = kv_copy.token_bytes(scheduler)
         self._own_pool_bytes = kv_copy.least(scheduler, pool_bytes(scheduler.server_args))
         self._meter = SwapMeter(scheduler, scheduler.sage.calibration)
-        self.num_yields: Counter[tuple[bool, Way]] = Counter()
+        self.num_yields: Counter[tuple[bool, PreemptionMode]] = Counter()
         self._num_staying: Counter[str] = Counter()
         self._counts = Counter(dict.fromkeys(_COUNTED, 0))
         self.go_by(config)
@@ -75,8 +75,10 @@ class Preemption:
         by what they use. swap_token_us: estimated cost of moving a token one way."""
         return {
             "num_yields": self.num_yields.total(),
-            "num_out_of_memory": sum(self.num_yields[True, way] for way in Way),
-            "num_left_in_tree": sum(self.num_yields[short, Way.LEAVE] for short in (True, False)),
+            "num_out_of_memory": sum(self.num_yields[True, way] for way in PreemptionMode),
+            "num_left_in_tree": sum(
+                self.num_yields[short, PreemptionMode.RECOMPUTE] for short in (True, False)
+            ),
             "host_pool_gib": self._host_pool_tokens * self._token_bytes / 2**30,
             "host_pool_tokens": self._host_pool_tokens,
             **self._counts,
@@ -138,10 +140,10 @@ class Preemption:
                 self._num_staying[reason] += 1
         return state.why_it_stays is None
 
-    def take_out(self, running_batch: Batch, action: Yield) -> Req | None:
+    def preempt(self, running_batch: Batch, action: Preempt) -> Req | None:
         """A running request leaves the device; None, and it goes on running, if its copy fails."""
         (req,) = (req for req in running_batch.reqs if req.sage.job is action.job)
-        if action.way is Way.SWAP:
+        if action.mode is PreemptionMode.SWAP:
             num_tokens = req.seqlen - 1
             self._scheduler.sage.session_kv.mark(req, "")  # it comes back with all of its KV
             with self._meter.timing() as move:
@@ -151,12 +153,12 @@ class Preemption:
                 return None
         else:
             kv_copy.leave_in_tree(self._scheduler, running_batch, req)
-        req.sage.job.num_yields += 1
+        req.sage.job.num_preemptions += 1
         req.sage.waits.begins()
-        self.num_yields[action.to is None, action.way] += 1
+        self.num_yields[action.to is None, action.mode] += 1
         return req
 
-    def bring_back(self, running_batch: Batch, reqs: Sequence[Req]) -> tuple[Batch, list[Req]]:
+    def resume(self, running_batch: Batch, reqs: Sequence[Req]) -> tuple[Batch, list[Req]]:
         """Bring swapped requests back: the running batch with them in it, and those that have to
         wait on. Some of these are still swapped, as there is no room for them; the others lost
         their copies and will be computed again."""

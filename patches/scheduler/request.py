@@ -8,7 +8,7 @@ from typing import Any
 
 from patches.engine_types import Req
 from sage_sched.job import Job
-from sage_sched.slo import Promise
+from sage_sched.slo import Deadlines
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class Seen:
     """When the tokens of a request with an SLO came. came_s: its arrival. ttft_s, last_s: from then
     to its first and its latest token. num_next_on_time: how many after the first were on time."""
 
-    promise: Promise
+    promise: Deadlines
     came_s: float
     ttft_s: float = 0.0
     last_s: float = 0.0
@@ -83,7 +83,7 @@ class RequestState:
     @property
     def is_away(self) -> bool:
         """Whether it has yielded and is not back yet."""
-        return self.job.num_yields > 0 and self.waits.since_s is not None
+        return self.job.num_preemptions > 0 and self.waits.since_s is not None
 
 
 def predicted(job: Job) -> dict[str, Any]:
@@ -111,6 +111,6 @@ class Explanation:
         facts = {
             "place_at_arrival": waits.num_before,
             "wait_ms": round(1e3 * waits.so_far_s(), 3),
-            "num_yields": self._req.sage.job.num_yields,
+            "num_yields": self._req.sage.job.num_preemptions,
         }
         return [self._predicted | facts]

@@ -25,17 +25,17 @@ from patches.scheduler.priorities import level_gap, level_of
 from patches.scheduler.session_kv import SessionKv
 from patches.scheduler.trace import trace_of
 from patches.scheduler.view import Seen, view_of
-from sage_sched.admission import Headroom
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
+from sage_sched.app.registry import policy_named
+from sage_sched.app.switch import Settings
 from sage_sched.decide import decide
 from sage_sched.gap import FEW_CUTS
+from sage_sched.headroom import Headroom
 from sage_sched.limits import Limits
 from sage_sched.order import retention_order
 from sage_sched.plan import Plan
 from sage_sched.policy import FcfsFill, NoParameters, Policy
-from sage_sched.registry import policy_named
 from sage_sched.steps import ServerFacts
-from sage_sched.switch import Settings
 from sage_sched.view import SchedulerView
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class SchedulerState:
         self.settings = Settings(scheduler.schedule_policy, config)
         self.policy = self.policy_of(self.settings)
         self.limits = self.limits_of(self.settings, self.policy)
-        if config.slo.promises_tpot and _decodes_after_prefills(scheduler):
+        if config.slo.has_tpot_slo and _decodes_after_prefills(scheduler):
             logger.warning(
                 "classes are promised a TPOT, and without --enable-mixed-chunk running requests "
                 "wait while others are prefilled: a TPOT of less than %d times what a decode step "

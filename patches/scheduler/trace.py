@@ -14,7 +14,7 @@ from patches.engine_types import Batch, Req, Scheduler
 from patches.json_lines import JsonLines
 from patches.scheduler.request import predicted
 from sage_sched.job import Job
-from sage_sched.plan import Action, Yield
+from sage_sched.plan import Action, Preempt
 
 # Of the file, and of the previous one.
 _MAX_BYTES = 128 * 2**20
@@ -73,15 +73,15 @@ class Trace:
             if (req := requests.get(action.job)) is None:
                 continue
             about: dict[str, Any] = {"reason": action.reason}
-            if isinstance(action, Yield):
-                about["way"] = action.way.value
+            if isinstance(action, Preempt):
+                about["way"] = action.mode.value
                 if action.to is not None:
                     to = requests.get(action.to)
                     about["to"] = None if to is None else to.rid
             elif req in left:
                 about["reason"] = "there was no room after all"
             name = "stays" if req in left else type(action).__name__.lower()
-            if action.job.is_promised:
+            if action.job.goes_first:
                 about["promised"] = True
             self._add(name, req, **about)
 

@@ -53,7 +53,7 @@ def view_of(scheduler: Scheduler, running_batch: Batch) -> SchedulerView:
         pass_tokens=pass_tokens(scheduler, running_batch),
         server=state.server,
         can_swap=preemption is not None,
-        may_leave=preemption is not None and preemption.config.enabled,
+        may_preempt=preemption is not None and preemption.config.enabled,
         cached_tokens=prompts.cached_tokens,
         host_tokens=lambda position: waiting[position].host_hit_length,
         shared_tokens=prompts.shared_tokens,

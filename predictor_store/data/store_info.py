@@ -13,7 +13,7 @@ from predictor_store.store import file, lock
 from predictor_store.store.file import StoreError
 from predictor_store.store.store import file_of, folder_of, has_store
 from predictor_store.terminal import add_json, add_store, print_found
-from sage_sched.config import StoreConfig
+from sage_sched.app.config import StoreConfig
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -34,7 +34,7 @@ from predictor_store.terminal import (
     speaker,
 )
 from predictor_store.torchvision_schemas import define_missing
-from sage_sched.config import ENCODERS, StoreConfig
+from sage_sched.app.config import ENCODERS, StoreConfig
 
 # Committed together. The embedder sorts them by length, so that short ones are not padded.
 _CHUNK = 256

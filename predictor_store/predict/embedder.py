@@ -12,7 +12,7 @@ from predictor_store.predict import asked
 from predictor_store.predict.features import NUM_FEATURES, VERSION, features_of
 from predictor_store.predict.minilm import MiniLM
 from predictor_store.predict.static_encoder import StaticEncoder
-from sage_sched.config import PredictorConfig
+from sage_sched.app.config import PredictorConfig
 
 # How many numbers come after the encoder's part of a vector.
 NUM_BESIDE = NUM_FEATURES + asked.NUM_FEATURES

@@ -25,7 +25,7 @@ from predictor_store.predict.regression import GeneralLength
 from predictor_store.predict.threshold import predict_by_threshold
 from predictor_store.store.file import Record
 from predictor_store.store.store import Store, folder_of
-from sage_sched.config import SageConfig, StoreConfig
+from sage_sched.app.config import SageConfig, StoreConfig
 from sage_sched.distribution import LengthDistribution
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from predictor_store.service import messages
 from predictor_store.service.link import Link, connect_worker, start_worker
 from predictor_store.service.messages import Finished, GoesOn, News, Predict, Predicted
 from predictor_store.service.supervisor import Supervisor
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 from sage_sched.distribution import SOURCES, LengthDistribution
 
 logger = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from zmq.utils import z85
 
 from predictor_store.cached_file import cache_folder, expanded, read_own
 from predictor_store.service.messages import MAX_BYTES
-from sage_sched.address import Address
-from sage_sched.config import PredictorConfig
+from sage_sched.app.address import Address
+from sage_sched.app.config import PredictorConfig
 from sage_sched.fields import UserError
 
 TOKEN_VARIABLE = "SAGE_PREDICTOR_TOKEN"

@@ -15,8 +15,8 @@ from predictor_store.service.endpoint import PredictorError, connect, token_of
 from predictor_store.service.messages import Goodbye, Hello, Refused, Welcome
 from predictor_store.service.own_process import START_TIMEOUT_SECONDS, OwnProcess, private_path
 from predictor_store.store.file import StoreError
-from sage_sched.address import Address
-from sage_sched.config import SageConfig
+from sage_sched.app.address import Address
+from sage_sched.app.config import SageConfig
 
 _CLOSE_TIMEOUT_SECONDS = 10
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from predictor_store.service.endpoint import PredictorError, remove_dead
 from predictor_store.store.file import StoreError
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 
 # Loading takes seconds, and minutes on a host that is busy with other things.
 START_TIMEOUT_SECONDS = 600.0

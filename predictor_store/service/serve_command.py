@@ -18,7 +18,7 @@ from predictor_store.service.http import HttpFront
 from predictor_store.service.server import Server
 from predictor_store.service.worker import Worker
 from predictor_store.store.store import folder_of
-from sage_sched.address import ALLOWED, Address
+from sage_sched.app.address import ALLOWED, Address
 
 _TOKEN = f"predictor.service_token_file or the environment variable {endpoint.TOKEN_VARIABLE}"
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 from predictor_store.service.own_process import OwnProcess, private_path
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 
 logger = logging.getLogger(__name__)
 

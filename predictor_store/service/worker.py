@@ -33,7 +33,7 @@ from predictor_store.service.messages import (
 )
 from predictor_store.store.file import Record, StoreError
 from predictor_store.store.store import file_of
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 
 # About 128 tokens, the most that MiniLM reads of a prompt.
 _MAX_READ_CHARS = 600

@@ -20,8 +20,8 @@ from predictor_store.service.own_process import READY
 from predictor_store.service.server import Server
 from predictor_store.service.worker import Worker
 from predictor_store.store.file import StoreError
-from sage_sched.address import Address
-from sage_sched.config import SageConfig
+from sage_sched.app.address import Address
+from sage_sched.app.config import SageConfig
 
 _NICENESS = 19
 

@@ -18,7 +18,7 @@ from typing import Self
 from predictor_store.cached_file import cache_folder, expanded
 from predictor_store.store import file, lock
 from predictor_store.store.file import NoRoomError, Record, StoreError
-from sage_sched.config import StoreConfig
+from sage_sched.app.config import StoreConfig
 
 logger = logging.getLogger(__name__)
 

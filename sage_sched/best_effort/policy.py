@@ -9,11 +9,11 @@ from itertools import takewhile
 from typing import ClassVar
 
 from sage_sched.job import Job
-from sage_sched.line import place_of
 from sage_sched.order import serving_order
 from sage_sched.plan import Budget
 from sage_sched.urgency import Urgency, UrgencyParameters
 from sage_sched.view import SchedulerView
+from sage_sched.waiting_queue import place_of
 
 # Requests of this urgency, or a better one, are latency-sensitive.
 _SENSITIVE = 2
@@ -64,7 +64,7 @@ class Qllm(Urgency):
         prompts = [view.uncached_tokens(job) for job in ahead if job not in view.swapped]
         if not prompts:
             return None
-        # A page is left to a chunk beside them (sage_sched.chunk).
+        # A page is left to a chunk beside them (sage_sched.candidates).
         return Budget(prefill_tokens=sum(prompts) + view.page_size)
 
     def ahead(self, view: SchedulerView, others: Sequence[Job]) -> list[int]:

@@ -128,7 +128,7 @@ class Makespan(Policy):
         if not samples.jobs:
             del self._samples[job.prompt]
 
-    def on_forecast(self, job: Job) -> None:
+    def on_prediction(self, job: Job) -> None:
         """A key depends on neither step times nor cached tokens."""
 
     def on_pass(self, view: SchedulerView) -> None:
@@ -163,10 +163,10 @@ class Makespan(Policy):
         starting k at a time costs n b f / k + k / 2 slots, which is smallest at sqrt(2 n b f).
         """
         num_running = len(view.running)
-        first = next(self.line.walk(view, self), None)
+        first = next(self.queue.walk(view, self), None)
         if not num_running or first is None or view.chunked is not None or view.swapped:
             return None
-        if first.is_promised or first.level < max(job.level for job in view.running):
+        if first.goes_first or first.level < max(job.level for job in view.running):
             return None
         step_time = view.server.step_time
         step_s = step_time.decode_s(num_running, view.running_kv_tokens)

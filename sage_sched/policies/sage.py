@@ -7,7 +7,7 @@ import math
 import sys
 from dataclasses import dataclass
 
-from sage_sched.fairness import Promises
+from sage_sched.fairness import StarvationBound
 from sage_sched.fields import MOST, require_within
 from sage_sched.index import Indices
 from sage_sched.job import Job
@@ -41,8 +41,8 @@ class Sage(Policy):
 
     New requests start together, in time for a TTFT target, if a start is worth its price
     (sage_sched.starts). A running request is preempted for such a start, and for nothing else
-    unless the starvation bound demands it (sage_sched.fairness.promises). A running request that
-    was promised a TPOT is not preempted for a start.
+    unless the starvation bound demands it (sage_sched.fairness). A running request with a TPOT
+    target is not preempted for a start.
 
     """
 
@@ -50,31 +50,31 @@ class Sage(Policy):
     retention = SessionReturns
     # No limit is needed: a request preempts others only when it starts and when it is promised its
     # turn. With a limit, long requests that have reached it fill the memory.
-    most_yields = sys.maxsize
+    max_preemptions = sys.maxsize
 
     def __init__(self, parameters: SageParameters, server: ServerFacts) -> None:
         self._indices = Indices(server)
         super().__init__(parameters, server, self._indices)
         self.uses_clock = parameters.ttft_ms < math.inf
         self._starts = Starts(parameters.ttft_ms / 1e3, self._indices)
-        self._promises = Promises(parameters.regret)
+        self._starvation = StarvationBound(parameters.regret)
 
     def on_arrival(self, job: Job) -> bool:
-        self._promises.arrived(job)
+        self._starvation.arrived(job)
         return self._indices.rank(job)
 
     def on_end(self, job: Job, now_s: float) -> None:
-        self._promises.ended(job)
+        self._starvation.ended(job)
 
-    def on_wait(self, job: Job) -> None:
-        self._promises.served(job)
+    def on_queued(self, job: Job) -> None:
+        self._starvation.served(job)
         self._starts.wait(job)
 
-    def on_leave(self, job: Job) -> None:
+    def on_dequeued(self, job: Job) -> None:
         self._starts.leave(job)
 
     def on_pass(self, view: SchedulerView) -> None:
-        self._promises.look(view)
+        self._starvation.look(view)
         self._starts.look(view)
         self.plan_by_s = self._starts.next_s
 

@@ -28,7 +28,7 @@ class Refiner(Protocol):
 
     def refine(self, jobs: Sequence[Job], ages: Sequence[int], log_p: Floats) -> list[Job]:
         """Revise these jobs (Job.revise) by scores at these ages; returns the revised ones. Call
-        Policy.on_forecasts for them afterwards.
+        Policy.on_predictions for them afterwards.
 
         log_p: ln P(the rest of the answer at that age is in bin), shape (jobs, bins). An age that
         is not above a job's last one is ignored (a token was computed again).
@@ -84,7 +84,7 @@ class Refining:
             [job for job in jobs if job is not None], [ages[row] for row in known], log_p[known]
         )
         self._num_scores += len(refined)
-        self._policy.on_forecasts(refined)
+        self._policy.on_predictions(refined)
 
     def ended(self, job: Job) -> None:
         """Its answer is complete."""
@@ -96,7 +96,7 @@ class Refining:
         seen = [job for _, job in sorted(self._jobs.items()) if job.refined is not None]
         for job in seen:
             job.revise(None)
-        self._policy.on_forecasts(seen)
+        self._policy.on_predictions(seen)
 
     def stats(self) -> dict[str, object]:
         """Counters for /server_info."""

@@ -19,15 +19,15 @@ class ClusterView(NamedTuple):
     The request at each node, shape (nodes,):
     prefill_s: what the uncached part of its prompt takes there. cached_tokens: of its prompt.
     The request:
-    input_tokens, answer_tokens: of its prompt, and of its answer as foreseen. ttft_s, tpot_s: until
-        its first token is due, and each further one; inf: no deadline. gain: what its first token
-        is worth if it is on time, above 0.
+    input_tokens, answer_tokens: of its prompt, and of its answer as predicted. ttft_s, tpot_s:
+        until its first token is due, and each further one; inf: no deadline. gain: what its first
+        token is worth if it is on time, above 0.
     Each node, shape (nodes,):
     decode_s: what its decoding requests add to one step. queue_age_s: since its requests without a
         first token were last heard of, or since there are any.
     Each unfinished request, shape (requests,):
     node: where it is. tokens: its prompt and its answer so far, as known. left_tokens: of its
-        answer, as foreseen. step_s: what it adds to a decode step.
+        answer, as predicted. step_s: what it adds to a decode step.
     Each of them without a first token, shape (queued,):
     queue_node: where it is. exec_s: of its prefill. remain_s: until its first token is due; below
         0: late. queue_gain: as gain.

@@ -16,7 +16,7 @@ from sage_sched.index import MeanCost
 from sage_sched.job import NO_HINTS, Hints
 from sage_sched.routing.cluster_view import ClusterView, Ints
 from sage_sched.routing.prefix_index import PrefixIndex
-from sage_sched.slo import Promise
+from sage_sched.slo import Deadlines
 from sage_sched.steps import ServerFacts, StepTime, num_steps
 
 # An answer of unknown length.
@@ -83,7 +83,7 @@ class Ledger:
 
     def view(self, request: Newcomer, now_s: float) -> ClusterView:
         cached_tokens = self._cached_tokens(request)
-        promise = Promise.of(request.hints)
+        promise = Deadlines.of(request.hints)
         present = np.flatnonzero(self._slots["node"] != _NOBODY)
         sent, waits = self._slots[present], self._waits(present)
         node, queued = sent["node"], sent[waits]
@@ -121,7 +121,7 @@ class Ledger:
     def sent(self, rid: Hashable, node: int, request: Newcomer, now_s: float) -> None:
         if not np.any(self._slots["is_queued"] & (self._slots["node"] == node)):
             self._queue_heard_s[node] = now_s  # nothing was there to be worked off
-        promise = Promise.of(request.hints)
+        promise = Deadlines.of(request.hints)
         slot = self._free_slot()
         self._slots[slot] = (
             node,

@@ -32,7 +32,7 @@ class PredictedCost(Router):
     """The node where the request costs all requests together the fewest seconds.
 
     While the uncached part of its prompt is prefilled, it and all others there wait. Then each of
-    the others makes its steps longer, for as long as both are foreseen to run, and it makes theirs
+    the others makes its steps longer, for as long as both are predicted to run, and it makes theirs
     longer, which is taken to be as much again. So a cached prefix attracts it as far as that saves
     time.
     """

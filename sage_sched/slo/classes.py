@@ -93,7 +93,7 @@ class SloConfig:
             require(taken == name, f"slo.classes.{name}.priority", given.priority, allowed)
 
     @property
-    def promises_tpot(self) -> bool:
+    def has_tpot_slo(self) -> bool:
         """Whether some class does."""
         return any(given.tpot_slo_ms < math.inf for given in self.classes.values())
 

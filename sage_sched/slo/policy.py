@@ -22,19 +22,19 @@ from sage_sched.plan import Budget
 from sage_sched.policies.sage import Sage, SageParameters
 from sage_sched.policy import Policy
 from sage_sched.row import Entry
-from sage_sched.slo.promise import Promise
-from sage_sched.slo.promised import (
+from sage_sched.slo.deadlines import Deadlines
+from sage_sched.slo.slide import STARVED, Queue, Slide, StarvedShare, keys
+from sage_sched.slo.slo_state import (
     DENSITY,
     NEVER,
     Pair,
-    Promised,
+    SloState,
     Waiting,
     Worth,
     columns_of,
-    promised_among,
-    promised_of,
+    slo_state_of,
+    slo_states_of,
 )
-from sage_sched.slo.slide import STARVED, Queue, Slide, StarvedShare, keys
 from sage_sched.steps import ServerFacts, seconds_on
 from sage_sched.view import SchedulerView
 
@@ -115,8 +115,8 @@ class Proserve(Policy):
     def on_arrival(self, job: Job) -> bool:
         is_ranked = self._others.on_arrival(job)
         if is_ranked and job.hints.has_slo:
-            promise = Promise.of(job.hints)
-            job.memo = Promised(promise, self._worth(job), self._prefill_s(job))
+            promise = Deadlines.of(job.hints)
+            job.memo = SloState(promise, self._worth(job), self._prefill_s(job))
         return is_ranked
 
     def on_end(self, job: Job, now_s: float) -> None:
@@ -127,9 +127,9 @@ class Proserve(Policy):
         self._others.on_server(server)
         self._slo_cost = seconds_on(_shared_base(server))
 
-    def on_forecast(self, job: Job) -> None:
-        self._others.on_forecast(job)
-        if (promised := promised_of(job)) is not None:
+    def on_prediction(self, job: Job) -> None:
+        self._others.on_prediction(job)
+        if (promised := slo_state_of(job)) is not None:
             promised.worth, promised.exec_s = self._worth(job), self._prefill_s(job)
             promised.looked_at = NEVER
             if promised.row is not None:
@@ -147,16 +147,16 @@ class Proserve(Policy):
         new_tokens = max(1, job.input_tokens + job.generated_tokens - done)
         return max(_LEAST_EXEC_S, float(self.server.step_time.prompt_s(done, new_tokens)))
 
-    def on_wait(self, job: Job) -> None:
-        self._others.on_wait(job)
-        if (promised := promised_of(job)) is not None:
+    def on_queued(self, job: Job) -> None:
+        self._others.on_queued(job)
+        if (promised := slo_state_of(job)) is not None:
             self._bring_up_to_date(job, promised, has_begun=False)
             self._waiting.add(job, promised)
         elif job.is_ranked and not job.generated_tokens:
             insort(self._patient, (job.arrival, job))
 
-    def on_leave(self, job: Job) -> None:
-        if (promised := promised_of(job)) is not None:
+    def on_dequeued(self, job: Job) -> None:
+        if (promised := slo_state_of(job)) is not None:
             self._waiting.remove(promised)
             return
         place = bisect_left(self._patient, (job.arrival,))
@@ -164,7 +164,7 @@ class Proserve(Policy):
             del self._patient[place]
 
     def is_moving(self, job: Job) -> bool:
-        return promised_of(job) is not None and not self._is_starved(job)
+        return slo_state_of(job) is not None and not self._is_starved(job)
 
     def _is_starved(self, job: Job) -> bool:
         return any(starved.first is job for starved in self._starved)
@@ -174,23 +174,21 @@ class Proserve(Policy):
         # Those that are promised their turn, or starve, are not among the jobs.
         entries = waiting.first(num + len(waiting.jobs) - len(jobs))
         return [
-            entry
-            for entry in entries
-            if not entry[3].is_promised and not self._is_starved(entry[3])
+            entry for entry in entries if not entry[3].goes_first and not self._is_starved(entry[3])
         ]
 
     def key(self, job: Job, view: SchedulerView) -> float:
         if self._is_starved(job):
             return STARVED
-        promised = promised_of(job)
+        promised = slo_state_of(job)
         if promised is None:
             return self._others.key(job, view)
         return promised.key if promised.row is None else float(self._waiting.key[promised.row])
 
     def on_pass(self, view: SchedulerView) -> None:
         """Order all jobs, and decide how long the batch may take."""
-        self.line.follow(view, self)
-        running, chunked = promised_among(view.running), promised_among(view.chunked_jobs)
+        self.queue.follow(view, self)
+        running, chunked = slo_states_of(view.running), slo_states_of(view.chunked_jobs)
         self._budget = None
         if not (running or chunked or self._waiting.jobs):
             for starved in self._starved:
@@ -203,19 +201,19 @@ class Proserve(Policy):
         late = self._waiting.late(view.now_s)
         patient = takewhile(partial(self._waits_long, view=view), (job for _, job in self._patient))
         for starved, candidates in zip(self._starved, (late, patient), strict=True):
-            for pick in (starved.first, starved.choose(candidates, view, self.line)):
+            for pick in (starved.first, starved.choose(candidates, view, self.queue)):
                 if pick is not None:  # the last one, and this pass's
                     pick.changes()
 
     def _is_late(self, job: Job, view: SchedulerView) -> bool:
-        p = promised_of(job)
+        p = slo_state_of(job)
         return p is not None and view.now_s > p.due_s + p.promise.ttft_s
 
     def _waits_long(self, job: Job, view: SchedulerView) -> bool:
         waited_tokens = view.served_tokens - job.served_at_arrival_tokens
-        return promised_of(job) is None and waited_tokens > self._pool_tokens
+        return slo_state_of(job) is None and waited_tokens > self._pool_tokens
 
-    def _bring_up_to_date(self, job: Job, promised: Promised, *, has_begun: bool) -> None:
+    def _bring_up_to_date(self, job: Job, promised: SloState, *, has_begun: bool) -> None:
         """Set when its next token is due, and what that takes.
 
         has_begun: it runs or is being prefilled.
@@ -316,8 +314,8 @@ class Proserve(Policy):
         """Best effort yields to urgent promises, and a promise to nobody: a job that yields in time
         is late when it comes back. (On decode servers 1.2 to 1.3 times as much came late as under
         fcfs, now 0.9 to 1.0: `bench run apart-slo`.)"""
-        theirs = promised_of(waiting)
-        if promised_of(running) is not None or theirs is None:
+        theirs = slo_state_of(waiting)
+        if slo_state_of(running) is not None or theirs is None:
             return False
         return theirs.is_urgent if theirs.row is None else bool(self._waiting.urgent[theirs.row])
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from sage_sched.distribution import Floats
 from sage_sched.job import Job
-from sage_sched.line import Line
 from sage_sched.view import SchedulerView
+from sage_sched.waiting_queue import WaitingQueue
 
 # Keys of jobs with a promise: before those of sage, which the others have.
 STARVED, _BY_DENSITY, _BY_DEADLINE = -1e300, -3e9, -2e9
@@ -94,7 +94,9 @@ class StarvedShare:
             self.first.changes()
             self.first = None
 
-    def choose(self, candidates: Iterable[Job], view: SchedulerView, line: Line) -> Job | None:
+    def choose(
+        self, candidates: Iterable[Job], view: SchedulerView, line: WaitingQueue
+    ) -> Job | None:
         """The waiting job that goes first; None if none does. Once a pass.
 
         candidates: waiting jobs, by arrival; who starves is among them.

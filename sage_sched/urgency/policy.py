@@ -88,16 +88,16 @@ class Urgency(Policy):
         step_s = view.server.step_time.decode_s(len(view.running), view.running_kv_tokens)
         return self._indices.of(running).steps * step_s > price_s
 
-    def on_wait(self, job: Job) -> None:
+    def on_queued(self, job: Job) -> None:
         if job.is_ranked and self.level(job) <= _URGENT:
             self._hold_back.urgent[job] = None
 
-    def on_leave(self, job: Job) -> None:
+    def on_dequeued(self, job: Job) -> None:
         self._hold_back.urgent.pop(job, None)
 
     def budget(self, view: SchedulerView) -> Budget | None:
-        self.line.follow(view, self)
-        return self._hold_back.budget(view, self.line.positions.of)
+        self.queue.follow(view, self)
+        return self._hold_back.budget(view, self.queue.positions.of)
 
 
 class HoldBack:

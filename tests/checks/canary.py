@@ -19,7 +19,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from sage_sched.parts_finder import parts_folder
+from sage_sched.app.parts_finder import parts_folder
 
 FOLDER = Path("results/releases")
 

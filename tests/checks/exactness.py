@@ -47,7 +47,7 @@ from bench.policies.fastserve import FastServeParameters
 from bench.real_model.fetch import fetch
 from bench.workloads.chats import prompts
 from predictor_store.data.warm import load_tokenizer
-from sage_sched.config import HintsConfig, SageConfig
+from sage_sched.app.config import HintsConfig, SageConfig
 from sage_sched.urgency import UrgencyParameters
 from tests.checks import mooncake_stand_in
 from tests.checks.pair import Pair
@@ -106,7 +106,7 @@ RESTLESS = {
     # Most often: every time that their age has doubled.
     "fastserve": Restless(
         SageConfig(
-            policy={"fastserve": FastServeParameters(6.0, 4, most_yields=1000)},
+            policy={"fastserve": FastServeParameters(6.0, 4, max_preemptions=1000)},
         ),
         at_a_time=128,
         least_yields=1.0,

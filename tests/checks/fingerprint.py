@@ -23,9 +23,9 @@ from bench.simulator.result import Result
 from bench.simulator.run import simulate
 from bench.simulator.state import Options
 from bench.simulator.stock import STOCK
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
+from sage_sched.app.registry import policy_names
 from sage_sched.distribution import LengthDistribution
-from sage_sched.registry import policy_names
 
 _NUM_REQUESTS = 250
 _CAP_TOKENS = 2048

@@ -22,11 +22,11 @@ from patches.scheduler.executor import run_pass
 from patches.scheduler.preemption import Preemption
 from patches.scheduler.state import SchedulerState
 from predictor_store.predict.predictor import MAX_ATOMS
-from sage_sched.admission import Headroom
-from sage_sched.config import PreemptionConfig, SageConfig
+from sage_sched.app.config import PreemptionConfig, SageConfig
 from sage_sched.distribution import LengthDistribution
+from sage_sched.headroom import Headroom
 from sage_sched.job import NO_HINTS, Hints
-from sage_sched.line import place_of
+from sage_sched.waiting_queue import place_of
 
 NUM_RUNNING = 256
 _KV_POOL_TOKENS = 500_000

@@ -39,7 +39,7 @@ from bench.simulator.presets import PRESETS
 from bench.workloads.prompt_source import load_workload
 from predictor_store.probe.file import fingerprint
 from predictor_store.torchvision_schemas import define_missing
-from sage_sched.config import DecodeConfig, ProbeConfig, RouterConfig, SageConfig
+from sage_sched.app.config import DecodeConfig, ProbeConfig, RouterConfig, SageConfig
 from sage_sched.slo.classes import SloClass, SloConfig
 from sage_sched.steps import StepTime, attended_pairs
 from tests.checks import exactness

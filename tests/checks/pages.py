@@ -21,8 +21,8 @@ from patches.http.gateways import AGENT_HINTS, CLASS_HEADERS, HEADERS
 from patches.refusals import REFUSED
 from patches.series import SERIES
 from predictor_store.logs.registry import FORMATS
+from sage_sched.app.config import SageConfig, StepTimeConfig
 from sage_sched.cli import COMMANDS, OF_SERVERS
-from sage_sched.config import SageConfig, StepTimeConfig
 from sage_sched.policies.sage import SageParameters
 from sage_sched.slo import SloClass
 

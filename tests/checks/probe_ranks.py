@@ -26,7 +26,7 @@ from bench.engines.server.policy_server import (
 from bench.engines.server.server import ServerError
 from predictor_store.data.warm import Observation
 from predictor_store.probe.file import ProbeFile, fingerprint
-from sage_sched.config import ProbeConfig, SageConfig, StepTimeConfig
+from sage_sched.app.config import ProbeConfig, SageConfig, StepTimeConfig
 from tests.checks.exactness import STRICT, TWO_RANKS, ask, crowd
 
 _OUTPUT = Path("results/probe-ranks")

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from sage_sched.app.registry import policy_type
 from sage_sched.job import NO_HINTS, Hints
-from sage_sched.registry import policy_type
 from tests.checks.full_server import NUM_RUNNING, FullServer, StandInRequest
 
 QUEUE_LENGTHS = (100, 1_000, 10_000)

@@ -21,8 +21,8 @@ from bench.simulator.run import simulate
 from bench.simulator.state import Options
 from bench.workloads.foresight import Foresight, Predict
 from bench.workloads.prompts import Workload, WorkloadRequest, sample
-from sage_sched.config import SageConfig
-from sage_sched.registry import policy_names
+from sage_sched.app.config import SageConfig
+from sage_sched.app.registry import policy_names
 from sage_sched.steps import StepTime
 
 # Policies whose means are closer than this may change places.

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from bench.engines.server import plugins
+from sage_sched.app.registry import ENTRY_POINT_GROUP
 from sage_sched.job import Job
 from sage_sched.policy import Policy
-from sage_sched.registry import ENTRY_POINT_GROUP
 from sage_sched.view import SchedulerView
 
 _ORDERS = "HARDSHIP_ORDERS"

@@ -33,7 +33,7 @@ YIELDING = """
 [policy.fastserve]
 refresh_interval_tokens = 2
 quantum_ms = 6.0
-most_yields = 1000
+max_preemptions = 1000
 [step_time]
 decode_base_ms = 6.0
 prefill_base_ms = 6.0

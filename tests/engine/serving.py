@@ -19,7 +19,7 @@ from bench.engines.server.server import Server
 from patches.compat import serves_named_app
 from predictor_store.data.warm import Observation, warm_store
 from predictor_store.predict.embedder import NUM_BESIDE, Embedder
-from sage_sched.config import StoreConfig
+from sage_sched.app.config import StoreConfig
 from tests.checks.exactness import Answering
 
 # An idle server else takes a core from all others. What other processes take of memory while one

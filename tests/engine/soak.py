@@ -37,7 +37,7 @@ from bench.engines.server.server import Server
 from bench.workloads import chats
 from bench.workloads.forced_length import LENGTH_KEY, ForcedLength
 from bench.workloads.prompts import WorkloadRequest
-from sage_sched.config import SageConfig, StoreConfig
+from sage_sched.app.config import SageConfig, StoreConfig
 from tests.checks.exactness import STRICT
 
 _OUTPUT = Path("results/soak")

@@ -102,14 +102,14 @@ def test_a_trace_becomes_timelines_and_a_summary(
     events = [json.loads(line) for line in trace.read_text().splitlines()]
     names = [event["is"] for event in events]
     stats = server.stats()
-    assert names.count("yield") == stats["preemption"]["num_yields"] >= num_yields
+    assert names.count("preempt") == stats["preemption"]["num_yields"] >= num_yields
     assert names.count("resume") == stats["preemption"]["num_resumed"]
     assert {event["rid"] for event in events if event["is"] == "came"} == {
         event["rid"] for event in events if event["is"] == "ends"
     }
     assert stats["trace"] == {"num_written": len(events), "num_lost": 0, "is_stopped": False}
     assert SHORT_PROMPT not in trace.read_text()
-    yielded = next(event for event in events if event["is"] == "yield")
+    yielded = next(event for event in events if event["is"] == "preempt")
     assert cli.main(["explain", yielded["rid"], str(trace)]) == 0
     said = capsys.readouterr().out
     for what in ("comes with", "starts, having waited", f"yields to {yielded['to']}", "ends with"):

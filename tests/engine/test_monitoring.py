@@ -41,7 +41,7 @@ prefill_token_ms = 0.0
 [policy.fastserve]
 refresh_interval_tokens = 2
 quantum_ms = 2000.0
-most_yields = 1000
+max_preemptions = 1000
 [slo]
 trust = "header"
 [slo.classes.interactive]

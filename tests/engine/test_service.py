@@ -20,7 +20,7 @@ from bench.engines.server.server import Server
 from predictor_store.data.warm import Observation, warm_store
 from predictor_store.predict.model import folder_of_model
 from predictor_store.service import endpoint
-from sage_sched.config import StoreConfig
+from sage_sched.app.config import StoreConfig
 from tests.engine.kinds import BIN, CHECKED, PATIENT, settings
 from tests.engine.serving import (
     LONG_PROMPT,
@@ -153,7 +153,7 @@ def service(folder: Path, address: str, port: int) -> Iterator[subprocess.Popen[
 DYING = """
 import asyncio, os, sys
 from predictor_store.service.client import PredictorClient
-from sage_sched.config import PredictorConfig, SageConfig
+from sage_sched.app.config import PredictorConfig, SageConfig
 client = PredictorClient(SageConfig(predictor=PredictorConfig(service=sys.argv[1])), "mid")
 client.start()
 async def main():

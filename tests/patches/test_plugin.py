@@ -11,8 +11,8 @@ import pytest
 from patches.compat import SUPPORTED_RELEASES
 from patches.ops import serve_command
 from predictor_store.store.store import Store, refuse_in_use
-from sage_sched.config import StoreConfig
-from sage_sched.registry import policy_names
+from sage_sched.app.config import StoreConfig
+from sage_sched.app.registry import policy_names
 from tests.nursery import Nursery
 
 pytestmark = pytest.mark.slow

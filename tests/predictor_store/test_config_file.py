@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from predictor_store.config_file import read_config
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 from sage_sched.fields import ConfigError
 from sage_sched.policies.sage import SageParameters
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bench.policies.sagesched import COSTS
 from sage_sched import decide as deciding
-from sage_sched.config import StepTimeConfig
+from sage_sched.app.config import StepTimeConfig
 from sage_sched.distribution import SOURCES, LengthDistribution
 from sage_sched.job import Job
 from sage_sched.limits import Limits
@@ -47,7 +47,7 @@ IDLE = SchedulerView(
     step_tokens=0,
     server=SERVER,
     can_swap=True,
-    may_leave=True,
+    may_preempt=True,
     cached_tokens=lambda position: 0,
     shared_tokens=lambda position: 0,
     has_adapter=lambda position: True,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sage_sched.address import Address
+from sage_sched.app.address import Address
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from sage_sched.app.registry import policy_named
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
-from sage_sched.registry import policy_named
 from sage_sched.steps import attended_pairs, seconds_on
 from sage_sched.view import SchedulerView
 from tests.sage_sched.strategies import SERVER, decide, waiting

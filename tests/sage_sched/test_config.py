@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from bench.policies.ltr import LtrParameters
-from sage_sched.config import _SECTIONS, PreemptionConfig, SageConfig, StepTimeConfig
+from sage_sched.app.config import _SECTIONS, PreemptionConfig, SageConfig, StepTimeConfig
+from sage_sched.app.registry import POLICIES
+from sage_sched.app.switch import Settings
 from sage_sched.fields import ConfigError
 from sage_sched.policies.sage import SageParameters
-from sage_sched.registry import POLICIES
 from sage_sched.slo import SloClass, SloConfig
-from sage_sched.switch import Settings
 
 
 def test_every_field_has_a_default() -> None:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from sage_sched.distribution import LengthDistribution, Refined
 from sage_sched.job import Hints, Job
-from sage_sched.plan import Budget, Enter, Plan, Resume, Way, Yield
-from sage_sched.policies.sage import Sage, SageParameters
+from sage_sched.plan import Admit, Budget, Plan, Preempt, PreemptionMode, Resume
 from sage_sched.policy import NoParameters, Policy
 from sage_sched.view import Holding, SchedulerView
 from tests.sage_sched.strategies import SERVER, decide, waiting
@@ -53,7 +50,7 @@ def test_while_there_is_room_all_may_enter_in_their_order() -> None:
     long, short = job(0, 50), job(1, 5)
     plan = decided(waiting(long, short))
     assert plan.order == [1, 0]
-    assert plan.actions == (Enter(short, "nobody runs"), Enter(long, "nobody runs"))
+    assert plan.actions == (Admit(short, "no other job runs"), Admit(long, "no other job runs"))
     assert plan.num_open == 0
 
 
@@ -61,9 +58,9 @@ def test_nobody_gets_into_a_full_batch_but_those_to_whom_others_yield() -> None:
     running, newcomer, behind = job(0, 500, 50), job(1, 20), job(2, 30, 1000)
     plan = decided(full(waiting(newcomer, behind), running))
     yields, enters = plan.actions
-    assert isinstance(yields, Yield)
-    assert (yields.job, yields.to, yields.way) == (running, newcomer, Way.SWAP)
-    assert enters == Enter(newcomer, "others yield to it")
+    assert isinstance(yields, Preempt)
+    assert (yields.job, yields.to, yields.mode) == (running, newcomer, PreemptionMode.SWAP)
+    assert enters == Admit(newcomer, "others are preempted for it")
     assert plan.num_open == 0
 
 
@@ -72,16 +69,16 @@ def test_nobody_yields_for_kv_that_others_hold_already() -> None:
     newcomer = job(2, 400, 50)
     view = replace(full(waiting(newcomer), *running), batch_is_full=False, free_slots=1)
     view = replace(view, free_tokens=300)
-    assert any(isinstance(each, Yield) for each in decided(view).actions)
+    assert any(isinstance(each, Preempt) for each in decided(view).actions)
     shares = replace(view, shared_tokens=lambda place: 380)
-    assert not any(isinstance(each, Yield) for each in decided(shares).actions)
+    assert not any(isinstance(each, Preempt) for each in decided(shares).actions)
     # Each job is asked of by where it waits, not by its place in the order.
     longer = replace(view, waiting=[job(3, 450, 50), newcomer], num_arrivals=4)
     for sharing, yields in ((1, False), (0, True)):
         shared = [0, 0]
         shared[sharing] = 380
         plan = decided(replace(longer, shared_tokens=shared.__getitem__))
-        taken = [each.to for each in plan.actions if isinstance(each, Yield)]
+        taken = [each.to for each in plan.actions if isinstance(each, Preempt)]
         assert yields is (newcomer in taken)
 
 
@@ -90,12 +87,12 @@ def test_nobody_yields_to_one_whose_adapter_finds_no_room() -> None:
     view = replace(full(waiting(other, behind), running), has_adapter=lambda place: place == 1)
     plan = decided(view)
     assert plan.order == [1]
-    assert [each.job for each in plan.actions if isinstance(each, Enter)] == [behind]
+    assert [each.job for each in plan.actions if isinstance(each, Admit)] == [behind]
 
 
 def test_nobody_passes_a_promised_one_that_waits_for_its_adapter() -> None:
     other, behind = job(1, 20), job(2, 30)
-    other.promise()
+    other.pass_starvation_bound()
     view = replace(waiting(other, behind), running=[job(0)], has_adapter=lambda place: place == 1)
     plan = decided(view)
     assert not plan.actions
@@ -105,7 +102,7 @@ def test_nobody_passes_a_promised_one_that_waits_for_its_adapter() -> None:
 def test_nor_one_whose_adapter_has_room_until_another_enters() -> None:
     first, promised, behind = job(0), job(1), job(2)
     for one in (first, promised):
-        one.promise()
+        one.pass_starvation_bound()
     view = replace(waiting(first, promised, behind), adapters_in_order=lambda: (0, 2).__contains__)
     plan = decided(view)
     assert [each.job for each in plan.actions] == [first]
@@ -144,14 +141,16 @@ def test_a_full_batch_is_left_alone_until_there_is_news() -> None:
     assert decided(planned) == Plan(order=None)
     drafts = replace(planned, server=replace(SERVER, reserve_tokens=4))
     assert decided(drafts).actions
-    assert decided(replace(view, can_swap=False, may_leave=False)) == Plan(order=None)
+    assert decided(replace(view, can_swap=False, may_preempt=False)) == Plan(order=None)
 
 
 def test_the_kv_of_one_that_yields_goes_to_host_memory_or_it_stays() -> None:
     running, newcomer = job(0, 500, 50), job(1, 20)
     view = full(waiting(newcomer), running)
 
-    def way(token_s: float, stays_whole: bool, host_free_tokens: int = 10_000) -> Way | None:
+    def way(
+        token_s: float, stays_whole: bool, host_free_tokens: int = 10_000
+    ) -> PreemptionMode | None:
         plan = decided(
             replace(
                 view,
@@ -161,12 +160,12 @@ def test_the_kv_of_one_that_yields_goes_to_host_memory_or_it_stays() -> None:
             )
         )
         assert plan.num_without_host_room == (0 if plan.actions else 1)
-        return next((each.way for each in plan.actions if isinstance(each, Yield)), None)
+        return next((each.mode for each in plan.actions if isinstance(each, Preempt)), None)
 
     # To compute it again may be cheaper, but rounds differently.
     for token_s in (1e-6, 1.0):
         for stays_whole in (False, True):
-            assert way(token_s, stays_whole) is Way.SWAP
+            assert way(token_s, stays_whole) is PreemptionMode.SWAP
             assert way(token_s, stays_whole, host_free_tokens=499) is None
 
 
@@ -174,9 +173,9 @@ def test_victims_share_what_host_memory_has_room_for() -> None:
     running = [job(0, 500, 50), job(1, 500, 50)]
     view = full(waiting(job(2, 20), job(3, 20)), *running)
     both = decided(replace(view, host_free_tokens=1000))
-    assert sum(isinstance(each, Yield) for each in both.actions) == 2
+    assert sum(isinstance(each, Preempt) for each in both.actions) == 2
     one = decided(replace(view, host_free_tokens=999))
-    assert sum(isinstance(each, Yield) for each in one.actions) == 1
+    assert sum(isinstance(each, Preempt) for each in one.actions) == 1
     assert one.num_without_host_room == 1
 
 
@@ -191,18 +190,18 @@ def test_a_swapped_job_resumes_and_nobody_overtakes_it() -> None:
 def test_a_swapped_job_comes_back_if_nobody_runs_without_headroom() -> None:
     back = job(0, 10, 4000, generated_tokens=5)
     view = replace(waiting(back), swapped={back}, free_tokens=20)
-    assert decided(view).actions == (Resume(back, "nobody runs"),)
+    assert decided(view).actions == (Resume(back, "no other job runs"),)
     assert decided(replace(view, running=[job(1)])).actions == ()
 
 
 def test_if_preemption_is_switched_off_nobody_yields_and_those_that_have_come_back() -> None:
     running, newcomer, swapped = job(0, 500, 50), job(1, 20), job(2, 20, 1000)
     view = waiting(newcomer)
-    assert decided(replace(full(view, running), may_leave=False)).actions == ()
+    assert decided(replace(full(view, running), may_preempt=False)).actions == ()
     # One that the new policy cannot rank too, which others stay behind.
     for is_ranked in (True, False):
         swapped.is_ranked = is_ranked
-        in_host_memory = replace(waiting(swapped), swapped={swapped}, may_leave=False)
+        in_host_memory = replace(waiting(swapped), swapped={swapped}, may_preempt=False)
         plan = decided(replace(in_host_memory, running=[job(3)]))
         assert plan.actions == (Resume(swapped, "there is room for it"),)
 
@@ -261,21 +260,8 @@ def test_a_deadline_sets_the_budget_and_decode_only() -> None:
     assert not decided(replace(view, now_s=9.0), FirstTokenByDeadline).decode_only
 
 
-def test_what_was_seen_of_an_answer_changes_the_order_of_those_that_wait() -> None:
-    policy = Sage(SageParameters(), SERVER)
-    jobs = [job(number, cap=4000) for number in range(2)]
-    for one, length in zip(jobs, (100, 1000), strict=True):
-        one.distribution = LengthDistribution.from_samples([length] * 50, "history")
-        assert policy.on_arrival(one)
-    view = waiting(*jobs)
-    assert decide(view, policy).order == [0, 1]
-    jobs[1].revise(Refined(0, np.array([10.0]), np.array([1.0])))
-    policy.on_forecast(jobs[1])
-    assert decide(view, policy).order == [1, 0]
-
-
 def test_without_preemption_all_in_the_queue_may_enter_as_far_as_memory_goes() -> None:
-    view = replace(waiting(job(0), job(1)), can_swap=False, may_leave=False)
+    view = replace(waiting(job(0), job(1)), can_swap=False, may_preempt=False)
     plan = decided(view)
     assert (plan.order, plan.num_open, plan.actions) == ([0, 1], 2, ())
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sage_sched.config import DecodeConfig
+from sage_sched.app.config import DecodeConfig
+from sage_sched.app.registry import policy_named
 from sage_sched.fields import ConfigError
 from sage_sched.gap import Gap
 from sage_sched.job import Hints, Job
 from sage_sched.plan import UNLIMITED, Budget
-from sage_sched.registry import policy_named
 from sage_sched.steps import StepTime, attended_pairs
 from sage_sched.view import SchedulerView
 from tests.sage_sched.strategies import IDLE, SERVER

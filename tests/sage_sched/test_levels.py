@@ -28,7 +28,7 @@ def jobs_of_levels(draw: st.DrawFn) -> list[Job]:
     for arrival in range(draw(st.integers(0, 12))):
         lengths = draw(st.none() | distributions(max_size=5))
         one = Job(arrival, 100, 4096, lengths, 0, level=draw(st.integers(-1, 1)))
-        one.has_promise = draw(st.booleans())
+        one.passed_starvation_bound = draw(st.booleans())
         one.is_ranked = policy.on_arrival(one)
         jobs.append(one)
     return draw(st.permutations(jobs))
@@ -70,7 +70,7 @@ def decided(newcomer: Job, *running: Job, policy: type[Policy] = FcfsFill) -> Pl
 def test_a_running_job_yields_to_one_that_is_far_enough_above(level: int, yields: bool) -> None:
     """Even if the policy lets nobody yield, and at any price; whatever it was promised."""
     newcomer, running = job(1, 500), job(0, 600, level=level)
-    running.promise()
+    running.pass_starvation_bound()
     actions = decided(newcomer, running).actions
     assert [action.job for action in actions] == ([running, newcomer] if yields else [])
 

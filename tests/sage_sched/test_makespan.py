@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from sage_sched.app.registry import policy_named
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 from sage_sched.order import retention_order, serving_order
 from sage_sched.policy import Policy
-from sage_sched.registry import policy_named
 from tests.sage_sched.strategies import IDLE, SERVER, waiting
 
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.policies.srpt_oracle import SrptOracle, SrptOracleParameters
+from sage_sched.app.registry import policy_named, policy_names, policy_type, section_of
 from sage_sched.distribution import LengthDistribution, Refined
 from sage_sched.job import Job
 from sage_sched.order import serving_order
 from sage_sched.policy import Policy
-from sage_sched.registry import policy_named, policy_names, policy_type, section_of
 from sage_sched.steps import seconds_on
 from tests.sage_sched.strategies import IDLE, SERVER, distributions, waiting
 
@@ -220,7 +220,7 @@ def test_trail_goes_by_hidden_states_and_yields_while_young() -> None:
         weights = np.array([0.0, 1.0]) if age == 0 else np.array([0.5, 0.5])
         running.generated_tokens = age
         running.revise(Refined(age, age + np.array([50.0, 250.0]), weights))
-        policy.on_forecasts([running])
+        policy.on_predictions([running])
         assert policy.key(running, IDLE) == (250 if age == 0 else 150)
         assert policy.should_preempt(running, shorter, 0.0, IDLE)
     # The limit is that of the first prediction, 250.

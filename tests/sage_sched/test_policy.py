@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.engines.server import plugins
-from sage_sched.registry import (
+from sage_sched.app.registry import (
     ENTRY_POINT_GROUP,
     RIVALS,
     policy_named,
@@ -29,8 +29,8 @@ class Mine(Sage):
     pass
 """
 _LOOKED_UP = """
-from sage_sched.config import SageConfig
-from sage_sched.registry import policy_named, policy_names, policy_type
+from sage_sched.app.config import SageConfig
+from sage_sched.app.registry import policy_named, policy_names, policy_type
 from tests.sage_sched.strategies import SERVER
 
 config = SageConfig.parse({"policy": {"sage": {"regret": 0.9}, "mine": {"regret": 0.1}}})
@@ -62,7 +62,7 @@ def test_policies_of_comparisons_are_found_by_name_and_loaded_when_they_are_name
         assert section_of(name) == name
     code = """
 import sys
-from sage_sched.registry import policy_names, policy_type
+from sage_sched.app.registry import policy_names, policy_type
 assert "fastserve" in policy_names() and "bench.policies" not in sys.modules
 policy_type("fastserve")
 assert "bench.policies" in sys.modules

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import pytest
 
-from sage_sched.departure import Departure
 from sage_sched.job import Job
-from sage_sched.plan import Way
+from sage_sched.plan import PreemptionMode
 from sage_sched.policy import NoParameters, Policy
-from sage_sched.preemption import plan_turns
+from sage_sched.preemption import plan_admissions
+from sage_sched.preemption_cost import PreemptionCost
 from sage_sched.view import SchedulerView
 from tests.sage_sched.strategies import IDLE, SERVER
 
@@ -34,8 +34,8 @@ POLICY = ByInput(NoParameters(), SERVER)
 Planned = tuple[Job, tuple[Job, ...]]
 
 
-def job(key: int, num_yields: int = 0) -> Job:
-    return Job(key, key, 10, None, 0, num_yields=num_yields)
+def job(key: int, num_preemptions: int = 0) -> Job:
+    return Job(key, key, 10, None, 0, num_preemptions=num_preemptions)
 
 
 class Holder(NamedTuple):
@@ -55,11 +55,15 @@ def plan(
 ) -> list[Planned]:
     freed_tokens = dict(running)
 
-    def departure(job: Job) -> Departure | None:
+    def cost_of(job: Job) -> PreemptionCost | None:
         price_s = move_s(job)
-        return None if price_s is None else Departure(Way.SWAP, price_s, freed_tokens[job])
+        return (
+            None
+            if price_s is None
+            else PreemptionCost(PreemptionMode.SWAP, price_s, freed_tokens[job])
+        )
 
-    turns = plan_turns(
+    turns = plan_admissions(
         freed_tokens,
         waiting,
         free_slots=free_slots,
@@ -67,8 +71,8 @@ def plan(
         prefill_tokens=IDLE.pass_tokens,
         policy=POLICY,
         view=replace(IDLE, swapped=swapped),
-        most_yields=2,
-        departure=departure,
+        max_preemptions=2,
+        cost_of=cost_of,
     )
     return [(turn.newcomer, tuple(victim.job for victim in turn.victims)) for turn in turns]
 
@@ -124,7 +128,7 @@ def test_not_one_whose_move_costs_too_much_and_not_one_that_cannot_move() -> Non
 
 
 def test_who_has_yielded_often_enough_stays() -> None:
-    tired, fresh = Holder(job(300, num_yields=2), 50), Holder(job(200, num_yields=1), 50)
+    tired, fresh = Holder(job(300, num_preemptions=2), 50), Holder(job(200, num_preemptions=1), 50)
     newcomer = job(1)
     assert plan([tired, fresh], [(newcomer, 40)]) == [(newcomer, (fresh.job,))]
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sage_sched.departure import Departure
+from sage_sched.candidates import WINDOW
 from sage_sched.job import Job
-from sage_sched.plan import Way
+from sage_sched.plan import PreemptionMode
 from sage_sched.policy import NoParameters, Policy
-from sage_sched.preemption import WINDOW, plan_turns
+from sage_sched.preemption import plan_admissions
+from sage_sched.preemption_cost import PreemptionCost
 from sage_sched.view import SchedulerView
 from tests.sage_sched.strategies import IDLE, SERVER
 
@@ -52,7 +53,7 @@ class Rank:
     waiting: dict[int, Job] = field(default_factory=dict)
     lengths: dict[int, int] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
-    num_yields: int = 0
+    num_preemptions: int = 0
 
     def held_tokens(self, job: Job) -> int:
         pages = -(-(job.input_tokens + job.generated_tokens) // self.page_size)
@@ -70,7 +71,7 @@ class Rank:
             self.ended.add(arrival)
 
     def step(self) -> list[tuple[int, tuple[int, ...]]]:
-        """Plan, carry it out, decode a token each; who got in, and who yielded to whom."""
+        """Plan, carry it out, decode a token each; who got in, and who preempted to whom."""
         turns = self.take_turns()
         assert self.free_tokens() >= 0
         self.make_room_to_decode()
@@ -97,7 +98,7 @@ class Rank:
         ]
         free_tokens = self.free_tokens() - sum(reserved.values())
         free_slots = NUM_SLOTS - len(self.running)
-        turns = plan_turns(
+        turns = plan_admissions(
             batch,
             candidates,
             free_slots=free_slots,
@@ -105,8 +106,8 @@ class Rank:
             prefill_tokens=IDLE.pass_tokens,
             policy=POLICY,
             view=IDLE,
-            most_yields=MAX_YIELDS,
-            departure=lambda job: Departure(Way.SWAP, 0.0, freed[job]),
+            max_preemptions=MAX_YIELDS,
+            cost_of=lambda job: PreemptionCost(PreemptionMode.SWAP, 0.0, freed[job]),
         )
         assert [turn.newcomer for turn in turns] == queue[: len(turns)]
         done = []
@@ -134,9 +135,9 @@ class Rank:
             enough_tokens = free_tokens + gained - freed[job] > candidate[1]
             assert not (enough_slots and enough_tokens)
             self.yield_slot(job)
-            job.num_yields += 1
-            assert job.num_yields <= MAX_YIELDS
-            self.num_yields += 1
+            job.num_preemptions += 1
+            assert job.num_preemptions <= MAX_YIELDS
+            self.num_preemptions += 1
         free_slots += len(yielding) - 1
         free_tokens += gained - candidate[1]
         assert free_slots >= 0
@@ -178,4 +179,4 @@ def test_nothing_is_lost_or_twice_and_two_ranks_decide_alike(seed: int) -> None:
             assert len(rank.running) <= NUM_SLOTS
     # Arrivals have ceased: who yields still gets a turn.
     assert len(ranks[0].ended) == num_arrivals
-    assert ranks[0].num_yields > 100
+    assert ranks[0].num_preemptions > 100

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from bench.simulator.presets import H800_QWEN3_32B, PRESETS
+from sage_sched.app.registry import policy_named, policy_names
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
-from sage_sched.line import NUM_RANKED_ANEW
 from sage_sched.order import retention_order
 from sage_sched.policies.sage import Sage, SageParameters
 from sage_sched.policy import Policy
-from sage_sched.registry import policy_named, policy_names
 from sage_sched.view import SchedulerView
+from sage_sched.waiting_queue import NUM_RANKED_ANEW
 from tests.sage_sched.strategies import decide, waiting
 
 BEFORE = H800_QWEN3_32B.server_facts()
@@ -76,7 +76,7 @@ def test_a_job_is_ranked_anew_once(monkeypatch: pytest.MonkeyPatch) -> None:
     among = jobs(policy)
     policy.on_server(AFTER)
     ranked: list[Job] = []
-    monkeypatch.setattr(Sage, "on_forecast", lambda self, job: ranked.append(job))
+    monkeypatch.setattr(Sage, "on_prediction", lambda self, job: ranked.append(job))
     decided(policy, among)
     decided(policy, among)
     assert sorted(ranked, key=lambda job: job.arrival) == among
@@ -90,7 +90,7 @@ def test_a_policy_that_cannot_rank_anew_costs_one_pass(monkeypatch: pytest.Monke
     def fail(self: Sage, job: Job) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(Sage, "on_forecast", fail)
+    monkeypatch.setattr(Sage, "on_prediction", fail)
     with pytest.raises(ZeroDivisionError):
         decide(waiting(job), policy)
     assert decide(waiting(job), policy).order == [0]
@@ -105,7 +105,7 @@ def test_so_many_a_plan_are_ranked_anew_first_those_that_run(
     decide(view, policy)
     policy.on_server(AFTER)
     ranked: list[Job] = []
-    monkeypatch.setattr(Sage, "on_forecast", lambda self, job: ranked.append(job))
+    monkeypatch.setattr(Sage, "on_prediction", lambda self, job: ranked.append(job))
     order = decide(replace(view), policy).order
     assert len(ranked) == NUM_RANKED_ANEW
     assert ranked[:20] == among[:20]

@@ -9,7 +9,7 @@ import pytest
 
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints, Job
-from sage_sched.plan import Enter, Plan, Resume, Yield
+from sage_sched.plan import Admit, Plan, Preempt, Resume
 from sage_sched.policies.sage import Sage, SageParameters
 from sage_sched.view import Holding, SchedulerView
 from tests.sage_sched.strategies import SERVER, decide, waiting
@@ -60,7 +60,7 @@ class Server:
 
     def started(self, now_s: float, **fields: object) -> list[Job]:
         actions = self.plan(now_s, **fields).actions
-        return [action.job for action in actions if type(action) is Enter]
+        return [action.job for action in actions if type(action) is Admit]
 
 
 def test_requests_start_together_and_before_the_first_would_be_late() -> None:
@@ -89,7 +89,7 @@ def test_a_start_preempts_those_whose_index_exceeds_its_price() -> None:
     server.comes(0.0)
     server.plan(0.0)
     plan = server.plan(1.5)
-    assert [type(action) for action in plan.actions] == [Yield, Enter]
+    assert [type(action) for action in plan.actions] == [Preempt, Admit]
 
 
 def test_a_move_of_seconds_is_not_worth_a_first_token() -> None:
@@ -105,7 +105,7 @@ def test_a_start_that_is_due_enters_a_full_batch_that_has_room() -> None:
     fresh = server.comes(0.0)
     server.plan(0.0)
     plan = server.plan(1.5, free_slots=3)
-    assert [(type(action), action.job) for action in plan.actions] == [(Enter, fresh)]
+    assert [(type(action), action.job) for action in plan.actions] == [(Admit, fresh)]
 
 
 @pytest.mark.parametrize("ttft_ms", [math.inf, 50.0])
@@ -139,22 +139,22 @@ def test_a_long_prompt_that_is_mostly_cached_is_not_late() -> None:
 def test_nobody_is_held_back_where_running_requests_may_not_leave() -> None:
     server = Server()
     short = server.comes(0.0, length=5)
-    order = server.plan(0.1, may_leave=False).order or ()
+    order = server.plan(0.1, may_preempt=False).order or ()
     assert server.queue[order[0]] is short
 
 
 def test_running_requests_yield_to_one_that_is_promised_its_turn_at_any_price() -> None:
     server = Server()
     late = server.comes(-100.0, length=4000)
-    late.promise()
+    late.pass_starvation_bound()
     slow = replace(SERVER, swap_token_s=0.05)
     actions = server.plan(0.0, server=slow).actions
-    assert [type(action) for action in actions] == [Yield, Enter]
+    assert [type(action) for action in actions] == [Preempt, Admit]
     assert actions[1].job is late
     # And not to anybody, if they were promised a TPOT or are promised their turns.
     for running in server.running[:5]:
         running.hints = Hints(tpot_slo_ms=50.0)
     for running in server.running[5:]:
-        running.promise()
+        running.pass_starvation_bound()
     server.num_planned = -1
     assert not server.plan(0.0, server=slow).actions

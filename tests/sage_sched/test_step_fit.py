@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
-from sage_sched.config import StepTimeConfig
+from sage_sched.app.config import StepTimeConfig
 from sage_sched.step_learner import COLUMNS, _nonnegative_minimum, fit
 from sage_sched.steps import StepTime
 from tests.sage_sched.step_traffic import Step, steps
@@ -23,7 +23,7 @@ def table(taken: list[Step]) -> tuple[np.ndarray, np.ndarray]:
     return np.array([work for work, _ in taken]), np.array([seconds for _, seconds in taken])
 
 
-def foreseen(taken: list[Step], step_time: StepTime) -> np.ndarray:
+def predicted(taken: list[Step], step_time: StepTime) -> np.ndarray:
     return np.asarray(table(taken)[0] @ np.array(astuple(step_time)))
 
 
@@ -31,14 +31,14 @@ def foreseen(taken: list[Step], step_time: StepTime) -> np.ndarray:
 def test_exact_times_give_steps_back(prior: StepTime) -> None:
     taken = list(islice(steps(RICH, 0, rate=8.0, noise=0.0), 1500))
     found = fit(*table(taken), prior)
-    assert foreseen(taken, found) == pytest.approx(foreseen(taken, RICH), rel=0.01)
+    assert predicted(taken, found) == pytest.approx(predicted(taken, RICH), rel=0.01)
 
 
 def test_stalls_hardly_count() -> None:
     taken = list(islice(steps(RICH, 0, rate=8.0), 1500))
     stalled = [(work, s * (50 if i % 10 == 0 else 1)) for i, (work, s) in enumerate(taken)]
     found = fit(*table(stalled), SHIPPED)
-    assert foreseen(taken, found) == pytest.approx(foreseen(taken, RICH), rel=0.1)
+    assert predicted(taken, found) == pytest.approx(predicted(taken, RICH), rel=0.1)
 
 
 def test_what_was_measured_as_nothing_hardly_counts() -> None:
@@ -49,7 +49,7 @@ def test_what_was_measured_as_nothing_hardly_counts() -> None:
         for i, (work, s) in enumerate(taken)
     ]
     found = fit(*table(measured), SHIPPED)
-    assert foreseen(taken, found) == pytest.approx(foreseen(taken, RICH), rel=0.1)
+    assert predicted(taken, found) == pytest.approx(predicted(taken, RICH), rel=0.1)
 
 
 def test_what_no_step_had_to_do_is_as_in_the_prior_times_the_one_factor() -> None:
@@ -123,4 +123,4 @@ def test_noise_hides_no_slope(seed: int) -> None:
         mean = table(taken)[0].mean(axis=0) * 10
         assert mean[2] * prior.prefill_token_s > 1e-5
         assert mean[6] * prior.decode_kv_token_s > 1e-5
-        assert foreseen(taken, prior) == pytest.approx(np.full(256, 0.02), rel=0.3)
+        assert predicted(taken, prior) == pytest.approx(np.full(256, 0.02), rel=0.3)

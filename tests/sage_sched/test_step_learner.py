@@ -9,10 +9,10 @@ import pytest
 from scipy.stats import spearmanr
 
 from bench.simulator.presets import H800_QWEN3_32B, PRESETS, Engine
-from sage_sched.config import StepTimeConfig
+from sage_sched.app.config import StepTimeConfig
+from sage_sched.app.registry import policy_named
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
-from sage_sched.registry import policy_named
 from sage_sched.step_learner import INTERVAL_STEPS, MEMORY_STEPS, StepLearner, is_worth_telling
 from sage_sched.steps import StepTime, seconds_on
 from tests.sage_sched.step_traffic import Step, steps
@@ -62,7 +62,7 @@ def keys(engine: Engine, step_time: StepTime) -> list[float]:
         known = LengthDistribution.from_samples(lengths, "history")
         job = Job(arrival, int(np.clip(rng.lognormal(5.5, 1.2), 4, 8000)), 4096, known, 0)
         policy.on_arrival(job)
-        found.append(job.standing.table.index(0))  # type: ignore[attr-defined]
+        found.append(job.index_state.table.index(0))  # type: ignore[attr-defined]
     return found
 
 

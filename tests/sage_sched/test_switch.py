@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
+from sage_sched.app.registry import policy_names
+from sage_sched.app.switch import STOCK_POLICIES, Settings
 from sage_sched.fields import ConfigError
-from sage_sched.registry import policy_names
-from sage_sched.switch import STOCK_POLICIES, Settings
 
 START = Settings("sage", SageConfig.parse({"preemption": {"host_pool_gib": 7.0}}))
 _JSON = st.recursive(

@@ -9,8 +9,8 @@ from typing import Any, Self
 
 from bench.engines.clock.device_clock import STATE, DeviceModel, install
 from bench.simulator.presets import PRESETS, Engine
-from sage_sched.config import SageConfig
-from sage_sched.registry import policy_names, policy_type, section_of
+from sage_sched.app.config import SageConfig
+from sage_sched.app.registry import policy_names, policy_type, section_of
 
 # Of the device's time; a run that the host held up for longer says nothing of the device.
 MAX_LATE_SHARE = 0.02

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from bench.simulator.request import PAUSE_S, SimRequest
 from bench.simulator.result import Served
 from sage_sched.gap import GAPS_PER_S
-from sage_sched.slo import Promise
+from sage_sched.slo import Deadlines
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ def as_seen(
 
 def _num_on_time(request: SimRequest, answer: Answer) -> int:
     """Count the tokens after the first that were on time."""
-    promise = Promise.of(request.hints)
+    promise = Deadlines.of(request.hints)
     token_s = answer.token_s() - answer.sent_s
     due_s = [promise.due_s(token) for token in range(2, len(token_s) + 1)]
     return int((token_s[1:] <= due_s).sum())

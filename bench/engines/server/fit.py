@@ -18,7 +18,7 @@ from bench.engines.server.policy_server import PolicyServers, scheduler_state
 from bench.engines.server.server import ServerError
 from bench.workloads.prompt_source import load_workload
 from bench.workloads.prompts import Workload, WorkloadError, sample
-from sage_sched.config import StepTimeConfig
+from sage_sched.app.config import StepTimeConfig
 from sage_sched.fields import ConfigError
 
 # Requests in flight together, and tokens of their answers: from one alone to full slots or a full

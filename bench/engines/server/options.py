@@ -20,7 +20,7 @@ from bench.engines.server.policy_server import (
 from bench.simulator.presets import PRESETS
 from bench.workloads.prompt_source import WORKLOADS
 from predictor_store.config_file import read_config
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 
 
 def configure_servers(parser: argparse.ArgumentParser, output: Path) -> None:

@@ -17,8 +17,8 @@ from bench.engines.clock.device_clock import STATE
 from bench.engines.server.server import Server, ServerError
 from bench.policies.rival import Rival
 from predictor_store.data.warm import Observation, warm_store
-from sage_sched.config import SageConfig
-from sage_sched.registry import policy_names
+from sage_sched.app.config import SageConfig
+from sage_sched.app.registry import policy_names
 
 # A host without an accelerator. Float16, SGLang's choice for a float32 model, is 3 times slower on
 # a CPU. What other processes take of memory while it starts counts as its weights, up to the

@@ -21,7 +21,7 @@ from bench.simulator.result import Served, alone_s
 from bench.simulator.run import simulate
 from bench.workloads.arrivals import poisson_arrivals
 from bench.workloads.source import Purpose
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 
 times = st.floats(1e-4, 1.0)
 

@@ -10,8 +10,8 @@ import pytest
 from bench.experiment import records
 from bench.experiment.stats import METRICS
 from predictor_store.config_file import read_config
+from sage_sched.app.config import StepTimeConfig
 from sage_sched.cli import main
-from sage_sched.config import StepTimeConfig
 from tests.checks import validate
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bench.policies.deadline_rivals import RIVALS
-from sage_sched.config import DecodeConfig
+from sage_sched.app.config import DecodeConfig
 from sage_sched.job import Hints, Job
 from sage_sched.order import serving_order
 from sage_sched.plan import UNLIMITED

@@ -8,8 +8,8 @@ from bench.policies.rival import Rival, by_arrival
 from bench.simulator.presets import H800_QWEN3_32B
 from bench.simulator.run import make_node
 from bench.simulator.state import Options
+from sage_sched.app.config import SageConfig
 from sage_sched.cli import main
-from sage_sched.config import SageConfig
 
 
 @pytest.mark.parametrize(

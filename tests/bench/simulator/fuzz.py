@@ -2,8 +2,8 @@
 
 Pools, pages, chunks and step times are small or large, hints and settings extreme, predictions
 wrong; requests have adapters and sessions, share prefixes and follow one another; the policy
-changes on the way. What must hold is in invariants.py. Here are two more: under sage each job is
-promised its turn at the pass that sage_sched.fairness.promises says, by an account that forgets
+changes on the way. What must hold is in invariants.py. Here are two more: under sage each job
+passes the starvation bound at the pass that sage_sched.fairness says, by an account that forgets
 nothing; and a run ends within so many events as its tokens allow.
 """
 
@@ -29,13 +29,13 @@ from bench.simulator.presets import WRITE_POLICIES, Engine
 from bench.simulator.request import Progress, SimRequest
 from bench.simulator.run import check_requests, engine_and_policy, make_node, result_of
 from bench.simulator.state import EngineState, Options
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
+from sage_sched.app.registry import policy_names, policy_type, section_of
 from sage_sched.distribution import LengthDistribution
 from sage_sched.fields import ConfigError
 from sage_sched.job import LEAST_SLO_MS, LEAST_WEIGHT, MOST_SLO_MS, MOST_WEIGHT, Hints, Job
 from sage_sched.policies.sage import Sage
 from sage_sched.policy import Policy
-from sage_sched.registry import policy_names, policy_type, section_of
 from sage_sched.view import SchedulerView
 from tests.bench.simulator.invariants import check_promises, check_state
 from tests.bench.simulator.traffic import STEP_TIME
@@ -233,11 +233,13 @@ class Account:
         look: Callable[[SchedulerView], None],
         view: SchedulerView,
     ) -> None:
-        promised = {job for job in self.jobs.values() if job.has_promise}
+        promised = {job for job in self.jobs.values() if job.passed_starvation_bound}
         look(view)
         original(view)
         for job in (*view.waiting, *view.running, *view.chunked_jobs):
-            assert job.has_promise == (job in self.passed or job in promised), f"{job} is promised"
+            assert job.passed_starvation_bound == (job in self.passed or job in promised), (
+                f"{job} is promised"
+            )
 
     def watch(
         self,

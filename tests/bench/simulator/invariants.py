@@ -68,7 +68,7 @@ def check_promises(before: Sequence[Progress], after: Sequence[Progress]) -> Non
     """Raises BrokenInvariantError. before, after: the queue at a pass."""
     waiting = {*after}
     last_in = max((p.job.arrival for p in before if p not in waiting), default=-1)
-    _require(6, not any(p.job.is_promised and p.job.arrival < last_in for p in waiting & {*before}))
+    _require(6, not any(p.job.goes_first and p.job.arrival < last_in for p in waiting & {*before}))
 
 
 def _check_pool(state: EngineState, members: list[Progress]) -> None:

@@ -15,9 +15,9 @@ from bench.simulator.result import alone_s
 from bench.simulator.run import make_node, simulate
 from bench.simulator.state import Options
 from bench.simulator.stock import STOCK
-from sage_sched.config import DecodeConfig
+from sage_sched.app.config import DecodeConfig
+from sage_sched.app.registry import policy_names
 from sage_sched.job import NO_HINTS, Hints
-from sage_sched.registry import policy_names
 from sage_sched.steps import attended_pairs
 from tests.bench.simulator.traffic import (
     CHECKED,
@@ -177,7 +177,7 @@ def test_no_decision_depends_on_a_true_length_that_is_not_yet_known(policy: str)
         for progress in node.state.decode:
             node.state.decode.sync(progress)
         inside = [(p.index, p.generated_tokens, p.num_retractions) for p in node.state.decode]
-        waits = [(p.index, p.generated_tokens, p.job.num_yields) for p in node.state.queue]
+        waits = [(p.index, p.generated_tokens, p.job.num_preemptions) for p in node.state.queue]
         return finished, (inside, waits)
 
     finished, where = found(requests)

@@ -15,8 +15,8 @@ from bench.simulator.radix_tree import HostTier, RadixTree
 from bench.simulator.request import Progress, SimRequest
 from bench.simulator.run import simulate
 from bench.simulator.stock import STOCK
+from sage_sched.app.registry import policy_names
 from sage_sched.job import Hints, Job
-from sage_sched.registry import policy_names
 from tests.bench.simulator.traffic import (
     CHECKED,
     CONFIG,

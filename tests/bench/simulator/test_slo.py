@@ -12,7 +12,7 @@ import pytest
 from bench.simulator.presets import Engine
 from bench.simulator.request import SimRequest
 from bench.simulator.run import simulate
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 from sage_sched.job import NO_HINTS, Hints
 from sage_sched.policies.sage import SageParameters
 from sage_sched.steps import StepTime, attended_pairs

@@ -19,7 +19,7 @@ from bench.simulator.request import SimRequest
 from bench.simulator.result import Result
 from bench.simulator.run import simulate
 from bench.simulator.state import Options
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.policy import Policy
 from sage_sched.steps import StepTime
@@ -43,7 +43,7 @@ PURE = SageConfig(policy={"srpt-oracle": SrptOracleParameters(preempt_margin=0.0
 @pytest.fixture(autouse=True)
 def _without_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests yield as often as they should, by indices that are nearly always new."""
-    monkeypatch.setattr(Policy, "most_yields", 1_000_000)
+    monkeypatch.setattr(Policy, "max_preemptions", 1_000_000)
     monkeypatch.setattr(Policy, "refresh_interval_tokens", 10)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from bench.simulator.presets import Engine
 from bench.simulator.request import SimRequest
 from bench.simulator.state import Options
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.steps import StepTime
 from tests.bench.simulator.invariants import watch

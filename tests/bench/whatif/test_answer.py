@@ -21,8 +21,8 @@ from bench.whatif.simulation import Slo
 from bench.whatif.told import told_of
 from bench.workloads.prompts import WorkloadError
 from bench.workloads.supposed import Supposed
+from sage_sched.app.config import SageConfig, StepTimeConfig
 from sage_sched.cli import main
-from sage_sched.config import SageConfig, StepTimeConfig
 from sage_sched.distribution import LengthDistribution
 
 CONFIG = SageConfig()

@@ -12,7 +12,7 @@ from bench.simulator.run import simulate
 from bench.whatif.log import Logged
 from bench.whatif.sessions import Link, links_of
 from bench.whatif.simulation import requests_of
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 
 ENGINE = PRESETS["h800-qwen3-32b"]
 FIRST = Logged(0.0, 300, 50, 64, ttlt_s=2.0, session="s")

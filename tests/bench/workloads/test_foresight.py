@@ -7,7 +7,7 @@ from bench.workloads import chats
 from bench.workloads.foresight import Foresight, token_counter, truth, with_noise
 from bench.workloads.prompts import Workload, WorkloadRequest
 from predictor_store.predict import predictor
-from sage_sched.config import PredictorConfig
+from sage_sched.app.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution
 
 pytestmark = pytest.mark.slow

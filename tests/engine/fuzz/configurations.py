@@ -17,7 +17,7 @@ _RESTLESS = """
 [policy.fastserve]
 refresh_interval_tokens = 4
 quantum_ms = 6.0
-most_yields = 1000
+max_preemptions = 1000
 [policy.sage]
 regret = 2.0
 [preemption]

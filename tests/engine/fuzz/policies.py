@@ -7,9 +7,9 @@ from pathlib import Path
 
 from bench.engines.server import plugins
 from bench.policies.fastserve import FastServe
+from sage_sched.app.registry import ENTRY_POINT_GROUP
 from sage_sched.job import Job
 from sage_sched.plan import Budget
-from sage_sched.registry import ENTRY_POINT_GROUP
 from sage_sched.view import SchedulerView
 
 # Of served work, a phase each.

@@ -18,7 +18,7 @@ from patches.http.urgency import UrgencyGuess
 from predictor_store.data.warm import load_tokenizer
 from predictor_store.predict.asked import Asked
 from predictor_store.service.client import Prediction
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.slo import SloClaims
 

@@ -17,7 +17,7 @@ from patches.http.dispatch import Dispatch
 from patches.messages import StepTimes
 from patches.refusals import refuse_dispatch
 from patches.scheduler import hooks as scheduler_hooks
-from sage_sched.config import SageConfig, StepTimeConfig
+from sage_sched.app.config import SageConfig, StepTimeConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.fields import ConfigError
 from sage_sched.job import Hints

@@ -20,7 +20,7 @@ from sglang.srt.managers.io_struct import sock_recv
 
 from patches.http import replica_watch
 from patches.http.dispatch import Dispatch, bury
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 from tests.patches.replica_process import replica
 
 SPAWN = multiprocessing.get_context("spawn")

@@ -10,7 +10,7 @@ import pytest
 from patches.compat import UnsupportedServerError
 from patches.http.urgency import UrgencyGuess, refuse_urgency
 from predictor_store.urgency.head import UrgencyHead, hashed
-from sage_sched.config import UrgencyConfig
+from sage_sched.app.config import UrgencyConfig
 from sage_sched.job import NO_HINTS, Hints
 
 CONFUSION = ((2, 1, 0, 0, 0), *[(0, 0, 3, 0, 0)] * 5)

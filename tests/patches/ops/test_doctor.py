@@ -21,7 +21,7 @@ from patches.ops import checks, doctor
 from patches.ops.doctor import Finding
 from predictor_store.data.warm import Observation, warm_store
 from predictor_store.store.store import Store, file_of
-from sage_sched.config import SageConfig, StoreConfig
+from sage_sched.app.config import SageConfig, StoreConfig
 from tests.nursery import Nursery
 
 pytestmark = pytest.mark.slow

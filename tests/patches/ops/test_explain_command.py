@@ -29,7 +29,13 @@ def ends(t: float, rid: str) -> dict[str, Any]:
 
 
 WORTH_IT = "its place is behind, by more than its move takes"
-YIELDS = {"is": "yield", "rid": "long", "to": "short", "way": "to host memory", "reason": WORTH_IT}
+YIELDS = {
+    "is": "preempt",
+    "rid": "long",
+    "to": "short",
+    "way": "to host memory",
+    "reason": WORTH_IT,
+}
 RESUMES = {"is": "resume", "rid": "long", "reason": "there is room for it", "promised": True}
 EVENTS: list[dict[str, Any]] = [
     {"t": 0.0, "is": "policy", "name": "sage", "at": 1.0},
@@ -60,7 +66,7 @@ def test_a_timeline_says_what_happened_when_and_why() -> None:
     assert "nothing is known of its answer" in timeline(EVENTS, "unknown")[0]
     assert timeline(EVENTS, "nobody") == []
     assert [(event["t"], event["is"]) for event in of_request(EVENTS, "short")] == [
-        (0.0, "came"), (1.0, "yield"), (1.0, "starts"), (2.0, "ends"),
+        (0.0, "came"), (1.0, "preempt"), (1.0, "starts"), (2.0, "ends"),
     ]  # fmt: skip
 
 
@@ -77,7 +83,7 @@ def test_a_summary_says_who_waited_for_whom_and_why() -> None:
         "  15.4%  for one that had come later and was foreseen to be shorter",
         "   7.7%  nobody ran",
     ]
-    assert f"      1  yield: {WORTH_IT}" in lines
+    assert f"      1  preempt: {WORTH_IT}" in lines
     longest = lines[lines.index("the longest waits, and for whom:") + 1 :]
     assert longest[0] == "    4.000 s  unknown"
     assert longest[1] == "      3.000 s  long: for one that had come before"
@@ -103,7 +109,7 @@ DAMAGED: list[object] = [
       for event in (*SOUND, ends(2.0, "a"), {"t": 2.0, **YIELDS}) for left_out in event),
     [came(0.0, rid, 0, 3) for rid in (5, ["a"], {}, None)],
     [{**came(0.0, "b", 0, 3), "arrival": 10**400}], [{"t": 0, "is": ["came"], "rid": "a"}],
-    [{"t": 2, "is": "yield", "to": "a", "reason": "x", "way": "y"}],
+    [{"t": 2, "is": "preempt", "to": "a", "reason": "x", "way": "y"}],
     "[" * 100_000, '{"t": ' + "9" * 5000 + "}", "\x00\x00", "5", "",
 ]  # fmt: skip
 
@@ -124,7 +130,7 @@ def test_damaged_lines_are_left_out(
 def test_what_a_client_chose_cannot_act_on_a_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    yields = {"t": 2.0, "is": "yield", "rid": CONTROL, "to": "b", "reason": "x", "way": "y"}
+    yields = {"t": 2.0, "is": "preempt", "rid": CONTROL, "to": "b", "reason": "x", "way": "y"}
     events = [came(0.0, CONTROL, 0, 9), came(0.0, "b", 1, 3), starts(1.0, CONTROL, 1.0), yields]
     (tmp_path / "trace").write_text("\n".join(map(json.dumps, [*events, ends(3.0, "\ud800")])))
     for argv in (["--summary"], [CONTROL], ["b"]):

@@ -17,10 +17,10 @@ from patches.probe.recorder import Recorder
 from patches.probe.scores import MANY_RUNNING, PASSES_A_MESSAGE, Probing
 from patches.probe.setup import recorded_layers, refuse_probe
 from predictor_store.probe.file import fingerprint
-from sage_sched.config import ProbeConfig, SageConfig
+from sage_sched.app.config import ProbeConfig, SageConfig
+from sage_sched.app.registry import policy_named
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
-from sage_sched.registry import policy_named
 from tests.predictor_store.probes import probe
 from tests.sage_sched.strategies import SERVER
 

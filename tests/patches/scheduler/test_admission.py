@@ -11,7 +11,7 @@ import pytest
 from sglang.srt.managers.schedule_policy import PrefillAdder
 
 from patches.scheduler.hooks import scheduler_hooks
-from sage_sched.config import PreemptionConfig, SageConfig
+from sage_sched.app.config import PreemptionConfig, SageConfig
 from tests.checks.full_server import stand_in_scheduler
 from tests.patches.scheduler.test_state import request
 

@@ -9,7 +9,7 @@ import pytest
 
 from patches.messages import StepTimes
 from patches.scheduler.calibration import Calibration, StepTimeFile
-from sage_sched.config import StepTimeConfig, in_ms
+from sage_sched.app.config import StepTimeConfig, in_ms
 from sage_sched.job import Job
 from sage_sched.routing import backlog_s
 from sage_sched.step_learner import INTERVAL_STEPS, MEMORY_STEPS

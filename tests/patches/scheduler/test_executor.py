@@ -15,7 +15,7 @@ from patches.scheduler.executor import run_pass, timed_out, without_started
 from patches.scheduler.preemption import Preemption
 from patches.scheduler.request import Waits
 from sage_sched.gap import Gap
-from sage_sched.plan import Budget, Yield
+from sage_sched.plan import Budget, Preempt
 from sage_sched.policies.sage import Sage
 from sage_sched.starts import Starts
 from sage_sched.view import SchedulerView
@@ -63,11 +63,11 @@ def test_one_that_cannot_leave_after_all_costs_no_slot(monkeypatch: pytest.Monke
     server.scheduler.token_to_kv_pool_allocator.available_size = lambda: 10**6
     asked: list[Any] = []
 
-    def fail(self: Preemption, running_batch: Any, action: Yield) -> None:
+    def fail(self: Preemption, running_batch: Any, action: Preempt) -> None:
         asked.append(action.job)
 
     monkeypatch.setattr(Preemption, "host_free_tokens", lambda self, in_host_memory: 10**6)
-    monkeypatch.setattr(Preemption, "take_out", fail)
+    monkeypatch.setattr(Preemption, "preempt", fail)
     monkeypatch.setattr(Sage, "should_preempt", lambda *args: True)
     monkeypatch.setattr(Starts, "look", lambda self, view: None)
     expected = list(server.scheduler.waiting_queue)
@@ -124,7 +124,7 @@ def test_sglangs_timeouts_do_not_count_the_time_that_a_request_was_away(
         )
         request.sage.waits = Waits(came_s=now_s - started_s, waited_s=started_s - ran_s)
         if is_away:
-            request.sage.job.num_yields = 1
+            request.sage.job.num_preemptions = 1
             request.sage.waits = Waits(now_s - started_s, since_s=now_s - queued_s)
     monkeypatch.setenv("SGLANG_REQ_WAITING_TIMEOUT", f"{waiting_s}")
     monkeypatch.setenv("SGLANG_REQ_RUNNING_TIMEOUT", f"{running_s}")
@@ -321,7 +321,7 @@ def test_others_may_enter_past_a_swapped_one_without_room_if_nobody_runs(
         assert reqs == [first]
         return running_batch, list(reqs)
 
-    monkeypatch.setattr(Preemption, "bring_back", no_room)
+    monkeypatch.setattr(Preemption, "resume", no_room)
     seen: list[Any] = []
 
     def original(batch: Any) -> Any:

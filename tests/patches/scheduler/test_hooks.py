@@ -10,7 +10,7 @@ from sglang.srt.session.session_controller import Session
 from sglang.srt.session.streaming_session import StreamingSession
 
 from patches.scheduler.hooks import scheduler_hooks
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 from tests.patches.scheduler.test_state import fail
 
 

@@ -12,8 +12,8 @@ from patches.scheduler.metrics import SchedulerMetrics
 from patches.scheduler.preemption import Preemption
 from patches.scheduler.state import SchedulerState
 from patches.series import SERIES
-from sage_sched.config import PreemptionConfig, SageConfig
-from sage_sched.plan import Way
+from sage_sched.app.config import PreemptionConfig, SageConfig
+from sage_sched.plan import PreemptionMode
 from tests.checks.full_server import stand_in_scheduler
 from tests.patches.scheduler.test_state import request
 
@@ -105,7 +105,7 @@ def test_counts_go_on_where_they_were_when_nobody_may_leave_any_more(scheduler: 
     state = scheduler.sage
     state.preemption = Preemption(scheduler, PreemptionConfig())
     state.last_preemption = state.preemption
-    state.preemption.num_yields[True, Way.SWAP] = 3
+    state.preemption.num_yields[True, PreemptionMode.SWAP] = 3
     assert said(scheduler)["yields_total out_of_memory swap"] == 3
     # Under one of SGLang's policies, to which it was switched. Back from there, the three would
     # count once more.

@@ -10,7 +10,7 @@ import pytest
 
 from patches.scheduler.priorities import follow_settings, level_gap, level_of
 from patches.scheduler.state import SchedulerState
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 from tests.checks.full_server import stand_in_scheduler
 
 

@@ -17,10 +17,10 @@ from patches.messages import StepTimes
 from patches.scheduler.jobs import Jobs
 from patches.scheduler.state import SchedulerState
 from patches.scheduler.view import is_short
-from sage_sched.config import PreemptionConfig, SageConfig, StepTimeConfig
+from sage_sched.app.config import PreemptionConfig, SageConfig, StepTimeConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints
-from sage_sched.plan import Plan, Way, Yield
+from sage_sched.plan import Plan, Preempt, PreemptionMode
 from sage_sched.policies.sage import Sage
 from sage_sched.slo import SloClass, SloConfig
 from tests.checks.full_server import stand_in_batch, stand_in_scheduler
@@ -280,7 +280,7 @@ def test_what_came_as_memory_ran_out_is_given_its_place_by_the_next_plan(
     state: SchedulerState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long_one, short_one = queue = arrive(state, request([900] * 9), request([10] * 9))
-    yields = Plan((), (Yield(long_one.sage.job, Way.SWAP, "memory runs out"),))
+    yields = Plan((), (Preempt(long_one.sage.job, PreemptionMode.SWAP, "memory runs out"),))
     monkeypatch.setattr("patches.scheduler.state.decide", lambda *args: yields)
     ordered(state, queue)
     assert long_one.sage.waits.num_before is short_one.sage.waits.num_before is None

@@ -18,11 +18,11 @@ from patches.messages import SetSettings, SettingsNow
 from patches.scheduler import switch as switching
 from patches.scheduler.state import SchedulerState
 from patches.scheduler.switch import switch
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
+from sage_sched.app.switch import Settings
 from sage_sched.fields import ConfigError
 from sage_sched.job import Hints
 from sage_sched.policies.sage import Sage
-from sage_sched.switch import Settings
 from tests.checks.full_server import stand_in_scheduler
 from tests.patches.scheduler.test_state import fail, ordered, request
 
@@ -128,7 +128,7 @@ def test_a_promise_stands(scheduler: Any) -> None:
     told(scheduler, {"policy": {"sage": {"regret": 0.0}}})  # who comes first, goes first
     assert ordered(scheduler.sage, queue) == [first, second]
     told(scheduler, {"schedule_policy": "ssjf"})
-    assert first.sage.job.is_promised
+    assert first.sage.job.goes_first
     assert ordered(scheduler.sage, queue) == [first, second]
 
 

@@ -12,7 +12,7 @@ from patches.scheduler.request import Waits
 from patches.scheduler.trace import Trace, trace_of
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
-from sage_sched.plan import Enter, Way, Yield
+from sage_sched.plan import Admit, Preempt, PreemptionMode
 
 
 class Spans:
@@ -37,7 +37,10 @@ def traced(trace: Trace) -> tuple[Any, Any]:
     one, two = request("one", 0), request("two", 1)
     trace.policy("sage")
     trace.came(one, 2, 1)
-    actions = [Yield(one.sage.job, Way.SWAP, "behind", two.sage.job), Enter(two.sage.job, "room")]
+    actions = [
+        Preempt(one.sage.job, PreemptionMode.SWAP, "behind", two.sage.job),
+        Admit(two.sage.job, "room"),
+    ]
     trace.carried_out(actions, {one.sage.job: one, two.sage.job: two}, [two])
     one.sage.waits.since_s = 0.0
     trace.runs(SimpleNamespace(reqs=[one]))  # type: ignore[arg-type]
@@ -51,7 +54,11 @@ def test_spans_say_what_was_foreseen_who_yielded_and_how_long_it_waited() -> Non
     assert came[0] == "sage.came"
     assert came[2]["p50_tokens"] == 20
     assert came[2]["source"] == "history"
-    assert yielded == ("sage.yield", 1, {"reason": "behind", "way": Way.SWAP.value, "to": "two"})
+    assert yielded == (
+        "sage.preempt",
+        1,
+        {"reason": "behind", "way": PreemptionMode.SWAP.value, "to": "two"},
+    )
     assert started[0] == "sage.starts"
     assert started[2]["waited_s"] > 1.5
     assert ended == ("sage.ends", 1, {"tokens": 0, "why": "done"})
@@ -65,7 +72,7 @@ def test_a_file_says_the_same_and_names_the_requests() -> None:
     file: Any = SimpleNamespace(add=lines.append)
     one, two = traced(Trace(file))
     assert [(line["is"], line.get("rid")) for line in lines] == [
-        ("policy", None), ("came", "one"), ("yield", "one"), ("stays", "two"), ("starts", "one"),
+        ("policy", None), ("came", "one"), ("preempt", "one"), ("stays", "two"), ("starts", "one"),
         ("ends", "one"),
     ]  # fmt: skip
     assert one.time_stats.trace_ctx.events == two.time_stats.trace_ctx.events == []

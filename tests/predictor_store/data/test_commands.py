@@ -14,8 +14,8 @@ from predictor_store.data.warm import uniform_sample
 from predictor_store.predict.embedder import Embedder, dimension, fingerprint
 from predictor_store.store.file import Record
 from predictor_store.store.store import Store, file_of
+from sage_sched.app.config import StoreConfig
 from sage_sched.cli import main
-from sage_sched.config import StoreConfig
 from tests.predictor_store.samples import lines, record
 
 
@@ -234,7 +234,7 @@ WARMER = """
 import sys
 from pathlib import Path
 from predictor_store.data.warm import Observation, warm_store
-from sage_sched.config import StoreConfig
+from sage_sched.app.config import StoreConfig
 rows = (Observation(f"prompt {i}", i + 1) for i in range(100_000))
 warm_store(Path(sys.argv[1]), rows, StoreConfig())
 """

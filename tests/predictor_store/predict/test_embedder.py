@@ -10,7 +10,7 @@ from predictor_store.predict.features import features_of
 from predictor_store.predict.minilm import MAX_TOKENS
 from predictor_store.predict.regression import GeneralLength
 from predictor_store.torchvision_schemas import define_missing
-from sage_sched.config import ENCODERS
+from sage_sched.app.config import ENCODERS
 from tests.predictor_store.samples import JUNK
 
 

@@ -25,7 +25,7 @@ from predictor_store.service.client import PredictorClient
 from predictor_store.store import lock
 from predictor_store.store.file import StoreError
 from predictor_store.store.store import Store, file_of
-from sage_sched.config import PredictorConfig, SageConfig, StoreConfig
+from sage_sched.app.config import PredictorConfig, SageConfig, StoreConfig
 from sage_sched.distribution import LengthDistribution
 from tests.predictor_store.samples import JUNK
 
@@ -376,7 +376,7 @@ SERVER = """
 import sys, time
 from predictor_store.service.client import PredictorClient
 from sage_sched.distribution import LengthDistribution
-from sage_sched.config import SageConfig, StoreConfig
+from sage_sched.app.config import SageConfig, StoreConfig
 client = PredictorClient(SageConfig(StoreConfig(sys.argv[1])))
 client.start()
 print("ready", flush=True)

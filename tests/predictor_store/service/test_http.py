@@ -26,8 +26,8 @@ from predictor_store.service.http import HttpFront
 from predictor_store.service.messages import Finished, Predict
 from predictor_store.service.server import Server
 from predictor_store.service.worker import Worker
-from sage_sched.address import Address
-from sage_sched.config import SageConfig, StoreConfig
+from sage_sched.app.address import Address
+from sage_sched.app.config import SageConfig, StoreConfig
 from tests.pages import DOCS
 
 TOKEN = "a token that is hard to guess"

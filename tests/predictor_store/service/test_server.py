@@ -41,8 +41,8 @@ from predictor_store.service.server import Server
 from predictor_store.service.worker import Worker
 from predictor_store.store.file import StoreError
 from predictor_store.store.store import Store
-from sage_sched.address import Address
-from sage_sched.config import PredictorConfig, SageConfig, StoreConfig
+from sage_sched.app.address import Address
+from sage_sched.app.config import PredictorConfig, SageConfig, StoreConfig
 from sage_sched.distribution import LengthDistribution
 
 TOKEN = "a token that is hard to guess"

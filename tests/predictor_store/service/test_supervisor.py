@@ -14,7 +14,7 @@ from predictor_store.service.endpoint import PredictorError
 from predictor_store.service.link import Link, connect_worker
 from predictor_store.service.own_process import private_path
 from predictor_store.service.supervisor import SharedWorker, Supervisor
-from sage_sched.config import PredictorConfig, SageConfig, StoreConfig
+from sage_sched.app.config import PredictorConfig, SageConfig, StoreConfig
 
 
 class Opened:

@@ -25,7 +25,7 @@ from predictor_store.service.messages import (
 from predictor_store.service.worker import Worker
 from predictor_store.store.file import StoreError
 from predictor_store.store.store import Store
-from sage_sched.config import PredictorConfig, SageConfig, StoreConfig
+from sage_sched.app.config import PredictorConfig, SageConfig, StoreConfig
 from sage_sched.distribution import LengthDistribution
 
 LIMITED = Scope("", "stops").name

@@ -28,7 +28,7 @@ from predictor_store.predict.history import History
 from predictor_store.store import file, lock
 from predictor_store.store.file import Record, StoreError
 from predictor_store.store.store import Store, default_path, file_of, recorded_capacity
-from sage_sched.config import StoreConfig
+from sage_sched.app.config import StoreConfig
 from tests.predictor_store.samples import record
 
 DIMENSION = dimension()
@@ -406,7 +406,7 @@ KILLED = """
 import os, sys
 from tests.predictor_store.samples import record
 from predictor_store.store.store import Store
-from sage_sched.config import StoreConfig
+from sage_sched.app.config import StoreConfig
 store = Store(StoreConfig(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
 for seed in map(int, sys.argv[4:]):
     store.add(record(seed))

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sage_sched.app.config import SageConfig
 from sage_sched.best_effort import Qllm, QllmParameters
-from sage_sched.config import SageConfig
 from sage_sched.fields import ConfigError
 from sage_sched.job import Job
-from sage_sched.plan import UNLIMITED, Yield
-from tests.sage_sched.fairness.test_promises import NUM_RUNS, stepped
+from sage_sched.plan import UNLIMITED, Preempt
+from tests.sage_sched.fairness.test_starvation_bound import NUM_RUNS, stepped
 from tests.sage_sched.strategies import SERVER, decide, waiting
 from tests.sage_sched.urgency.test_policy import (
     KNOWN,
@@ -62,7 +62,7 @@ def test_best_effort_yields_to_the_sensitive_alone(
     for each in (running, comes):
         policy.on_arrival(each)
     plan = decide(roomy(waiting(comes), running), policy)
-    assert any(isinstance(action, Yield) for action in plan.actions) == yields
+    assert any(isinstance(action, Preempt) for action in plan.actions) == yields
 
 
 def test_the_sensitive_are_prefilled_by_themselves_unless_best_effort_goes_before_them() -> None:
@@ -95,7 +95,7 @@ def test_beside_a_chunk_of_best_effort_the_sensitive_get_in_and_the_chunk_shrink
     for each in (chunked, sensitive):
         assert policy.on_arrival(each)
     view = replace(
-        waiting(sensitive), chunked=chunked, page_size=16, can_swap=False, may_leave=False
+        waiting(sensitive), chunked=chunked, page_size=16, can_swap=False, may_preempt=False
     )
     plan = decide(view, policy)
     assert plan.budget.prefill_tokens == 8 * 16
@@ -132,7 +132,7 @@ def test_the_engine_that_is_tried_lets_many_overtake_and_has_some_yield() -> Non
     engines = [engine_of(seed, False) for seed in range(20)]
     assert sum(engine.num_compared for engine in engines) > 100
     assert sum(engine.num_overtaken for engine in engines) > 50
-    assert sum(engine.num_yields for engine in engines) > 5
+    assert sum(engine.num_preemptions for engine in engines) > 5
 
 
 @pytest.mark.parametrize(("field", "value"), [("level_pools", 0.0), ("decode_share", 2.0)])

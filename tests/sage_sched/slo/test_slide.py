@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from sage_sched.distribution import LengthDistribution
 from sage_sched.slo import Queue, Slide
-from sage_sched.slo.promised import Worth
 from sage_sched.slo.slide import keys
+from sage_sched.slo.slo_state import Worth
 from sage_sched.steps import ServerFacts, StepTime, seconds_on
 
 JOBS = st.lists(

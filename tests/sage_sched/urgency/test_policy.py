@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from bench.policies.variants import UrgencyArrival
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints, Job
-from sage_sched.plan import Yield
+from sage_sched.plan import Preempt
 from sage_sched.urgency import Urgency, UrgencyParameters
 from sage_sched.view import Holding, SchedulerView
-from tests.sage_sched.fairness.test_promises import NUM_RUNS, Engine, stepped
+from tests.sage_sched.fairness.test_starvation_bound import NUM_RUNS, Engine, stepped
 from tests.sage_sched.strategies import SERVER, decide, waiting
 from tests.sage_sched.test_decide import full
 
@@ -37,12 +37,12 @@ def job(
 
 def anew(job: Job) -> Job:
     """The same for another policy."""
-    return replace(job, standing=None, watch=None)
+    return replace(job, index_state=None, watch=None)
 
 
 def order(policy: Urgency, *jobs: Job, served_tokens: int = 0) -> list[Job]:
     for each in jobs:
-        if each.standing is None:
+        if each.index_state is None:
             assert policy.on_arrival(each)
     view = waiting(*jobs, served_tokens=served_tokens)
     found = decide(view, policy).order
@@ -93,7 +93,7 @@ def test_one_yields_to_a_more_urgent_one_alone(victim: int, newcomer: int, yield
     for each in (running, comes):
         policy.on_arrival(each)
     plan = decide(roomy(waiting(comes), running), policy)
-    assert any(isinstance(action, Yield) for action in plan.actions) == yields
+    assert any(isinstance(action, Preempt) for action in plan.actions) == yields
 
 
 def test_the_least_urgent_yield_first_and_no_more_than_it_takes() -> None:
@@ -105,7 +105,7 @@ def test_the_least_urgent_yield_first_and_no_more_than_it_takes() -> None:
     for each in (*running, comes):
         policy.on_arrival(each)
     plan = decide(full(waiting(comes), *running), policy)
-    yielding = [act.job for act in plan.actions if isinstance(act, Yield)]
+    yielding = [act.job for act in plan.actions if isinstance(act, Preempt)]
     assert yielding == [running[1], running[2]]
 
 
@@ -209,4 +209,4 @@ def test_the_engine_that_is_tried_lets_many_overtake_and_has_some_yield() -> Non
     engines = [engine_of(seed, flood) for seed in range(10) for flood in (False, True)]
     assert sum(engine.num_compared for engine in engines) > 100
     assert sum(engine.num_overtaken for engine in engines) > 100
-    assert sum(engine.num_yields for engine in engines) > 10
+    assert sum(engine.num_preemptions for engine in engines) > 10

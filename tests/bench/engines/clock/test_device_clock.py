@@ -16,7 +16,7 @@ from bench.engines.clock.device import Device, DeviceUse, device_note
 from bench.engines.clock.device_clock import STATE, DeviceClock, DeviceModel, install
 from bench.policies.fastserve import FastServeParameters
 from bench.simulator.presets import PRESETS
-from sage_sched.config import SageConfig, StepTimeConfig
+from sage_sched.app.config import SageConfig, StepTimeConfig
 from sage_sched.policies.sage import SageParameters
 from sage_sched.steps import StepTime
 

@@ -27,7 +27,7 @@ from bench.policies.arm import Arm
 from bench.simulator.presets import PRESETS
 from bench.simulator.result import alone_s
 from bench.workloads import chats
-from sage_sched.config import SageConfig, StepTimeConfig
+from sage_sched.app.config import SageConfig, StepTimeConfig
 from sage_sched.steps import StepTime
 
 pytestmark = pytest.mark.server

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from sage_sched.address import Address
+from sage_sched.app.address import Address
+from sage_sched.app.registry import policy_type, section_of
 from sage_sched.fields import (
     MOST,
     ConfigError,
@@ -22,7 +23,6 @@ from sage_sched.fields import (
 from sage_sched.gap import FEW_CUTS, MANY_CUTS, Gap
 from sage_sched.limits import Limits
 from sage_sched.policy import Policy
-from sage_sched.registry import policy_type, section_of
 from sage_sched.routing import ROUTERS
 from sage_sched.slo import TRUST, SloClass, SloConfig
 from sage_sched.steps import StepTime

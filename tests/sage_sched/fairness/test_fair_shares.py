@@ -16,7 +16,7 @@ from bench.simulator.presets import H800_QWEN3_32B
 from bench.simulator.request import SimRequest
 from bench.simulator.run import simulate
 from bench.simulator.state import Options
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.fairness import FairShares, Name, Service
 from sage_sched.job import Hints, Job
@@ -40,14 +40,14 @@ def by_arrival() -> FcfsFill:
 
 def fair_shares(policy: Policy) -> FairShares:
     """Those of its line, which decide() hands on."""
-    policy.line.fair_shares = policy.line.fair_shares or FairShares()
-    return policy.line.fair_shares
+    policy.queue.fair_shares = policy.queue.fair_shares or FairShares()
+    return policy.queue.fair_shares
 
 
 def look(policy: Policy, view: SchedulerView) -> str:
     """The tenants in the order in which they are served."""
     fair_shares(policy)
-    policy.line.follow(view, policy)
+    policy.queue.follow(view, policy)
     fair_shares(policy).look(view)
     order = serving_order(policy, view)
     return "".join(view.waiting[position].hints.tenant for position in order)
@@ -100,7 +100,7 @@ def test_who_may_not_be_overtaken_and_who_is_held_back_stay() -> None:
             return math.inf if job.arrival == 5 else 0.0
 
     jobs = [of(tenant, arrival) for arrival, tenant in enumerate("aaabbb")]
-    jobs[1].promise()
+    jobs[1].pass_starvation_bound()
     assert in_turn(LastIsHeldBack(NoParameters(), SERVER), *jobs) == "aabab" + "b"
 
 
@@ -141,7 +141,9 @@ def test_each_tenant_keeps_the_order_of_its_own(
 
     def ordered(*, shares: bool) -> list[Job]:
         jobs = [of(tenant, n) for n, (tenant, *_) in enumerate(drawn)]
-        for job, (_, fair, job.has_promise, job.is_ranked) in zip(jobs, drawn, strict=True):
+        for job, (_, fair, job.passed_starvation_bound, job.is_ranked) in zip(
+            jobs, drawn, strict=True
+        ):
             replace_hints(job, shares_fairly=fair and shares)
         order = serving_order(ByKey(NoParameters(), SERVER), waiting(*jobs))
         return [jobs[position] for position in order]
@@ -150,7 +152,7 @@ def test_each_tenant_keeps_the_order_of_its_own(
         return [job.arrival for job in jobs if job.hints.tenant == tenant and takes_turns(job)]
 
     def takes_turns(job: Job) -> bool:
-        return drawn[job.arrival][1] and not job.is_promised
+        return drawn[job.arrival][1] and not job.goes_first
 
     found, without_turns = ordered(shares=True), ordered(shares=False)
     for job, other in zip(found, without_turns, strict=True):
@@ -183,7 +185,7 @@ def test_what_is_prefilled_in_chunks_is_counted_once() -> None:
 def test_who_waits_or_runs_is_not_forgotten_however_many_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sage_sched.fairness.tenants._MOST_NAMES", 10)
+    monkeypatch.setattr("sage_sched.fairness.fair_shares._MOST_NAMES", 10)
     policy, waits, runs = by_arrival(), of("waits", 0), of("runs", 1)
     had = {"waits": 1000, "runs": 2000}
     first = [of(tenant, n) for n, tenant in enumerate(had, 2)]
@@ -208,7 +210,7 @@ def test_who_waits_or_runs_is_not_forgotten_however_many_come(
 def test_of_more_names_than_are_remembered_all_that_wait_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sage_sched.fairness.tenants._MOST_NAMES", 3)
+    monkeypatch.setattr("sage_sched.fairness.fair_shares._MOST_NAMES", 3)
     policy = by_arrival()
     service = fair_shares(policy)._service
     in_turn(policy, *(of(tenant, n) for n, tenant in enumerate("abcde")))
@@ -241,7 +243,7 @@ def test_many_that_begin_to_wait_at_once_are_each_looked_at_a_few_times(
 
 @pytest.mark.parametrize("policy", ["sage", "proserve"])
 def test_a_flood_of_one_tenant_does_not_hold_up_another(policy: str) -> None:
-    """400 requests of one at once, then one of another each second, all foreseen alike."""
+    """400 requests of one at once, then one of another each second, all predicted alike."""
     flood = [0.01 * number for number in range(400)]
     drops = [1.0 + number for number in range(40)]
     waited: dict[bool, float] = {}

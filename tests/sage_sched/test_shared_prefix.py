@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sage_sched.job import Job
-from sage_sched.plan import Enter
+from sage_sched.plan import Admit
 from sage_sched.view import SchedulerView
 from tests.sage_sched.strategies import waiting
 from tests.sage_sched.test_decide import decided, job
@@ -24,7 +24,7 @@ def sharing(num_tokens: int, view: SchedulerView, *jobs: Job) -> SchedulerView:
 def entering(view: SchedulerView) -> list[Job]:
     plan = decided(view)
     assert plan.num_open == 0
-    return [action.job for action in plan.actions if isinstance(action, Enter)]
+    return [action.job for action in plan.actions if isinstance(action, Admit)]
 
 
 def test_the_second_of_two_with_one_beginning_waits_for_the_first() -> None:
@@ -73,6 +73,6 @@ def test_nobody_waits_for_a_twin_that_waits_itself() -> None:
 def test_one_that_is_promised_its_turn_never_waits() -> None:
     first, twin = job(0, 2000), job(1, 2100)
     for each in (first, twin):
-        each.promise()
+        each.pass_starvation_bound()
     view = sharing(1900, waiting(first, twin), first, twin)
     assert entering(view) == [first, twin]

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sage_sched.config import DecodeConfig
+from sage_sched.app.config import DecodeConfig
+from sage_sched.app.registry import policy_named
 from sage_sched.job import Hints, Job
 from sage_sched.limits import Limits
-from sage_sched.registry import policy_named
 from sage_sched.session_returns import SessionReturns
 from tests.sage_sched.strategies import SERVER, decide, waiting
 from tests.sage_sched.test_cached import answered

@@ -9,8 +9,8 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
+from sage_sched.app.parts_finder import find_parts
 from sage_sched.best_effort import Qllm
-from sage_sched.parts_finder import find_parts
 from sage_sched.policies.makespan import Makespan
 from sage_sched.policies.sage import Sage
 from sage_sched.policy import FcfsFill, Policy

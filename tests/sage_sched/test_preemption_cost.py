@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sage_sched.job import Job
-from sage_sched.plan import Plan, Way, Yield
+from sage_sched.plan import Plan, Preempt, PreemptionMode
 from sage_sched.policy import NoParameters
 from sage_sched.view import Holding, SchedulerView
 from tests.sage_sched.strategies import SERVER, decide, waiting
@@ -38,7 +38,7 @@ def decided(view: SchedulerView) -> Plan:
 
 def yielding(view: SchedulerView) -> list[Job]:
     actions = decided(view).actions
-    assert all(isinstance(each, Yield) and each.to is None for each in actions)
+    assert all(isinstance(each, Preempt) and each.to is None for each in actions)
     return [each.job for each in actions]
 
 
@@ -47,11 +47,11 @@ def test_the_last_of_the_order_yields_and_nobody_enters() -> None:
     view = short(first, last, middle)
     plan = decided(view)
     assert plan.actions == (
-        Yield(last, Way.SWAP, "memory runs out, and it is the last of the order"),
+        Preempt(last, PreemptionMode.SWAP, "memory runs out, and it is the last of the order"),
     )
     assert (plan.num_open, plan.decode_only) == (0, False)
     fits = decided(replace(view, free_tokens=3))  # there is room for a step
-    assert not any(isinstance(each, Yield) and each.to is None for each in fits.actions)
+    assert not any(isinstance(each, Preempt) and each.to is None for each in fits.actions)
 
 
 def test_as_many_yield_as_it_takes_for_the_headroom_of_the_others() -> None:
@@ -78,13 +78,13 @@ def test_a_prompt_that_is_chunked_goes_on_in_the_place_of_all() -> None:
     assert {*yielding(view)} == {*running}
     # The next chunk takes less than there is.
     assert not any(
-        isinstance(each, Yield) for each in decided(replace(view, pass_tokens=128)).actions
+        isinstance(each, Preempt) for each in decided(replace(view, pass_tokens=128)).actions
     )
 
 
 def test_those_who_are_promised_their_turn_yield_last() -> None:
-    promised, other = job(0, 3000, has_promise=True), job(1, 100)
-    late = job(2, 4000, has_promise=True)
+    promised, other = job(0, 3000, passed_starvation_bound=True), job(1, 100)
+    late = job(2, 4000, passed_starvation_bound=True)
     assert yielding(short(promised, other)) == [other]
     assert yielding(short(promised, other, late))[:2] == [other, late][:1]
 
@@ -104,23 +104,31 @@ def test_what_host_memory_has_no_room_for_is_computed_again() -> None:
     first, *others = job(0, 10), job(1, 20), job(2, 21)
     view = short(first, *others, host_free_tokens=30)
     roomless = short(first, *others, host_free_tokens=0)
-    assert [each.way for each in decided(roomless).actions] == [Way.LEAVE, Way.LEAVE]
+    assert [each.mode for each in decided(roomless).actions] == [
+        PreemptionMode.RECOMPUTE,
+        PreemptionMode.RECOMPUTE,
+    ]
     # Unless what was counted in its answer would be lost.
     whole = replace(view, holding=lambda one: Holding(one.input_tokens, 0, one.input_tokens, True))
-    assert [(each.job, each.way) for each in decided(whole).actions] == [(others[1], Way.SWAP)]
+    assert [(each.job, each.mode) for each in decided(whole).actions] == [
+        (others[1], PreemptionMode.SWAP)
+    ]
     # What one takes of host memory the next does not find there.
     for_one = short(first, job(1, 6), job(2, 7), host_free_tokens=10)
-    assert [each.way for each in decided(for_one).actions] == [Way.SWAP, Way.LEAVE]
+    assert [each.mode for each in decided(for_one).actions] == [
+        PreemptionMode.SWAP,
+        PreemptionMode.RECOMPUTE,
+    ]
 
 
 def test_nobody_yields_if_nobody_may() -> None:
     view = short(job(0, 50), job(1, 300))
-    assert decided(replace(view, can_swap=False, may_leave=False)).actions == ()
-    assert decided(replace(view, may_leave=False)).actions == ()
+    assert decided(replace(view, can_swap=False, may_preempt=False)).actions == ()
+    assert decided(replace(view, may_preempt=False)).actions == ()
 
 
 def test_it_is_asked_in_a_full_batch_in_which_nothing_else_has_happened() -> None:
-    view = short(job(0, 50), job(1, 300, num_yields=100))
+    view = short(job(0, 50), job(1, 300, num_preemptions=100))
     full = replace(view, batch_is_full=True, num_arrivals_planned=view.num_arrivals)
     assert len(yielding(full)) == 1
     assert len(yielding(replace(full, waiting=()))) == 1

@@ -14,7 +14,7 @@ METRICS = ("ttft", "tpot")
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class Deadlines:
     """When the tokens of an answer are due, and what each is worth if it is on time.
 
     ttft_s: when the first token is due, after the request's arrival; inf: no deadline.
@@ -92,7 +92,7 @@ class Attainment:
         """
         if not hints.has_slo:
             return
-        promise = Promise.of(hints)
+        promise = Deadlines.of(hints)
         tpot_s = (last_s - ttft_s) / max(1, num_tokens - 1)
         met = {"ttft": ttft_s <= promise.ttft_s, "tpot": tpot_s <= promise.tpot_s}
         for tally in (self._total, self.tallies[hints.slo_class]):

@@ -22,7 +22,7 @@ class Headroom:
     """Room for so many decode steps of all running jobs, and of those that enter or come back.
 
     Nothing else is reserved for answers, so admission needs no forecast of their lengths: when the
-    room is used up, the last of the order leaves (sage_sched.departure).
+    room is used up, the last of the order leaves (sage_sched.preemption_cost).
 
     kept_tokens: cached KV of sessions that will soon be back, which nobody may enter for.
     """
@@ -98,7 +98,7 @@ def _kept_tokens(view: SchedulerView, sessions: SessionReturns | None) -> int:
 
 def _price_s(view: SchedulerView, kv_tokens: int) -> float:
     """Seconds that the server takes if a job with so much KV leaves as memory runs out, and comes
-    back: as sage_sched.departure decides, or as SGLang retracts it."""
-    if view.may_leave and kv_tokens <= view.host_free_tokens:
+    back: as sage_sched.preemption_cost decides, or as SGLang retracts it."""
+    if view.may_preempt and kv_tokens <= view.host_free_tokens:
         return view.server.swap_s(kv_tokens)
     return view.server.recompute_s(kv_tokens)

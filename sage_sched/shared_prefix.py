@@ -11,7 +11,7 @@ from sage_sched.view import SchedulerView
 _NUM_COMPARED = 16
 
 
-def twins_of_those_served(order: Sequence[int], view: SchedulerView) -> list[int]:
+def shared_prefix_followers(order: Sequence[int], view: SchedulerView) -> list[int]:
     """The positions of waiting jobs that should wait for one more pass.
 
     Another job computes the beginning of their prompt first, and computing it twice would take
@@ -26,7 +26,7 @@ def twins_of_those_served(order: Sequence[int], view: SchedulerView) -> list[int
         job = view.waiting[position]
         if job in view.swapped or job.keeps_memory or not _is_long(job.input_tokens, job, view):
             continue
-        if not job.is_promised and _has_twin(position, job, computing, view):
+        if not job.goes_first and _has_twin(position, job, computing, view):
             waits.append(position)
         else:
             computing.append((job, position))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sage_sched.admission import FEWEST_STEPS, Headroom
+from sage_sched.headroom import FEWEST_STEPS, Headroom
 from sage_sched.job import Job
 from sage_sched.view import SchedulerView
 from tests.sage_sched.strategies import IDLE, SERVER
@@ -34,7 +34,7 @@ def test_it_is_larger_where_a_departure_is_dearer() -> None:
     assert FEWEST_STEPS < cheap < dear
     # Only without room in host memory, and where nobody may leave, KV is computed again. Moves may
     # take longer than that.
-    full, stays = replace(view, host_free_tokens=999), replace(view, may_leave=False)
+    full, stays = replace(view, host_free_tokens=999), replace(view, may_preempt=False)
     recomputed = steps(full)
     assert dear < recomputed < steps(view, 1.0)
     assert {steps(each, s) for each in (full, stays) for s in (1e-5, 1.0)} == {recomputed}

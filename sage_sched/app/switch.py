@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from sage_sched.config import SageConfig
+from sage_sched.app.config import SageConfig
+from sage_sched.app.registry import SGLANG_POLICIES, policy_names, policy_type, section_of
 from sage_sched.fields import ConfigError, require_known
-from sage_sched.registry import SGLANG_POLICIES, policy_names, policy_type, section_of
 
 # SGLang's own policies that a server can switch to. Its scheduler does not know "priority", and
 # "random" draws on each rank from a state that may already differ.

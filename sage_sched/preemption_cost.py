@@ -1,72 +1,73 @@
-"""How a running job leaves the device, and who leaves when memory runs out."""
+"""What it costs to preempt a running job, and which jobs are preempted if memory runs out."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from sage_sched.admission import Headroom
+from sage_sched.headroom import Headroom
 from sage_sched.job import Job
 from sage_sched.order import retention_order
-from sage_sched.plan import Way, Yield
+from sage_sched.plan import Preempt, PreemptionMode
 from sage_sched.policy import Policy
 from sage_sched.view import Holding, SchedulerView
 
 _MEMORY_RUNS_OUT = "memory runs out, and it is the last of the order"
 
 
-class Departure(NamedTuple):
-    """How a running job leaves, and what that costs and frees.
+class PreemptionCost(NamedTuple):
+    """How a running job would leave the device, and what that costs and frees.
 
+    mode: where its KV stays.
     price_s: seconds that the server takes to move it out and back.
-    freed_tokens: KV that nobody else holds, and what was set aside for the job's next steps.
+    freed_tokens: KV that no other job holds, and what was set aside for the job's next steps.
     host_tokens: KV that goes to host memory.
     """
 
-    way: Way
+    mode: PreemptionMode
     price_s: float
     freed_tokens: int
     host_tokens: int = 0
 
 
 class Victim(NamedTuple):
-    """A running job that leaves, and how."""
+    """A running job that is preempted."""
 
     job: Job
-    departure: Departure
+    cost: PreemptionCost
 
 
-def departure_of(
+def preemption_cost_of(
     holding: Holding,
     aside_tokens: int,
     host_free_tokens: int,
     view: SchedulerView,
     *,
     is_last_resort: bool = False,
-) -> Departure | None:
-    """How a running job would leave; None if its KV would have to be computed again and may not be.
+) -> PreemptionCost | None:
+    """The cost of preempting a job that holds this; None if its KV would have to be computed again
+    and may not be.
 
     All of its KV goes to host memory if there is room. It is computed again only as a last resort,
-    because it is then rounded differently, which may change sampled text. Until somebody needs the
-    memory, it stays in the radix tree.
+    because it is then rounded differently, which may change sampled text.
 
     is_last_resort: memory runs out. The engine would compute it again, so we may too.
     """
     freed_tokens = holding.freed_tokens + aside_tokens
     if holding.kv_tokens <= host_free_tokens:
         swap_s = view.server.swap_s(holding.kv_tokens)
-        return Departure(Way.SWAP, swap_s, freed_tokens, holding.kv_tokens)
+        return PreemptionCost(PreemptionMode.SWAP, swap_s, freed_tokens, holding.kv_tokens)
     if holding.stays_whole or not is_last_resort:
         return None
     recompute_s = view.server.recompute_s(holding.kv_tokens, holding.cached_tokens)
-    return Departure(Way.LEAVE, recompute_s, freed_tokens)
+    return PreemptionCost(PreemptionMode.RECOMPUTE, recompute_s, freed_tokens)
 
 
-def make_room(view: SchedulerView, policy: Policy, headroom: Headroom) -> list[Yield]:
-    """Who leaves when memory runs out: from the end of the order, until the others have their
-    headroom. The first of the order, or a prompt that is being chunked, goes on.
+def preempt_for_memory(view: SchedulerView, policy: Policy, headroom: Headroom) -> list[Preempt]:
+    """The jobs to preempt if memory runs out: from the end of the order, until the others have
+    their headroom. The first of the order, or a prompt that is being chunked, goes on.
 
-    Only the place counts: picking those with the most or the least KV from the last quarter of the
-    order was no better (H800 preset, four loads: mean TTLT within 1 %).
+    Only the place counts: picking the jobs with the most or the least KV from the last quarter of
+    the order was no better (H800 preset, four loads: mean TTLT within 1 %).
     """
     needed_tokens = headroom.set_aside_tokens(view.running)
     short_tokens = sum(needed_tokens) - view.room_tokens
@@ -76,7 +77,7 @@ def make_room(view: SchedulerView, policy: Policy, headroom: Headroom) -> list[Y
     else:
         short_tokens += headroom.needed_tokens(view.chunked) - view.chunked.prefilled_tokens
     host_free_tokens = view.host_free_tokens
-    yields: list[Yield] = []
+    preempted: list[Preempt] = []
     for position in reversed(order):
         if short_tokens <= 0:
             break
@@ -85,10 +86,12 @@ def make_room(view: SchedulerView, policy: Policy, headroom: Headroom) -> list[Y
         if holding is None or not holding.freed_tokens:
             continue
         aside_tokens = needed_tokens[position]
-        leaving = departure_of(holding, aside_tokens, host_free_tokens, view, is_last_resort=True)
-        if leaving is None:
+        cost = preemption_cost_of(
+            holding, aside_tokens, host_free_tokens, view, is_last_resort=True
+        )
+        if cost is None:
             continue
-        host_free_tokens -= leaving.host_tokens
-        short_tokens -= leaving.freed_tokens
-        yields.append(Yield(job, leaving.way, _MEMORY_RUNS_OUT))
-    return yields
+        host_free_tokens -= cost.host_tokens
+        short_tokens -= cost.freed_tokens
+        preempted.append(Preempt(job, cost.mode, _MEMORY_RUNS_OUT))
+    return preempted

@@ -13,7 +13,7 @@ import numpy as np
 from sage_sched.distribution import Floats, LengthDistribution
 from sage_sched.job import Job
 from sage_sched.row import Entry
-from sage_sched.slo.promise import Promise
+from sage_sched.slo.deadlines import Deadlines
 from sage_sched.steps import Cost
 
 NEVER = -1
@@ -92,7 +92,7 @@ class Worth:
 
 
 @dataclass(slots=True)
-class Promised:
+class SloState:
     """What is known of a job with a promise; its Job.memo.
 
     worth: of its answer. exec_s: seconds that its next token takes by the model of step times.
@@ -100,7 +100,7 @@ class Promised:
     Waiting.look. is_urgent, key: of the last pass. row: among Waiting; None if it does not wait.
     """
 
-    promise: Promise
+    promise: Deadlines
     worth: Worth
     exec_s: float
     due_s: float = math.inf
@@ -111,16 +111,16 @@ class Promised:
     row: int | None = None
 
 
-Pair = tuple[Job, Promised]
+Pair = tuple[Job, SloState]
 
 
-def promised_of(job: Job) -> Promised | None:
+def slo_state_of(job: Job) -> SloState | None:
     """None if the job has no promise, or is not ranked."""
-    return job.memo if isinstance(job.memo, Promised) else None
+    return job.memo if isinstance(job.memo, SloState) else None
 
 
-def promised_among(jobs: Iterable[Job]) -> list[Pair]:
-    return [(job, job.memo) for job in jobs if isinstance(job.memo, Promised)]
+def slo_states_of(jobs: Iterable[Job]) -> list[Pair]:
+    return [(job, job.memo) for job in jobs if isinstance(job.memo, SloState)]
 
 
 def columns_of(jobs: Iterable[Pair]) -> Floats:
@@ -154,7 +154,7 @@ class Waiting:
         """Whether each was urgent in the last pass."""
         return self._table[_URGENT, : len(self.jobs)]
 
-    def add(self, job: Job, p: Promised) -> None:
+    def add(self, job: Job, p: SloState) -> None:
         p.row = len(self.jobs)
         self.jobs.append(job)
         if p.row == self._table.shape[1]:
@@ -162,7 +162,7 @@ class Waiting:
         self._table[:, p.row] = 0.0
         self.update(job, p)
 
-    def update(self, job: Job, p: Promised) -> None:
+    def update(self, job: Job, p: SloState) -> None:
         promise, begun = p.promise, job.generated_tokens > 0
         self._table[:_KEY, p.row] = (
             p.exec_s, p.due_s, promise.tpot_s, p.density, p.looked_at,
@@ -170,14 +170,14 @@ class Waiting:
             0.0 if begun else promise.first_weight, job.arrival, job.level,
         )  # fmt: skip
 
-    def remove(self, p: Promised) -> None:
+    def remove(self, p: SloState) -> None:
         """The last takes its column."""
         row, p.row = p.row, None
         last = self.jobs.pop()
         if row is not None and row < len(self.jobs):
             self.jobs[row] = last
             self._table[:, row] = self._table[:, len(self.jobs)]
-            moved = promised_of(last)
+            moved = slo_state_of(last)
             assert moved is not None
             moved.row = row
 
@@ -237,11 +237,11 @@ class Waiting:
 
 
 def _pair(job: Job) -> Pair:
-    assert isinstance(job.memo, Promised)
+    assert isinstance(job.memo, SloState)
     return job, job.memo
 
 
-def _density(job: Job, p: Promised, doublings: int, cost: Cost) -> float:
+def _density(job: Job, p: SloState, doublings: int, cost: Cost) -> float:
     age = job.generated_tokens
     first = age + 1 + (0 if doublings == 0 else int(1.5 * 2.0 ** (doublings - 1)))
     if first > job.max_new_tokens:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from sage_sched.job import Job
 from sage_sched.limits import Limits
-from sage_sched.plan import Resume, Yield
+from sage_sched.plan import Preempt, Resume
 from sage_sched.policy import FcfsFill, NoParameters
 from sage_sched.swap_out_bound import SwapOutBound
 from sage_sched.view import Holding, SchedulerView
@@ -33,10 +33,10 @@ def test_who_was_away_for_so_long_is_due() -> None:
     # The clock may have stood still until the second look.
     for now_s in (3.0, 100.0, 160.0):
         look(away, at(now_s, left, fresh))
-        assert not left.is_promised
+        assert not left.goes_first
     look(away, at(160.1, left, fresh))
-    assert left.is_promised
-    assert not fresh.is_promised
+    assert left.goes_first
+    assert not fresh.goes_first
 
 
 def test_who_has_had_a_turn_may_leave_again() -> None:
@@ -45,13 +45,13 @@ def test_who_has_had_a_turn_may_leave_again() -> None:
         look(away, at(now_s, left))
     left.grow(68)
     look(away, at(70.0, running=(left,)))
-    assert left.is_promised
+    assert left.goes_first
     left.grow(69)
     look(away, at(71.0, running=(left,)))
-    assert not left.is_promised
+    assert not left.goes_first
     # And what it was promised otherwise stays.
-    left.promise()
-    assert left.is_promised
+    left.pass_starvation_bound()
+    assert left.goes_first
 
 
 def test_who_ends_in_its_turn_is_forgotten() -> None:
@@ -60,7 +60,7 @@ def test_who_ends_in_its_turn_is_forgotten() -> None:
         left = job(number)
         for now_s in (0.0, 1.0, 62.0):
             look(away, at(1000 * number + now_s, left))
-        assert left.is_promised
+        assert left.goes_first
         look(away, at(1000 * number + 63.0))
     assert not away._stays_until
 
@@ -69,8 +69,8 @@ def test_another_policy_meets_nobody_who_is_due() -> None:
     away, left = SwapOutBound(60.0), job(0)
     for now_s in (0.0, 1.0, 62.0):
         look(away, at(now_s, left))
-    left.meet()
-    assert not left.is_promised
+    left.forget_policy()
+    assert not left.goes_first
 
 
 def test_a_new_wait_is_a_new_one() -> None:
@@ -80,7 +80,7 @@ def test_a_new_wait_is_a_new_one() -> None:
     look(away, at(50.0, running=(left,)))
     for now_s in (70.0, 80.0, 139.0):
         look(away, at(now_s, left))
-        assert not left.is_promised
+        assert not left.goes_first
 
 
 def test_the_clock_is_asked_for_only_while_somebody_is_away() -> None:
@@ -109,4 +109,4 @@ def test_others_yield_to_who_is_due_under_a_policy_whose_jobs_never_yield() -> N
     actions = decide(replace(full, now_s=61.1), policy, limits).actions
     assert [type(action) for action in actions[-1:]] == [Resume]
     # The last ones, as many as leave room for the others' next steps.
-    assert [action.job for action in actions if isinstance(action, Yield)] == [*running[:0:-1]]
+    assert [action.job for action in actions if isinstance(action, Preempt)] == [*running[:0:-1]]

@@ -1,4 +1,4 @@
-"""When a request is promised that nobody overtakes it any more."""
+"""Bounds how often a request is overtaken."""
 
 from __future__ import annotations
 
@@ -11,42 +11,36 @@ from sage_sched.job import Job
 from sage_sched.view import SchedulerView
 
 
-class Promises:
-    """Keeps account of whom the server has worked for, and promises jobs their turn.
+class StarvationBound:
+    """Keeps account of the work done for each job, and finds the jobs that have passed the bound.
 
     Of all work (tokens, prefill and decode) that the server has done since a job came, some was for
-    jobs that came before it, the rest for itself and later ones. It is promised its turn once, at a
+    jobs that came before it, the rest for itself and later ones. It passes the bound once, at a
     pass that orders the jobs,
 
-        work since it came > (1 + regret) * (of that, for those before it) + one batch
+        work since it came > (1 + regret) * (of that, for jobs before it) + one batch
 
     where a batch is the KV tokens that running jobs hold at that pass. From then on it goes before
-    all jobs that are not promised, among promised ones by arrival (sage_sched.order), and yields to
-    nobody.
+    all jobs that have not, by arrival among those that have (sage_sched.order), and is preempted
+    for no other job.
 
-    Theorem: let k overtake j: k came after j, and is let in (enters, or resumes) while j waits.
-    Then no pass until then has seen j's bound passed: by each of them the server had done at most
-    1 + regret times the work for those before j, and a batch.
+    Theorem: let k overtake j: k came after j, and is admitted (or resumed) while j waits. Then no
+    pass until then has seen j past its bound: at each of them the server had done at most
+    1 + regret times the work for jobs before j, and a batch.
 
-    Proof: a pass first looks at all bounds, then orders, then lets in. Had this pass or one before
-    seen j's bound passed, j would be promised, as a promise is never taken back. Promised jobs are
-    first in the order, by arrival, so j is ahead of k whether k is promised or not; and those that
-    a pass lets in are the first of its order, up to one for which there is no room, or after which
-    the pass prefills no more (sage_sched.preemption.plan_turns). So k is not let in while j waits.
-    Nor does j, promised, begin to wait by yielding; if it leaves as memory runs out, all who are
-    behind it and can leave have left before it, and wait behind it now. What remains is that the
-    bound is computed exactly. Jobs come one after another, so all that the server had done when j
-    came was for those before it. Hence what it has done since, less the Job.served_tokens of j and
-    all that came after it, was for those before it. QED.
+    Proof: a pass first looks at all bounds, then orders, then admits. Had this pass or one before
+    seen j past its bound, j would go first, as this is never taken back. Jobs past their bound are
+    first in the order, by arrival, so j is ahead of k whether k is past its own or not; and a pass
+    admits the first of its order, up to one for which there is no room, or after which the pass
+    prefills no more (sage_sched.preemption). So k is not admitted while j waits. Nor does j, past
+    its bound, begin to wait by being preempted for another; if it leaves as memory runs out, all
+    jobs behind it that can leave have left before it, and wait behind it now. What remains is that
+    the bound is computed exactly. Jobs come one after another, so all work that was done when j
+    came was for jobs before it. Hence the work since, less the Job.served_tokens of j and of all
+    that came after it, was for jobs before it. QED.
 
-    A promise does not create memory. If a swapped job has found no room, and no running job could
-    give any back, others enter (sage_sched.scheduling_pass).
-
-    A policy that takes over from another does not know what became of the work until then. So the
-    accounts of the jobs that it meets begin at its first pass, as if they had come then.
-
-    With regret 0 each job is promised its turn as it comes: first come, first served. With infinity
-    none is.
+    With a regret of 0 each job passes its bound as it comes: first come, first served. With
+    infinity none does.
     """
 
     def __init__(self, regret: float) -> None:
@@ -63,7 +57,7 @@ class Promises:
     def arrived(self, job: Job) -> None:
         """A job has come, after all that came before it. Once for each."""
         if self._regret == 0:
-            job.promise()
+            job.pass_starvation_bound()
         elif self._regret < math.inf:
             self._append(job, job.served_at_arrival_tokens, 0)
 
@@ -101,7 +95,7 @@ class Promises:
         self._ended.clear()
 
     def look(self, view: SchedulerView) -> None:
-        """Promise their turn to jobs whose bound is passed, before the jobs are ordered."""
+        """Deadlines their turn to jobs whose bound is passed, before the jobs are ordered."""
         if not self._jobs:
             return
         for job in (*view.running, *view.chunked_jobs):
@@ -116,5 +110,5 @@ class Promises:
         before = view.served_tokens - np.frombuffer(self._starts, np.int64) - behind
         passed = behind > self._regret * before + max(1, view.locked_tokens)
         for place in np.flatnonzero(passed).tolist():
-            if not (job := self._jobs[place]).has_promise:
-                job.promise()
+            if not (job := self._jobs[place]).passed_starvation_bound:
+                job.pass_starvation_bound()

@@ -36,16 +36,16 @@ class Ranking(Protocol):
 
     def first_moving(self, jobs: Collection[Job], num: int, view: SchedulerView) -> list[Entry]: ...
 
-    def on_wait(self, job: Job) -> None: ...
+    def on_queued(self, job: Job) -> None: ...
 
-    def on_leave(self, job: Job) -> None: ...
+    def on_dequeued(self, job: Job) -> None: ...
 
-    def on_forecast(self, job: Job) -> None: ...
+    def on_prediction(self, job: Job) -> None: ...
 
 
 def place_of(job: Job, policy: Ranking, view: SchedulerView) -> Place:
     """The place of a job. One that is held back (Policy.key) is behind those of all levels."""
-    if job.is_promised:
+    if job.goes_first:
         return job.level, -math.inf, job.arrival
     key = policy.key(job, view) if job.is_ranked else 0.0
     if math.isnan(key):  # it would make the order depend on the queue's
@@ -73,7 +73,7 @@ class Moving:
             number += 1
 
 
-class Line:
+class WaitingQueue:
     """The waiting jobs of one policy, in order.
 
     A job is placed when it comes, and anew when something has changed that its place rests on: Job
@@ -125,7 +125,7 @@ class Line:
         for job in left:
             if self.fair_shares is not None:
                 self.fair_shares.waits_no_more(job)
-            policy.on_leave(job)
+            policy.on_dequeued(job)
         begun = [job for job in came if job.generated_tokens]
         for job in [*begun, *islice(self._coming, NUM_JOINING)]:
             self._join(job, policy)
@@ -143,7 +143,7 @@ class Line:
             self._outdated.append(job)
         if self.fair_shares is not None:
             self.fair_shares.begins_to_wait(job)
-        policy.on_wait(job)
+        policy.on_queued(job)
 
     def _leaves(self, job: Job) -> bool:
         """Whether it had joined."""
@@ -181,14 +181,14 @@ class Line:
             job.ranked_at = revision
             if job.is_ranked:
                 job.changes()
-                policy.on_forecast(job)
+                policy.on_prediction(job)
                 num_left -= 1
 
     def settle(self, view: SchedulerView, policy: Ranking) -> None:
         """Place the jobs whose places have changed."""
         for job in [*self._changed]:
             self._join(job, policy)
-            if job.is_ranked and not job.is_promised and policy.is_moving(job):
+            if job.is_ranked and not job.goes_first and policy.is_moving(job):
                 self._take_out(job)
                 self._moving[job] = None
                 if job.hints.shares_fairly:
@@ -204,7 +204,7 @@ class Line:
         entries = self._row.of(job)
         insort(entries, entry)
         self._entries[job] = entries, entry
-        if job.hints.shares_fairly and not job.is_promised and place[0] < math.inf:
+        if job.hints.shares_fairly and not job.goes_first and place[0] < math.inf:
             tenants = self._fair.setdefault((place[0], job.hints.slo_class), {})
             insort(tenants.setdefault(job.hints.tenant, Row()).of(job), entry)
 
@@ -259,7 +259,7 @@ class Line:
             job = entry[3]
             if adapters.is_closed:
                 return
-            shares = job.hints.shares_fairly and not job.is_promised and entry[0] < math.inf
+            shares = job.hints.shares_fairly and not job.goes_first and entry[0] < math.inf
             if self.fair_shares is not None and shares:
                 of_class = entry[0], job.hints.slo_class
                 if of_class not in turns:
@@ -281,7 +281,7 @@ class Line:
         }
         for entry in moving.all():
             job = entry[3]
-            if job.hints.shares_fairly and not job.is_promised and entry[0] < math.inf:
+            if job.hints.shares_fairly and not job.goes_first and entry[0] < math.inf:
                 tenants = fair.setdefault((entry[0], job.hints.slo_class), {})
                 insort(tenants.setdefault(job.hints.tenant, Row()).ranked, entry)
         return fair

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sage_sched.app.registry import policy_named
 from sage_sched.distribution import LengthDistribution
 from sage_sched.followed import HEAD, Followed, Positions, in_front
 from sage_sched.job import Hints, Job
-from sage_sched.line import NUM_JOINING, NUM_RANKED_ANEW
 from sage_sched.order import serving_order
 from sage_sched.policy import FcfsFill, NoParameters, Policy
-from sage_sched.registry import policy_named
+from sage_sched.waiting_queue import NUM_JOINING, NUM_RANKED_ANEW
 from tests.sage_sched.strategies import IDLE, SERVER, decide, waiting
 
 TOUCHED: set[int] = set()
@@ -120,12 +120,12 @@ def test_a_burst_joins_the_order_by_and_by(name: str, monkeypatch: pytest.Monkey
         num_keys = 0
         server.num_touched()
         assert num_keys <= MOST
-    assert len(server.policy.line.joined) == 0
+    assert len(server.policy.queue.joined) == 0
     server.settle()
     order = serving_order(server.policy, server.view)
     assert len(order) == HEAD
     for job in server.view.waiting:
-        assert job in server.policy.line
+        assert job in server.policy.queue
 
 
 def test_the_order_at_a_long_queue_is_that_of_the_keys() -> None:
@@ -147,8 +147,8 @@ def test_who_is_promised_its_turn_goes_first_even_if_it_has_not_joined() -> None
     policy = FcfsFill(NoParameters(), SERVER)
     jobs = [Job(arrival, 10, 10, None, 0) for arrival in range(3 * NUM_JOINING)]
     view = waiting(*jobs)
-    policy.line.follow(view, policy)
-    jobs[-1].promise()
+    policy.queue.follow(view, policy)
+    jobs[-1].pass_starvation_bound()
     assert serving_order(policy, view)[:2] == [len(jobs) - 1, 0]
 
 

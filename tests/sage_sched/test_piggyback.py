@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sage_sched.plan import Budget, Enter, Plan, Resume, Yield
+from sage_sched.plan import Admit, Budget, Plan, Preempt, Resume
 from sage_sched.policy import NoParameters
 from sage_sched.view import Holding, SchedulerView
 from tests.sage_sched.strategies import SERVER, decide, waiting
@@ -25,15 +25,15 @@ def test_those_that_go_first_share_the_next_chunk() -> None:
     short, middling = job(2, 20), job(3, 100)
     plan = decided(beside(waiting(middling, short)))
     assert plan.actions == (
-        Enter(short, "there is room for it"),
-        Enter(middling, "there is room for it"),
+        Admit(short, "there is room for it"),
+        Admit(middling, "there is room for it"),
     )
     assert plan.budget == Budget(chunk_tokens=512 - 120)
 
 
 def test_without_preemption_they_do_too() -> None:
     short, behind = job(2, 20), job(3, 4000)
-    plan = decided(beside(waiting(behind, short), can_swap=False, may_leave=False))
+    plan = decided(beside(waiting(behind, short), can_swap=False, may_preempt=False))
     assert (plan.order, plan.actions, plan.num_open) == ([1, 0], (), 2)
     assert plan.budget.chunk_tokens == 512 - 20
 
@@ -101,7 +101,7 @@ def test_running_ones_yield_to_those_beside_a_chunk_alone() -> None:
     view = replace(full(waiting(short, too_long), running), chunked=LONG)
     view = replace(view, free_tokens=9000, holding=lambda job: Holding(5000, 0, 5000, True))
     plan = decided(replace(view, free_slots=1))
-    assert [type(each) for each in plan.actions] == [Yield, Enter]
+    assert [type(each) for each in plan.actions] == [Preempt, Admit]
     assert plan.budget.chunk_tokens == 512 - 20
     assert not decided(replace(view, waiting=[too_long])).actions
 
@@ -137,20 +137,20 @@ def test_guests_and_the_chunk_never_take_more_than_a_pass(lengths: list[int], pa
 def test_nobody_gets_in_beside_a_chunk_past_one_that_is_promised_its_turn() -> None:
     too_long, short = job(2, 600), job(3, 20)
     assert decided(beside(waiting(too_long, short))).budget.chunk_tokens == 512 - 20
-    too_long.promise()
+    too_long.pass_starvation_bound()
     plan = decided(beside(waiting(too_long, short)))
     assert plan.actions == ()
     assert plan.order == [0, 1]
     unranked = job(-1, 20, is_ranked=False)
-    unranked.promise()
+    unranked.pass_starvation_bound()
     assert decided(beside(waiting(unranked, short))).actions == ()
 
 
 def test_a_promised_chunk_has_its_turn() -> None:
     promised = replace(LONG)
-    promised.promise()
+    promised.pass_starvation_bound()
     short = job(2, 20)
     view = replace(beside(waiting(short)), chunked=promised)
     assert decided(view).actions == ()
-    short.promise()
+    short.pass_starvation_bound()
     assert decided(view).actions == ()  # it came later

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sage_sched.admission import FEWEST_STEPS, Headroom
+from sage_sched.app.registry import policy_named
 from sage_sched.distribution import LengthDistribution
+from sage_sched.headroom import FEWEST_STEPS, Headroom
 from sage_sched.job import Job
-from sage_sched.plan import Plan, Yield
+from sage_sched.plan import Plan, Preempt
 from sage_sched.policies.sage import Sage, SageParameters
-from sage_sched.registry import policy_named
 from sage_sched.view import Holding, SchedulerView
 from tests.sage_sched.strategies import IDLE, SERVER, decide
 
@@ -53,7 +53,7 @@ class Engine:
     is_full: bool = False
     has_just_switched: bool = False
     num_overtaken: int = 0
-    num_yields: int = 0
+    num_preemptions: int = 0
     num_out_of_memory: int = 0
     resumed_at: dict[Job, int] = field(default_factory=dict)
 
@@ -89,9 +89,9 @@ class Engine:
         """Another policy takes over, in place of one that has promised nothing."""
         self.policy, self.has_just_switched = policy, True
         for job in sorted([*self.queue, *self.running], key=lambda job: job.arrival):
-            job.meet()
+            job.forget_policy()
             job.is_ranked = policy.on_arrival(job)
-        self.passed = {job for job in self.started if job.is_promised}
+        self.passed = {job for job in self.started if job.goes_first}
         self.num_overtaken = 0
 
     def view(self) -> SchedulerView:
@@ -145,7 +145,7 @@ class Engine:
                 self.is_full = False
 
     def is_passed(self, job: Job) -> bool:
-        """The bound, as the docstring of Promises says it."""
+        """The bound, as the docstring of StarvationBound says it."""
         regret = self.policy.parameters.regret
         if regret == 0:
             return True
@@ -162,7 +162,7 @@ class Engine:
         left_tokens, admits, num_in = PASS_TOKENS, True, 0
         for action in plan.actions:
             job = action.job
-            if isinstance(action, Yield):
+            if isinstance(action, Preempt):
                 if action.to is None:
                     self.num_out_of_memory += 1
                     self.stays_for_a_while(job)
@@ -170,8 +170,8 @@ class Engine:
                     assert job not in self.passed
                 self.running.remove(job)
                 self.swapped.append(job)
-                job.num_yields += 1
-                self.num_yields += 1
+                job.num_preemptions += 1
+                self.num_preemptions += 1
                 self.queue.append(job)
                 continue
             num_in += 1
@@ -192,9 +192,9 @@ class Engine:
         self.is_full = bool(self.queue) and not (plan.actions and not num_in)
         running = {*self.running}
         for action in plan.actions:
-            if isinstance(action, Yield) and action.to is None and action.job.is_promised:
+            if isinstance(action, Preempt) and action.to is None and action.job.goes_first:
                 # Those who stay are before it.
-                assert all(one.is_promised and one.arrival < action.job.arrival for one in running)
+                assert all(one.goes_first and one.arrival < action.job.arrival for one in running)
 
     def stays_for_a_while(self, job: Job) -> None:
         """Who has come back has said a few tokens since."""
@@ -229,7 +229,7 @@ def stepped(engine: _Engine) -> _Engine:
 @settings(max_examples=NUM_RUNS, deadline=None)
 # A swapped job is behind promised ones of which the pass prefills the first only.
 @example(seed=3, regret=0.5, pool_tokens=STARVED, switch_at=0)
-# One that is not foreseen is promised its turn.
+# One that is not predicted is promised its turn.
 @example(seed=45, regret=0.1, pool_tokens=STARVED, switch_at=0)
 @given(
     seed=st.integers(0, 10**9),
@@ -247,9 +247,9 @@ def test_nobody_overtakes_a_job_whose_bound_is_passed(
         engine.step()
         if number < switch_at:
             continue
-        # Promised to those that are due it, and to no other.
+        # SloState to those that are due it, and to no other.
         alive = {*engine.queue, *engine.running}
-        assert {job for job in alive if job.is_promised} == engine.passed & alive
+        assert {job for job in alive if job.goes_first} == engine.passed & alive
     if regret == 0:
         assert engine.num_overtaken == 0
 
@@ -257,7 +257,7 @@ def test_nobody_overtakes_a_job_whose_bound_is_passed(
 def test_the_engine_that_is_tried_has_jobs_overtaken_promised_and_yielding() -> None:
     engines = [stepped(engine_of(1.0, seed)) for seed in range(20)]
     assert sum(engine.num_overtaken for engine in engines) > 100
-    assert sum(engine.num_yields for engine in engines) > 10
+    assert sum(engine.num_preemptions for engine in engines) > 10
     assert sum(len(engine.passed) for engine in engines) > 50
     starved = [stepped(engine_of(1.0, seed, STARVED)) for seed in range(40)]
     assert sum(engine.num_out_of_memory for engine in starved) > 5
@@ -277,7 +277,7 @@ def test_finished_jobs_behind_an_unfinished_one_are_not_kept(name: str) -> None:
     del job
     assert len(alive) < 10
     policy.on_pass(replace(IDLE, served_tokens=1000, waiting=[stays]))
-    assert not stays.is_promised
+    assert not stays.goes_first
 
 
 def engine_of(regret: float, seed: int, pool_tokens: int = ROOMY) -> Engine:
@@ -291,12 +291,12 @@ def test_work_for_a_job_that_was_retracted_while_no_plan_was_made_counts() -> No
     overtaken, other = (Job(n, 100, 9000, known, 0) for n in range(2))
     for job in (overtaken, other):
         job.is_ranked = policy.on_arrival(job)
-    none_leaves = replace(IDLE, can_swap=False, may_leave=False, num_arrivals=2)
+    none_leaves = replace(IDLE, can_swap=False, may_preempt=False, num_arrivals=2)
     decide(replace(none_leaves, waiting=[overtaken, other]), policy)
     other.served_tokens = 5000
     other.grow(4900)
     full = replace(none_leaves, served_tokens=5000, locked_tokens=1000, num_arrivals_planned=2)
     decide(replace(full, waiting=[overtaken], running=[other], batch_is_full=True), policy)
-    assert not overtaken.is_promised
+    assert not overtaken.goes_first
     decide(replace(full, waiting=[overtaken, other]), policy)
-    assert overtaken.is_promised
+    assert overtaken.goes_first
