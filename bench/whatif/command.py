@@ -112,6 +112,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--sage-config", metavar="FILE", help="settings of our policies")
     parser.add_argument(
+        "--rate", type=_factor, metavar="R",
+        help="requests/s at which arrivals are drawn (Poisson) if the log has none",
+    )  # fmt: skip
+    parser.add_argument(
         "--tokenizer", metavar="MODEL_PATH",
         help="reads prompts that are token ids, and counts texts if the log has no lengths",
     )  # fmt: skip
@@ -128,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
     server = _server(args)
     tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else None
     _prepare(args.output)
-    log = read_log(args.log, tokenizer, read_options(args), args.limit)
+    log = read_log(args.log, tokenizer, read_options(args), args.limit, args.rate)
     say = speaker(args)
     say("\n".join(map(printable, log.lines)), flush=True)
     answer = answer_of(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from bench.whatif.log import Logged, TrafficLog, blocks_of, in_order
 from bench.workloads.prompts import WorkloadError
@@ -18,6 +20,7 @@ from predictor_store.logs.summary import (
     cautions_of_times,
     counts_of,
     lines_of,
+    span_of,
 )
 from predictor_store.logs.tokens import num_tokens
 from predictor_store.predict.features import excerpt
@@ -28,8 +31,8 @@ _NO_ARRIVAL, _NO_LENGTH = "without an arrival time", "without an answer length"
 # The arrival of a request that says how long after another's answer it came.
 _LATER = math.inf
 _HELP = {
-    _NO_ARRIVAL: "It takes a log that says when each request came; `sage-sched formats` lists "
-    "them. Others can warm the predictor: `sage-sched warm`",
+    _NO_ARRIVAL: "--rate R draws arrivals at R requests/s; `sage-sched formats` lists the formats "
+    "that have them",
     _NO_LENGTH: "--tokenizer MODEL_PATH counts the tokens of answers that are texts",
 }
 
@@ -39,18 +42,25 @@ def read_log(
     tokenizer: Any = None,
     options: ReadOptions | None = None,
     limit: int | None = None,
+    rate: float | None = None,
 ) -> TrafficLog:
-    """The requests of files and folders, no more than limit. Raises DatasetError, WorkloadError."""
+    """Return the requests of files and folders, no more than limit.
+
+    rate: at which arrivals are drawn, per second, in files that have none. Raises DatasetError and
+    WorkloadError.
+    """
     reader = LogReader([str(path) for path in paths], options, tokenizer)
     sources = reader.sources()
     found, most = list[Logged](), limit or MOST_REQUESTS
+    drawn = None if rate is None else _poisson(rate)
     for source in sources:
-        found += _requests_of(source, tokenizer, most - len(found))
+        found += _requests_of(source, tokenizer, most - len(found), drawn)
     lines = lines_of(reader, sources)
     if not found:
         raise WorkloadError(_nothing_of_use(reader, sources))
     if len(found) == most:
         lines.append(f"no more than {most} requests are read: --limit N takes another number")
+    lines.append(span_of([each.arrival_s for each in found]))
     cautions = [
         *cautions_of_times([each.arrival_s for each in found]),
         *cautions_of_lengths([each.output_tokens for each in found]),
@@ -58,12 +68,24 @@ def read_log(
     return TrafficLog(in_order(found), (*lines, *(f"CAUTION: {said}" for said in cautions)))
 
 
-def _requests_of(source: Source, tokenizer: Any, most: int) -> list[Logged]:
+def _poisson(rate: float) -> Iterator[float]:
+    rng, arrival_s = np.random.default_rng([0, 1]), 0.0
+    while True:
+        yield arrival_s
+        arrival_s += float(rng.exponential(1 / rate))
+
+
+def _requests_of(
+    source: Source, tokenizer: Any, most: int, drawn: Iterator[float] | None
+) -> list[Logged]:
     if most <= 0:
         return []
     found = list[tuple[Logged, float | None]]()
     sessions = set[str]()
     for place, request in source:
+        if request.arrival is None and drawn is not None and not source.context.clock.said():
+            request.arrival = next(drawn)
+            source.context.notes.add("arrivals are drawn at --rate, as it has none")
         try:
             logged = _logged(request, tokenizer, sessions)
         except RowError as error:
@@ -83,7 +105,7 @@ def _in_seconds(found: Sequence[tuple[Logged, float | None]], source: Source) ->
     scaled, last_s = list[Logged](), dict[str, float]()
     for each, end in found:
         arrival_s = each.arrival_s * scale
-        if each.arrival_s is _LATER:
+        if math.isinf(each.arrival_s):  # _LATER
             arrival_s = last_s[each.session] + (each.pause_s or 0.0)
         last_s[each.session] = arrival_s
         scaled.append(replace(each, arrival_s=arrival_s, ttlt_s=_ttlt_s(each, end, scale)))

@@ -104,7 +104,8 @@ class Clock:
         """The unit and zone, for people; "" if there were no times."""
         if self._numbers:
             unit, why = self.guess()
-            return f"numbers in {unit}" + (f" (a guess: {why})" if why else "")
+            usual = ", as usual in this format" if unit == self._usual else ""
+            return f"numbers in {unit}{usual}" + (f" (a guess: {why})" if why else "")
         if self.known_unit:
             how = "as --time-unit says" if self._told_unit else "as the format has it"
             return f"numbers in {self.known_unit}, {how}"

@@ -155,7 +155,20 @@ def usage_tokens(usage: Any) -> tuple[int | None, int | None]:
         found.append(tokens)
     if "output" in usage and "prompt_tokens" not in usage:
         return _langfuse_tokens(usage, *found)
-    return found[0], found[1]
+    return found[0], _with_reasoning(usage, *found)
+
+
+def _with_reasoning(
+    usage: Mapping[str, Any], num_in: int | None, num_out: int | None
+) -> int | None:
+    """Add reasoning tokens if the total says that they count apart, as xAI's do."""
+    total = usage.get("total_tokens")
+    names = ("completion_tokens_details.reasoning_tokens", "reasoning_tokens")
+    reasoning = next((n for name in names if (n := value_at(usage, name))), None)
+    if num_in is None or num_out is None or total is None or reasoning is None:
+        return num_out
+    more = whole(reasoning, "reasoning_tokens")
+    return num_out + more if whole(total, "total_tokens") == num_in + num_out + more else num_out
 
 
 # Anthropic and Gemini count these beside the others; OpenAI counts them among them.

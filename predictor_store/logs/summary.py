@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor_store.logs.clock import MOST_RATE
+from predictor_store.logs.clock import FIRST_S, LAST_S, MOST_RATE
 from predictor_store.logs.reader import LogReader, Source
 
 _MOST_FILES = 5
@@ -61,6 +62,17 @@ def counts_of(sources: Sequence[Source]) -> str:
         reasons = ", ".join(f"{number} {kind}" for kind, number in left_out.most_common())
         said += f"; left out: {reasons}; the first: {first[left_out.most_common(1)[0][0]]}"
     return said
+
+
+def span_of(arrivals_s: Sequence[float]) -> str:
+    """Return the time that a log takes, its rate, and, if its times are dates, begin and end."""
+    first_s, last_s = min(arrivals_s), max(arrivals_s)
+    rate = f", {len(arrivals_s) / (last_s - first_s):.3g} requests/s" if last_s > first_s else ""
+    dates = ""
+    if first_s >= FIRST_S and last_s <= LAST_S:
+        begin, end = (datetime.fromtimestamp(at_s, UTC) for at_s in (first_s, last_s))
+        dates = f", {begin:%Y-%m-%d %H:%M:%S} to {end:%Y-%m-%d %H:%M:%S} UTC"
+    return f"{len(arrivals_s)} requests of {last_s - first_s:.4g} s{rate}{dates}"
 
 
 def cautions_of_times(arrivals_s: Sequence[float]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from predictor_store.logs.errors import RowError
-from predictor_store.logs.fields import Row, plain_name
+from predictor_store.logs.fields import Row, parsed, plain_name
 from predictor_store.logs.format import Context, Format
 from predictor_store.logs.formats import table
 from predictor_store.logs.messages import CHATS, first_exchange, is_turn
@@ -16,7 +16,7 @@ from predictor_store.logs.request import LoggedRequest
 
 def _chat_of(row: Mapping[str, Any]) -> list[Any]:
     for name in (*CHATS, "data", "conversation_a"):
-        chat = row.get(name)
+        chat = parsed(row.get(name))
         if isinstance(chat, list) and chat and is_turn(chat[0]):
             return chat
     return []

@@ -30,7 +30,8 @@ def _is_observation(row: Mapping[str, Any]) -> bool:
     has_start = "startTime" in row or "start_time" in row
     is_typed = str(row.get("type")).upper() in _TYPES
     is_traced = "traceId" in row or "trace_id" in row
-    return has_start and (is_typed or (is_traced and any(name in row for name in _USAGES[:2])))
+    has_usage = any(name in row for name in (*_USAGES, *_OUTPUTS))
+    return has_start and (is_typed or (is_traced and has_usage))
 
 
 def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from predictor_store.logs.fields import Row, duration_s, value_at
+from predictor_store.logs.fields import Row, duration_s, parsed, value_at
 from predictor_store.logs.format import Context, Format
 from predictor_store.logs.messages import prompt_of
 from predictor_store.logs.request import LoggedRequest
@@ -45,7 +45,7 @@ def _read_bailian(row: Row, context: Context) -> Iterator[LoggedRequest]:
 
 
 def _lengths_of(row: Row, block_tokens: int) -> LoggedRequest:
-    blocks = tuple(map(int, row.find("blocks", "hash_ids") or ()))
+    blocks = tuple(map(int, parsed(row.find("blocks", "hash_ids")) or ()))
     input_tokens = row.tokens("input", "input_length")
     if input_tokens is not None and len(blocks) >= _LEAST_BLOCKS:
         least = -(-input_tokens // len(blocks))

@@ -8,7 +8,7 @@ from typing import Any
 from predictor_store.logs.errors import RowError
 from predictor_store.logs.fields import Row, duration_s, parsed, plain_name, whole
 from predictor_store.logs.format import Context, Format
-from predictor_store.logs.messages import answer_of, prompt_of, was_cut
+from predictor_store.logs.messages import CHATS, answer_of, prompt_of, was_cut
 from predictor_store.logs.request import LoggedRequest
 
 # Without case, marks and unit, see plain_name. The first that a row has counts.
@@ -52,17 +52,17 @@ TTLT = (
 )  # fmt: skip
 PROMPT = (
     "prompt", "prompttext", "instruction", "question", "query", "problem", "userprompt",
-    "usermessage", "inputtext", "input", "text", "request",
+    "usermessage", "human", "user", "inputtext", "input", "text", "request",
 )  # fmt: skip
 ANSWER = (
     "output", "response", "completion", "answer", "generation", "generatedtext", "solution",
-    "outputtext", "responsetext", "reply",
+    "outputtext", "responsetext", "reply", "assistant", "gpt",
 )  # fmt: skip
 SESSION = ("sessionid", "conversationid", "sessiontag", "session", "chatid", "threadid")
 FINISH = ("finishreason", "stopreason", "finishreasons")
 STATUS = ("statuscode", "status", "httpstatus", "error", "errormessage", "success")
 _COUNTS = ("input", "in", "output", "out", "response", "completion")
-_ALL = frozenset((*ARRIVAL, *INPUT, *OUTPUT, *PROMPT, *ANSWER))
+_ALL = frozenset((*ARRIVAL, *INPUT, *OUTPUT, *PROMPT, *ANSWER, *CHATS))
 _FAILED = {"error", "failed", "failure", "cancelled", "canceled", "timeout", "aborted", "false"}
 
 
@@ -72,6 +72,8 @@ def is_known_column(name: str) -> bool:
 
 
 def _is_row(row: Mapping[str, Any]) -> bool:
+    if isinstance(row.get("observations"), list):  # a trace of Langfuse's, around its requests
+        return False
     names = {plain_name(name)[0] for name in row}
     has_answer = not names.isdisjoint((*OUTPUT, *ANSWER))
     return (has_answer and not names.isdisjoint((*ARRIVAL, *INPUT, *PROMPT))) or "prompt" in names

@@ -236,6 +236,9 @@ VARIANTS: dict[str, Variant] = {
     "Langfuse": Variant("langfuse", lines_of(langfuse), "pts"),
     "Langfuse's API": Variant("langfuse", whole_of(
         lambda asked: {"data": [*map(langfuse, asked)], "meta": {"page": 1}}), "pts"),
+    "Langfuse's traces": Variant("langfuse", lines_of(lambda a: {
+        "id": "t", "timestamp": date(a.start_s), "input": "x", "output": "y",
+        "observations": [langfuse(a)]}), "pts"),
     "Langfuse's blob storage": Variant("langfuse", lines_of(lambda a: {
         "trace_id": "t", "type": "GENERATION", "start_time": date(a.start_s, "", " "),
         "end_time": date(a.end_s, "", " "), "input": a.text, "output": "So.",
@@ -277,6 +280,10 @@ VARIANTS: dict[str, Variant] = {
     "messages with usage": Variant("openai-chat", lines_of(lambda a: {
         "timestamp": date(a.start_s), "messages": [*a.messages, CALL], "usage": a.usage,
     }), "p"),
+    "reasoning beside the completion": Variant("openai-chat", lines_of(lambda a: {
+        "created": a.start_s, "choices": [{"message": ANSWER}], "usage": {
+            "prompt_tokens": a.inputs, "completion_tokens": a.outputs - 5,
+            "reasoning_tokens": 5, "total_tokens": a.inputs + a.outputs}})),
     "choices with usage": Variant("openai-chat", lines_of(lambda a: {
         "object": "chat.completion", "created": int(a.start_s), "usage": a.usage,
         "choices": [{"message": ANSWER, "finish_reason": "stop"}],
@@ -318,6 +325,9 @@ VARIANTS: dict[str, Variant] = {
     "Mooncake": Variant("mooncake", lines_of(lambda a: {
         "timestamp": round(a.at_s * 1e3), "input_length": a.inputs, "output_length": a.outputs,
         "hash_ids": [a.number]})),
+    "Mooncake as CSV": Variant("mooncake", csv_of(
+        "timestamp,input_length,output_length,hash_ids",
+        lambda a: (round(a.at_s * 1e3), a.inputs, a.outputs, [1, 2, 3]))),
     "Mooncake, without blocks": Variant("mooncake", lines_of(lambda a: {
         "timestamp": round(a.at_s * 1e3), "input_length": a.inputs, "output_length": a.outputs})),
     "Mooncake's fields in seconds": Variant("mooncake", lines_of(lambda a: {
@@ -351,6 +361,10 @@ VARIANTS: dict[str, Variant] = {
         {"from": "human", "value": a.text}, {"from": "gpt", "value": "So."}]})), "p-", NO_TIMES),
     "ShareGPT, items": Variant("sharegpt", lines_of(lambda a: {"items": [
         {"from": "user", "value": a.text}, {"from": "bing", "value": "So."}]}), "p-", NO_TIMES),
+    "ShareGPT as CSV": Variant("sharegpt", csv_of("id,conversations", lambda a: (1, json.dumps([
+        {"from": "human", "value": a.text}, {"from": "gpt", "value": "So."}]))), "p-", NO_TIMES),
+    "pairs in fields": Variant("table", lines_of(
+        lambda a: {"human": a.text, "assistant": "So."}), "p-", NO_TIMES),
     "ShareGPT, pairs": Variant("sharegpt", lines_of(lambda a: {"conversation": [
         {"human": a.text, "assistant": "So."}]}), "p-", NO_TIMES),
     "lmsys": Variant("lmsys", lines_of(lambda a: {"conversation_id": "x", "turn": 1,
