@@ -1,4 +1,4 @@
-"""Recordings of our own making, in the files of those that the bench reads."""
+"""Made-up recordings, in the files that the bench reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Made-up runs for the tests of what is done with runs."""
+"""Made-up runs for tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def record(policy: str, seed: int, *, rate: str = "2x", factor: float = 1.0) -> 
 
 
 def on_server(policy: str, seed: int, problem: str = "", **more: Any) -> Record:
-    """The same, with what a run on a server has beside its metrics."""
+    """Return a record with the details of a run on servers."""
     ttlt_ms = np.linspace(1000.0, 9000.0, 60).tolist()
     requests = {
         "class": ["chat"] * 60, "input_tokens": [30] * 60, "output_tokens": [50] * 60,

@@ -1,4 +1,4 @@
-"""What a newcomer sees first."""
+"""The demo, which a newcomer sees first."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_the_report_stands_alone_and_holds_everything(tmp_path: Path) -> None:
     assert page.tags.count("svg") == 1
     assert page.tags.count("tr") == 1 + 3 * 2
     assert all(link.startswith("#") for link in page.links)
-    # It opens with the result, and says on what it was had.
+    # It opens with the result, and names the device.
     places = [page.text.index(text) for text in (headline(valid), "device clock: h800", "rate")]
     assert places == sorted(places)
     for expected in ("0.60", "<two> cores", "2 answers of the wrong length"):

@@ -20,7 +20,7 @@ from tests.bench.recordings import azure_like, triage_like
 
 
 def small(name: str, **load: object) -> Experiment:
-    """Of one load and few requests."""
+    """Return an experiment of one load and few requests."""
     experiment = Experiment.read(name)
     first = replace(experiment.loads[0], num_requests=24, **load)  # type: ignore[arg-type]
     return replace(experiment, loads=[first], seeds=1)

@@ -1,4 +1,4 @@
-"""What servers are asked, and what must not be counted."""
+"""Requests to servers, and runs that must not be counted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ANSWERED = Answer(0.0, ((1.0, 1), (2.0, 9)), 40, 7)
 
 
 def ran(monkeypatch: pytest.MonkeyPatch, run: Run) -> tuple[dict[str, Any], Ran]:
-    """What was sent, and what came of it, if a server answers so."""
+    """Return the requests sent and the run, if a server answers so."""
     sent: dict[str, Any] = {}
 
     class Kept(KeptServer):

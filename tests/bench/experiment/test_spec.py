@@ -1,4 +1,4 @@
-"""Experiments as files: what they may say, and that a new one takes no code."""
+"""Experiments as files: their keys, and that a new one takes no code."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_new_experiment_is_under_twenty_lines_of_data(
     ]  # fmt: skip
     lines = (tmp_path / "records" / "mine.jsonl").read_text().splitlines()
     assert len(lines) == 2 * 2
-    # Made again they take the place of those that are there.
+    # New records replace the old ones of the same run.
     assert main(command.split()) == 0
     assert (tmp_path / "records" / "mine.jsonl").read_text().splitlines() == lines
 

@@ -1,4 +1,4 @@
-"""Where the real model comes from."""
+"""The download of the real model."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ _NUMBERS = (
 )  # fmt: skip
 _TIMES_MS = (None, LEAST_SLO_MS, 50.0, 1000.0, MOST_SLO_MS)
 _WEIGHTS = (LEAST_WEIGHT, 1.0, 1.0, MOST_WEIGHT)
-# The state of a pool is checked after so many events, which takes as long as they do.
+# Events between two checks of a pool; checks then take half of the time.
 _CHECKED = 16
 # A pass serves a token at least, unless requests only move. KV may be computed again.
 _EVENTS_PER_TOKEN = 4
@@ -108,7 +108,7 @@ def _engine(rng: random.Random) -> Engine:
 
 
 def _config(rng: random.Random, policies: set[str]) -> SageConfig:
-    """Some settings, of those that are allowed."""
+    """Return some of the allowed settings."""
     config: dict[str, Any] = {
         "decode": {
             "max_gap_ms": rng.choice([1.0, 50.0, 1000.0, math.inf]),
@@ -260,7 +260,7 @@ class Account:
 
 
 def run(case: Case) -> None:
-    """Raises what is found."""
+    """Run a case. Raises the finding."""
     check_requests(case.engine, case.requests)
     account = Account()
     finished: list[Progress] = []
@@ -294,7 +294,7 @@ def run(case: Case) -> None:
 
 
 def found_at(seed: int) -> str:
-    """What a seed finds; "" if nothing. A warning is a finding."""
+    """Return the finding of a seed; "" if nothing. A warning is a finding."""
     try:
         with warnings.catch_warnings(action="error"):
             run(draw(seed))

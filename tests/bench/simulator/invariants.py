@@ -1,18 +1,18 @@
-"""What must hold at every event.
+"""Invariants that hold at every event.
 
 1. Conservation: the pages held are those of the requests in the batch and of the chunked one,
-   what they share counted once; the others that the radix tree has on the device are evictable;
-   together they fit the pool. What it has is on the device or in host memory, which holds it.
+   shared pages counted once; the others that the radix tree has on the device are evictable;
+   together they fit the pool. The tree's KV is on the device or in host memory, which has room.
 2. Slots: requests in the batch and the chunked one are at most max_running_requests.
-3. Nothing is lost or doubled: the requests outstanding are those waiting, chunked and in the batch,
-   each in one place.
+3. Nothing is lost or doubled: each outstanding request is waiting, chunked or in the batch, in one
+   place.
 4. Exactness: no request has more tokens than its true length, nor, unless finished, all of them; a
-   waiting request has a first token where it has been served, and no other has.
-5. Sums: what the batch keeps in closed form equals what its members say one by one.
-6. Promises: nobody gets in past one that waits, came before it and is promised its turn.
+   waiting request has a first token if it has been served, and no other has.
+5. Sums: the sums that the batch keeps in closed form equal those of its members, one by one.
+6. Promises: no request passes a waiting one that came before it and has a starvation guarantee.
 
-Checked always, by the node: work conserving, where a request has come, a step is taken. By
-result_of: each request has finished once, with its true length, and not before it came.
+The node checks always that it is work conserving: if a request has come, a step is taken. result_of
+checks that each request has finished once, with its true length, and not before it came.
 """
 
 from __future__ import annotations

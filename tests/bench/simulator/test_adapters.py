@@ -21,8 +21,8 @@ ENGINE = replace(PRESETS["h800-qwen3-32b"], max_loras_per_batch=1)
     "policy", ["sage", "urgency", "qllm", "fcfs-fill", "proserve", "ltr", "ssjf"]
 )
 def test_nobody_waits_for_ever_for_an_adapter(policy: str, preempt: bool) -> None:
-    """One of adapter b comes after 30 s; those of adapter a never run out, at a third of what the
-    server can carry."""
+    """A request of adapter b comes after 30 s; requests of adapter a never run out, at a third
+    of the server's capacity."""
     rng = random.Random(0)
     hints = Hints(urgency=1, ttft_slo_ms=1000.0)
     of_b = request(30.0, 500, 20, 1000, distribution=known(20), hints=hints, adapter="b")

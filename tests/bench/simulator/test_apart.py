@@ -1,4 +1,4 @@
-"""An engine that prefills and one that decodes."""
+"""Engines that prefill and engines that decode."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_sglang_keeps_what_it_is_told_to_free_for_each_and_we_what_steps_need() 
 
 
 def test_room_goes_to_the_shortest_predicted() -> None:
-    # Of the first one nobody makes room; of the others there is room for one at a time.
+    # The first one is not preempted; there is room for one other at a time.
     requests = [
         request(0.1 * i, 1000, length, distribution=known(length))
         for i, length in enumerate((300, 300, 5, 50))

@@ -1,4 +1,4 @@
-"""What a server's backlog is said to take, against what it takes in the simulator."""
+"""The predicted time of a server's backlog, against the simulator."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_admission_sets_caps_aside(
 
 
 def test_a_full_batch_stays_so_until_a_request_leaves() -> None:
-    # Beside the first two the third does not fit at once (1380 - 100 - 0.7 * 399 - 501 < 501). As
+    # With the first two the third does not fit at once (1380 - 100 - 0.7 * 399 - 501 < 501). As
     # they run, SGLang comes to expect less of them, but it does not ask again.
     engine = replace(ROOMY, kv_pool_tokens=1380)
     requests = [request(0.0, 100, 380), request(0.001, 100, 380), request(0.002, 100, 1)]
@@ -160,7 +160,7 @@ def test_leaps_are_steps(policy: str, is_mixed: bool) -> None:
     finished.sort(key=lambda progress: progress.index)
     last_s = [progress.last_token_s for progress in finished]
     assert last_s == pytest.approx(leaped.arrival_s + leaped.ttlt_s, rel=1e-6, abs=0.02)
-    # In a leap a token that is due as it comes may go either way.
+    # In a leap a token that comes at its deadline may go either way.
     on_time = np.array([progress.num_next_on_time for progress in finished])
     assert np.abs(leaped.num_next_on_time - on_time).max() <= 1
 
@@ -170,7 +170,7 @@ def test_no_decision_depends_on_a_true_length_that_is_not_yet_known(policy: str)
     requests, until_s = mixed(120, 6.0, 6), 12.0
 
     def found(requests: list[SimRequest]) -> tuple[list[Progress], object]:
-        """Those that have finished, and who is where, with what."""
+        """Return the finished requests, and the place and tokens of the others."""
         finished: list[Progress] = []
         node = started(policy, requests, finished, CHECKED)
         node.advance(until_s)
@@ -207,7 +207,7 @@ def test_a_yielding_request_comes_back_without_a_prefill() -> None:
     result = simulate(engine, "srpt-oracle", CONFIG, requests, CHECKED)
     assert result.num_yields.tolist() == [1, 0]
     assert result.prefill_tokens == 200
-    # Out and in, what the first held at 1 s.
+    # The KV of the first at 1 s moves out and in.
     assert 2 * 100 < result.moved_tokens < 2 * 200
     swap_s = result.moved_tokens * 1e-3
     assert result.ttlt_s[0] == pytest.approx(sum(result.alone_s) + swap_s)

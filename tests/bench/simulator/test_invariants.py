@@ -1,4 +1,4 @@
-"""The invariants notice what they are there for."""
+"""The invariants notice damage."""
 
 from __future__ import annotations
 

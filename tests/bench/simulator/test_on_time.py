@@ -28,7 +28,7 @@ def by_hand(num_steps: int, first_s: float, growth_s: float, due_s: float, tpot_
 def test_a_leap_counts_as_its_steps_do(
     num_steps: int, first_s: float, growth_s: float, due_s: float, tpot_s: float
 ) -> None:
-    # Tokens that are due when they come go either way.
+    # Tokens that come at their deadline go either way.
     least, most = (
         by_hand(num_steps, first_s, growth_s, due_s + shift_s, tpot_s) for shift_s in (-1e-6, 1e-6)
     )

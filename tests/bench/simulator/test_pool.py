@@ -31,7 +31,7 @@ DOCUMENT, OTHER = 1, 2
 
 
 def progress(stream: int, num_tokens: int, session: str = "", more: int = 0) -> Progress:
-    """Of a document, and of `more` tokens of its own."""
+    """Return a request of a document, and of `more` tokens of its own."""
     spans = ((stream, 0, num_tokens), (99, 0, more))[: 1 + (more > 0)]
     hints = Hints(session=session)
     asked = request(0.0, num_tokens + more, 5, spans=spans, hints=hints)
@@ -80,7 +80,7 @@ def test_the_branch_that_a_session_has_left_is_nobodys() -> None:
     tree.insert([(DOCUMENT, 0, 10), (7, 0, 3), (8, 0, 4)], "a")
     tree.insert([(DOCUMENT, 0, 10), (9, 0, 5)], "b")
     assert tree.kept_for() == {"a": 7, "b": 15}
-    tree.evict(4)  # what it left last is gone, what was before that is still there
+    tree.evict(4)  # the branch that it left last is gone, the one before is still there
     tree.insert([(DOCUMENT, 0, 8), (11, 0, 6)], "a")
     assert tree.kept_for() == {"a": 14, "b": 7, "": 3}
 
@@ -146,7 +146,7 @@ def _common(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> int:
 
 
 def _with_documents(num_requests: int, seed: int) -> list[SimRequest]:
-    """As mixed(), but half of each prompt is one of a few documents' beginning."""
+    """Return mixed(), but half of each prompt is one of a few documents' beginning."""
     rng = np.random.default_rng(seed)
     shared = []
     for number, each in enumerate(mixed(num_requests, 6.0, seed)):

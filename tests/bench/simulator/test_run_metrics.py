@@ -46,8 +46,8 @@ ALONE_S = np.array([10.0, 5.0, 20.0])
 @pytest.mark.parametrize(
     ("last_s", "largest"),
     [
-        ([40.0, 6.0, 30.0], 2.5),  # both overtake the first: 25 s of work beside its own 10
-        ([20.0, 50.0, 30.0], 20 / 15),  # the second found 10 s of work beside its own 5
+        ([40.0, 6.0, 30.0], 2.5),  # both overtake the first: 25 s of work over its own 10
+        ([20.0, 50.0, 30.0], 20 / 15),  # the second found 10 s of work and has 5 of its own
         ([10.0, 15.0, 35.0], 0.0),  # first come, first served
     ],
 )

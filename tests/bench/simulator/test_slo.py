@@ -1,4 +1,4 @@
-"""Deadlines in the simulator: tokens on time, mixed steps, and ProServe beside sage."""
+"""Deadlines in the simulator: tokens on time, mixed steps, ProServe and sage."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CLASSES = (
 def traffic(
     num_requests: int, seed: int, classes: Sequence[Hints], rate: float = 1 / 0.15, more: int = 0
 ) -> list[SimRequest]:
-    """more: tokens that each prompt has beside up to 600."""
+    """Return requests. more: tokens that each prompt has in addition to up to 600."""
     rng = np.random.default_rng(seed)
     requests = []
     for arrival_s in np.cumsum(rng.exponential(1 / rate, num_requests)):
@@ -61,7 +61,7 @@ def test_under_sage_a_promised_tpot_is_kept_by_who_stays(engine: Engine) -> None
         return float(found.longest_gap_s[stayed].max())
 
     assert longest_gap_s(NO_HINTS) > 0.12
-    assert longest_gap_s(Hints(tpot_slo_ms=90.0)) < 0.095  # whoever joins makes the batch longer
+    assert longest_gap_s(Hints(tpot_slo_ms=90.0)) < 0.095  # each newcomer makes the batch longer
 
 
 def test_those_that_run_decode_beside_a_prefill() -> None:
@@ -86,9 +86,7 @@ def test_without_promises_it_is_sage_without_a_ttft_target(engine: Engine, polic
     assert sage.attainment() == {}
 
 
-def test_under_overload_weight_and_deadlines_count_and_hopeless_ones_cost_the_others_little() -> (
-    None
-):
+def test_under_overload_weights_and_deadlines_count() -> None:
     crowd = traffic(150, 3, CLASSES, rate=4 / 0.15)  # twice as much as can be served
     hopeless = replace(CLASSES[1], ttft_slo_ms=0.001, tpot_slo_ms=0.001, slo_class="hopeless")
     mad = [replace(r, hints=hopeless) if i % 10 == 0 else r for i, r in enumerate(crowd)]
@@ -118,7 +116,7 @@ def chat(rate: float, classes: Sequence[Hints]) -> list[SimRequest]:
 
 
 def unmixed(fixed_s: float) -> Engine:
-    """Its prefills and decode steps take fixed_s beside what is in them."""
+    """Return an engine whose prefills and decode steps take at least fixed_s."""
     step_time = StepTime(fixed_s, 0.0, fixed_s / 230, 0.0, fixed_s, 0.0, fixed_s / 250_000)
     return Engine(step_time, kv_pool_tokens=100_000, max_running_requests=64, swap_token_s=1e-6)
 

@@ -24,7 +24,7 @@ ONE_SLOT = replace(SMALL, max_running_requests=1)
 
 
 def order(policy: str, requests: list[SimRequest]) -> list[int]:
-    """In which these are served that arrive while another runs."""
+    """Return the order in which these are served that arrive while another runs."""
     all_requests = [request(0.0, 10, 100), *requests]
     result = simulate(ONE_SLOT, policy, CONFIG, all_requests, CHECKED)
     return [int(i) - 1 for i in np.argsort(result.arrival_s + result.ttft_s)[1:]]
@@ -61,7 +61,7 @@ def test_a_long_prompt_leaves_room_in_its_chunks_for_shorter_ones() -> None:
 
 
 def test_a_retracted_request_queues_at_the_end() -> None:
-    # The last of the burst wait with those who came while they ran, and later.
+    # The last of the burst wait with requests that came while they ran, and later.
     late = [replace(each, arrival_s=20.5) for each in burst()[:30]]
     result = simulate(MANY_SLOTS, "fcfs", CONFIG, burst() + late, CHECKED)
     retracted = np.flatnonzero(result.num_retractions)

@@ -145,7 +145,7 @@ def test_trail_with_exact_predictions_is_its_closed_form(limit: float) -> None:
     config = SageConfig(policy={"trail-prompt": TrailPromptParameters(limit)})
     mean, error = mean_and_error(simulate(ONE_SLOT, "trail-prompt", config, exact, PREEMPTIVE))
     assert mean == pytest.approx(_srpt_response(rate, limit), abs=4 * error + 1.0)
-    # The demand is one that can fail: without the limit it would be another.
+    # The check can fail: without the limit the value would be another.
     assert mean > _srpt_response(rate) + error or limit > 0.5
 
 
@@ -165,7 +165,7 @@ def _srpt_response(rate: float, limit: float = 1.0) -> float:
         load_up_to = rate * float(STEPS[up_to] @ WEIGHTS[up_to])
         load_below = rate * float(STEPS[below] @ WEIGHTS[below])
         wait = rate / 2 * second / ((1 - load_up_to) * (1 - load_below))
-        # By what is left of it: while that is under (1 - limit) * size, nobody gets ahead.
+        # While less than (1 - limit) * size is left of it, no other gets ahead.
         alone = (1 - limit) * size
         residence = alone
         for start, end in pairwise([0, *STEPS[up_to]]):
@@ -196,7 +196,7 @@ def test_trail_with_predictions_that_err_is_its_closed_form(limit: float) -> Non
     expected = _trail_response(rate, limit, steps, predicted)
     assert mean == pytest.approx(expected, abs=4 * error + 2.0)
     assert error < 0.15 * mean
-    # The demand is one that can fail: exact predictions would do better.
+    # The check can fail: exact predictions would do better.
     assert expected > 1.1 * _trail_response(rate, limit, steps, steps)
 
 
@@ -249,7 +249,7 @@ def _by(index: str) -> SageConfig:
         # A new one may be over at once: Gittins looks, where the mean sees only the long way.
         (np.array([10, 1000]), np.array([0.5, 0.5]), 0.98),
         (STEPS, WEIGHTS, 1.01),
-        # The older, the nearer its end: nobody should yield, and mean order knows that too.
+        # The older, the nearer its end: none should be preempted, and mean order knows that too.
         (np.arange(100, 300, 10), np.full(20, 0.05), 1.01),
     ],
 )

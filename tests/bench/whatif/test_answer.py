@@ -61,7 +61,7 @@ def test_the_interval_tells_of_better_and_worse_predictions() -> None:
     assert surer.high - surer.low < sage.mean_ratio.high - sage.mean_ratio.low
 
 
-def test_a_policy_under_which_the_scheduler_ends_has_a_line_and_the_others_go_on() -> None:
+def test_a_policy_that_runs_out_of_memory_has_a_line() -> None:
     rng = np.random.default_rng(5)
     arrivals = np.cumsum(rng.exponential(1 / 8, 150)).tolist()
     long = (rng.random(150) < 0.1).tolist()
@@ -155,7 +155,7 @@ def test_it_says_what_is_left_out_and_where_the_simulation_is_far_off() -> None:
 
 
 def info(**changed: Any) -> dict[str, Any]:
-    """What a server says of itself, and what is changed of it."""
+    """Return /server_info, with changes."""
     sage = {
         "step_time": {**asdict(StepTimeConfig()), "source": "learned", "num_steps": 9},
         "preemption": {"swap_token_us": 3.0, "host_pool_tokens": 7000},
@@ -250,8 +250,8 @@ def test_what_cannot_be_said_is_known_before_anything_is_simulated(
         assert said in capsys.readouterr().err
 
 
-def test_where_the_log_says_no_caps_there_are_two_answers_the_less_flattering_first() -> None:
-    """SGLang's own policies hold back room for caps, which ours do not go by."""
+def test_without_caps_there_are_two_answers() -> None:
+    """SGLang's own policies reserve memory for caps; ours do not."""
     log = traffic(60, cap_tokens=None)
     answer = asked(log, "fcfs", "sage")
     first, second = answer.tables

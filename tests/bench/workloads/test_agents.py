@@ -35,7 +35,7 @@ SESSION = Session("one", STEPS)
 
 
 def asked(number: int, at_s: float = 3.0) -> list[SimRequest]:
-    """The session so many times, of half its tokens."""
+    """Return the session a number of times, of half its tokens."""
     return requests_of(
         [SESSION] * number, [at_s] * number,
         factor=2.0, engine=H800_QWEN3_32B, foreseen=None, max_pause_s=100.0,
@@ -54,7 +54,7 @@ def test_steps_follow_each_other_and_share_what_was_recorded() -> None:
     assert {request.hints.session for request in requests[:4]} == {"0 one"}
     # Two runs of one recording are two sessions: they share nothing.
     assert requests[4].spans == ((4, 0, 500),)
-    # A pause is what the engine would not have taken.
+    # A pause leaves out the engine's own time.
     assert 55 < requests[1].pause_s < 60
     assert requests[2].pause_s < 1.0
     assert requests[3].pause_s == 100.0

@@ -1,4 +1,4 @@
-"""Answers end where they shall, on real servers, whatever the scheduler does with the requests."""
+"""Answers end at their recorded length on real servers, even if they are retracted."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def test_levels_have_their_shares_whoever_says_them_and_lengths_do_not_depend(
     assert {r.hints.urgency for r in nobody} == {3}
     assert [r.output_tokens for r in expert] == [r.output_tokens for r in chance]
     assert [r.class_name for r in chance] == list(map(str, levels))
-    # The answers that foretell are not among those that come.
+    # Answers that predict do not come.
     assert len(source.history) + len(source.lengths) == 60
 
 

@@ -1,4 +1,4 @@
-"""The device clock's arithmetic, with a host whose time is the test's, and what is made of it."""
+"""The device clock's arithmetic, with a host whose time is the test's."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_steps_and_moves_take_the_modelled_time(tmp_path: Path, model: Path) -> 
     engine = replace(PRESETS[PRESET], **SLOW)
     for each in runs:
         about, columns = each.about, each.about["requests"]
-        # Whatever the host does meanwhile, nobody is sooner than the device alone would be.
+        # No request is sooner than on the device alone, even if the host is quick.
         for i, ttlt_ms in enumerate(columns["e2e_latency_ms"]):
             fastest_s = alone_s(engine, columns["input_tokens"][i], columns["output_tokens"][i])
             assert ttlt_ms / 1e3 >= fastest_s - 1e-3
@@ -74,7 +74,7 @@ def test_steps_and_moves_take_the_modelled_time(tmp_path: Path, model: Path) -> 
         # The last step is launched before it is known that the one before was the last.
         assert 0.1 * steps <= device_s <= each.metrics["duration"] + LONGEST_STEP_S
         assert about["settings"]["device clock"] == PRESET
-    # What a move takes is the device's too, in the server's own time.
+    # A move takes the device's time too, in the server's own time.
     sage = [each.about["counters"] for each in runs if each.policy == "sage"]
     seen_us = 1e6 * engine.swap_token_s
     assert sage[0]["preemption"]["swap_token_us"] == pytest.approx(seen_us / 2)
@@ -87,8 +87,8 @@ def test_steps_and_moves_take_the_modelled_time(tmp_path: Path, model: Path) -> 
 
 
 def test_a_server_learns_its_devices_times(tmp_path: Path, model: Path) -> None:
-    """From proportions that are quite others. What is learned are the device's own seconds, however
-    late the host is."""
+    """It starts from other proportions, and learns the device's own seconds, however late the
+    host is."""
     truth = StepTime(0.005, 0.002, 1e-4, 1e-7, 0.004, 1e-3, 4e-6)
     engine = replace(PRESETS[PRESET], **{**SLOW, "step_time": truth})
     learning = PolicyServers(

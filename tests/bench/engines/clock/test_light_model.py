@@ -45,7 +45,8 @@ def test_a_token_attends_to_the_newest_ones_and_where_states_matter_to_all(
 def test_a_prompts_tokens_attend_as_if_each_had_been_decoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of a prompt's beginning, of a later part of one, and of a request that decodes beside."""
+    """Covers a prompt's beginning, a later part of one, and a request that decodes in the same
+    step."""
     monkeypatch.setattr(light_model, "_attended", SimpleNamespace(num_tokens=16))
     torch.manual_seed(0)
     prefixes, parts = torch.tensor([0, 30, 49]), torch.tensor([5, 20, 1])

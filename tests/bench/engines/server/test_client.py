@@ -1,4 +1,4 @@
-"""What clients saw, as numbers, and what must not be taken for a good run."""
+"""The figures that clients see, and runs that must not be counted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def said(tokens: int, reason: str) -> str:
 
 
 class _Stub(BaseHTTPRequestHandler):
-    """Answers with what the prompt asks for."""
+    """Replies as the prompt asks."""
 
     replies = {  # noqa: RUF012
         "right": (200, (said(1, "null"), said(2, '{"type": "stop"}'))),
@@ -86,7 +86,7 @@ def test_a_client_notes_when_it_had_how_many_tokens(url: str) -> None:
 
 def test_a_request_comes_after_the_answer_that_it_follows(url: str) -> None:
     first, second = ask(url, "right", "right", follows=[None, 0], pauses_s=[0.0, 0.2])
-    # A timer may be early by what a clock tells apart.
+    # A timer may be early by the resolution of a clock.
     assert second.sent_s > first.last_token_s + 0.19
     assert second.late_s < second.sent_s
 

@@ -19,7 +19,7 @@ _COUNTED = ("num_steps", "device_s", "num_late", "late_s", "num_moves", "moved_s
 def held_up(
     monkeypatch: pytest.MonkeyPatch, *late_s: float, num_unpredicted: int = 0
 ) -> tuple[Run, list[str]]:
-    """Of a server whose host holds each try up for so long: what is found, and what was sent."""
+    """Return the result and the requests sent, if the host holds each try up for these seconds."""
     states = iter(s for late in late_s for s in (_did(0.0, 0), _did(late, num_unpredicted)))
     servers: Any = SimpleNamespace(device=Device.named("h800-qwen3-32b", 1.0))
     kept, sent = KeptServer(servers, "sage"), list[str]()
