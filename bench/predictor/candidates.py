@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.workloads.foresight import of_all_records
+from bench.workloads.predictors import of_all_records
 from predictor_store.predict import predictor
 from predictor_store.predict.history import History
 from predictor_store.predict.threshold import predict_by_threshold

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from bench.predictor.answers import SETS, by_prompt, read, shuffled
 from bench.workloads import datasets
-from bench.workloads.foresight import embedded
+from bench.workloads.predictors import embedded
 from bench.workloads.prompts import WorkloadError
 from predictor_store.logs.errors import DatasetError
 from predictor_store.predict.embedder import Embedder, fingerprint

@@ -9,7 +9,7 @@ from tqdm import tqdm
 from bench.predictor.answers import by_prompt
 from bench.predictor.candidates import Candidate
 from bench.predictor.quality import Outcome
-from bench.workloads.foresight import embedded
+from bench.workloads.predictors import embedded
 from predictor_store.data.warm import Observation
 from predictor_store.predict.embedder import Embedder
 from predictor_store.predict.history import History

@@ -10,9 +10,9 @@ from typing import Any
 from bench.whatif.comparison import Comparison, Row, compare
 from bench.whatif.engine import OwnServer
 from bench.whatif.log import Logged, TrafficLog
+from bench.whatif.predictions import Predictions, predictions_of
 from bench.whatif.sessions import links_of
 from bench.whatif.simulation import Slo, most_tokens, outcomes, predicts, requests_of, shares_good
-from bench.whatif.told import Told, told_of
 from bench.workloads.prompts import WorkloadError
 from predictor_store.predict.quality import LEAST_TO_TELL
 from sage_sched.app.config import SageConfig
@@ -67,20 +67,22 @@ def answer_of(
     links = links_of(engine, fits)
     requests = [replace(one, arrival_s=one.arrival_s / load) for one in fits]
     if any(map(predicts, policies)):
-        told = told_of(
+        predictions = predictions_of(
             requests, engine, config, store=store, gain=server.crps_gain, num_seeds=num_seeds
         )
     else:
-        told = Told(([None] * len(requests),), 1, "none is needed", {})
+        predictions = Predictions(([None] * len(requests),), 1, "none is needed", {})
     caps = {"": cap_tokens} if cap_tokens else _supposed_caps(fits)
     tables: dict[str, Comparison] = {}
     good: dict[str, list[float]] = {}
     for name, tokens in caps.items():
         simulated = requests_of(engine, requests, links, tokens)
-        found = outcomes(engine, policies, simulated, told, config)
+        found = outcomes(engine, policies, simulated, predictions, config)
         tables[name] = compare(found)
         if not good:
-            good = shares_good(engine, found, simulated, told, config, multiples, slo or Slo())
+            good = shares_good(
+                engine, found, simulated, predictions, config, multiples, slo or Slo()
+            )
     span_s = log.arrivals_s / load
     rate = f", {len(requests) / span_s:.3g} requests/s" if span_s > 0 else ""
     notes = [f"log: {len(requests)} requests of {span_s:.4g} s{rate}"]
@@ -91,7 +93,7 @@ def answer_of(
     notes += [
         f"engine: {server.description}, KV of {engine.kv_pool_tokens} tokens, "
         f"{engine.max_running_requests} slots",
-        f"predictions: {told.description}{_quality_note(told.quality)}",
+        f"predictions: {predictions.description}{_quality_note(predictions.quality)}",
     ]
     notes += _cautions(log, policies[0], tables, load)
     return Answer(tables, notes, multiples, good)

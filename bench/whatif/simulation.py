@@ -18,8 +18,8 @@ from bench.simulator.result import Result
 from bench.simulator.run import simulate
 from bench.simulator.state import Options
 from bench.whatif.log import BLOCK_CHARS, Logged
+from bench.whatif.predictions import Forecasts, Predictions
 from bench.whatif.sessions import Link
-from bench.whatif.told import Forecasts, Told
 from sage_sched.app.config import SageConfig
 from sage_sched.app.registry import policy_names
 
@@ -30,7 +30,7 @@ _FIRST_OWN_STREAM = -(1 << 60)
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The results of a policy, one for each variant of the predictions; one alone if it uses
-    none. usual: as in Told. ended_s: when the scheduler ran out of KV memory and ended, as
+    none. usual: as in Predictions. ended_s: when the scheduler ran out of KV memory and ended, as
     SGLang's does; there are no results then. None if it served the whole log."""
 
     policy: str
@@ -73,12 +73,12 @@ def outcomes(
     engine: Engine,
     policies: Sequence[str],
     requests: Sequence[SimRequest],
-    told: Told,
+    predictions: Predictions,
     config: SageConfig,
 ) -> list[Outcome]:
     """Each policy's, with a bar that counts requests served. Raises ValueError for a policy that is
     unknown."""
-    num_runs = sum(len(told.variants) if predicts(policy) else 1 for policy in policies)
+    num_runs = sum(len(predictions.variants) if predicts(policy) else 1 for policy in policies)
     found = []
     options = Options(preempt=config.preemption.enabled)
     with tqdm(
@@ -86,7 +86,7 @@ def outcomes(
     ) as bar:
         for policy in policies:
             bar.set_postfix_str(policy)
-            variants = told.variants if predicts(policy) else told.variants[:1]
+            variants = predictions.variants if predicts(policy) else predictions.variants[:1]
             try:
                 results = tuple(
                     simulate(engine, policy, config, _with(requests, said), options, bar.update)
@@ -95,7 +95,7 @@ def outcomes(
             except OutOfMemoryError as error:
                 found.append(Outcome(policy, (), 0, error.at_s))
             else:
-                found.append(Outcome(policy, results, min(told.usual, len(results))))
+                found.append(Outcome(policy, results, min(predictions.usual, len(results))))
     return found
 
 
@@ -114,7 +114,7 @@ def shares_good(
     engine: Engine,
     as_logged: Sequence[Outcome],
     requests: Sequence[SimRequest],
-    told: Told,
+    predictions: Predictions,
     config: SageConfig,
     multiples: Sequence[float],
     slo: Slo,
@@ -124,7 +124,7 @@ def shares_good(
 
     as_logged: the outcomes at the log's own rate.
     """
-    usual = replace(told, variants=told.variants[:1], usual=1)
+    usual = replace(predictions, variants=predictions.variants[:1], usual=1)
     policies = [outcome.policy for outcome in as_logged]
     found: dict[str, list[float]] = {policy: [] for policy in policies}
     for multiple in multiples:

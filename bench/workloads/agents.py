@@ -133,7 +133,7 @@ def requests_of(
     return requests
 
 
-def with_pauses_told(requests: Sequence[SimRequest], rng: np.random.Generator) -> list[SimRequest]:
+def with_said_pauses(requests: Sequence[SimRequest], rng: np.random.Generator) -> list[SimRequest]:
     """The same, of which clients say about when the next step comes, and which is the last."""
     errors = rng.lognormal(0.0, _PAUSE_ERROR, len(requests))
     told = []
@@ -199,7 +199,7 @@ class Agents(Source):
             max_steps=self._max_steps,
             cap_tokens=cap,
         )
-        return with_pauses_told(requests, rng) if arm.said_by == "client" else requests
+        return with_said_pauses(requests, rng) if arm.said_by == "client" else requests
 
     def all_answers(self) -> LengthDistribution:
         return known_lengths(self._halves[False], self._factor)

@@ -16,9 +16,9 @@ from bench.simulator.radix_tree import Span
 from bench.simulator.request import SimRequest
 from bench.simulator.stock import STOCK
 from bench.workloads import chats, datasets
-from bench.workloads.foresight import (
-    Foresight,
+from bench.workloads.predictors import (
     Predict,
+    Predictors,
     changed,
     token_counter,
     truth,
@@ -77,22 +77,22 @@ class Prompts(Source):
         classes: Sequence[str] = (),
         prompt_factor: int = 1,
     ) -> None:
-        self._foresight = _foresight(data, name)
-        self.workload: Workload = self._foresight.workload
+        self._predictors = _predictors(data, name)
+        self.workload: Workload = self._predictors.workload
         self._classes = classes
         self._factor = prompt_factor
 
     def requests(
         self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
     ) -> list[SimRequest]:
-        foresight = self._foresight
+        predictors = self._predictors
         chosen = self._chosen(len(arrivals_s), seed, purpose)
-        foresight.read(chosen, arm.config.predictor.encoder)
+        predictors.read(chosen, arm.config.predictor.encoder)
         predict = self._predict(arm, cap)
         return [
             SimRequest(
                 arrival_s=float(at),
-                input_tokens=self._factor * foresight.input_tokens(request.prompt),
+                input_tokens=self._factor * predictors.input_tokens(request.prompt),
                 output_tokens=min(request.output_tokens, cap),
                 max_new_tokens=cap,
                 distribution=predict(request),
@@ -123,7 +123,7 @@ class Prompts(Source):
         """Its tokens, where other requests have the same prompt."""
         if self.workload.num_samples == 1:
             return ()
-        num_tokens = self._factor * self._foresight.input_tokens(prompt)
+        num_tokens = self._factor * self._predictors.input_tokens(prompt)
         return ((stable_hash("stream " + prompt), 0, num_tokens),)
 
     def _chosen(self, number: int, seed: int, purpose: Purpose) -> list[WorkloadRequest]:
@@ -146,19 +146,19 @@ class Prompts(Source):
             return lambda request: None
         if policy == ORACLE or arm.predictor == "truth":
             return truth
-        foresight = self._foresight
+        predictors = self._predictors
         match arm.predictor:
             case "input length":
-                predict = foresight.of_input_length()
+                predict = predictors.of_input_length()
             case "none":
-                predict = foresight.blind()
+                predict = predictors.blind()
             case _:
-                predict = foresight.semantic(arm.config.predictor)
+                predict = predictors.semantic(arm.config.predictor)
         if arm.wrong_by != 1:
             predict = changed(predict, lambda found: found.scaled(arm.wrong_by))
         return with_noise(predict, cap) if arm.noise else predict
 
 
 @functools.cache
-def _foresight(data: Path | None, name: str) -> Foresight:
-    return Foresight(load_workload(data, name), token_counter())
+def _predictors(data: Path | None, name: str) -> Predictors:
+    return Predictors(load_workload(data, name), token_counter())

@@ -19,7 +19,7 @@ from bench.simulator.presets import PRESETS, Engine
 from bench.simulator.request import SimRequest
 from bench.simulator.run import simulate
 from bench.simulator.state import Options
-from bench.workloads.foresight import Foresight, Predict
+from bench.workloads.predictors import Predict, Predictors
 from bench.workloads.prompts import Workload, WorkloadRequest, sample
 from sage_sched.app.config import SageConfig
 from sage_sched.app.registry import policy_names
@@ -57,9 +57,9 @@ def simulate_runs(
     ]
     predict = None
     if any(_is_ours(run) for run in runs):
-        foresight, config = Foresight(workload, len), _settings(runs[0]).predictor
-        foresight.read([request for chosen in by_run for request in chosen], config.encoder)
-        predict = foresight.semantic(config)
+        predictors, config = Predictors(workload, len), _settings(runs[0]).predictor
+        predictors.read([request for chosen in by_run for request in chosen], config.encoder)
+        predict = predictors.semantic(config)
     return [
         _simulated(run, chosen, predict if _is_ours(run) else None, step_time)
         for run, chosen in zip(tqdm(runs, desc="simulating"), by_run, strict=True)

@@ -15,10 +15,10 @@ from bench.simulator.presets import PRESETS
 from bench.whatif.answer import Answer, answer_of
 from bench.whatif.comparison import endings, good_table, sentence
 from bench.whatif.engine import OwnServer, of_info
-from bench.whatif.foresight import Foresight
 from bench.whatif.log import Logged, TrafficLog
+from bench.whatif.predictions import predictions_of
+from bench.whatif.replayed_predictor import ReplayedPredictor
 from bench.whatif.simulation import Slo
-from bench.whatif.told import told_of
 from bench.workloads.prompts import WorkloadError
 from bench.workloads.supposed import Supposed
 from sage_sched.app.config import SageConfig, StepTimeConfig
@@ -112,11 +112,11 @@ def test_a_prompt_is_foreseen_by_answers_that_had_ended_and_by_no_other() -> Non
         Logged(float(i), 9, 700 if i < 40 else 3, prompt=f"Name a colour, please: {i}")
         for i in range(80)
     ]
-    soon = Foresight(CONFIG, None)
+    soon = ReplayedPredictor(CONFIG, None)
     unlearned, learned = (
-        [found.mean() if found else 0.0 for found in foresight.predictions(requests, ends_s)]
-        for foresight, ends_s in (
-            (Foresight(CONFIG, None), [1e9] * 80),
+        [found.mean() if found else 0.0 for found in predictor.predictions(requests, ends_s)]
+        for predictor, ends_s in (
+            (ReplayedPredictor(CONFIG, None), [1e9] * 80),
             (soon, [i + 0.5 for i in range(80)]),
         )
     )
@@ -135,10 +135,12 @@ def test_each_request_is_told_by_the_best_that_there_is_of_it() -> None:
         ([recorded] * 40 + [unknown], 1, "40 recorded in shadow mode, 1 of all lengths"),
         ([recorded, by_prompt], 1, "1 recorded"),
     ):
-        told = told_of(requests, SMALL.engine, CONFIG, store=None, gain=None, num_seeds=2)
-        assert len(told.variants) == num_variants
-        assert all(variant[0] is said for variant in told.variants)
-        assert told.description.startswith(described)
+        predictions = predictions_of(
+            requests, SMALL.engine, CONFIG, store=None, gain=None, num_seeds=2
+        )
+        assert len(predictions.variants) == num_variants
+        assert all(variant[0] is said for variant in predictions.variants)
+        assert predictions.description.startswith(described)
 
 
 def test_it_says_what_is_left_out_and_where_the_simulation_is_far_off() -> None:

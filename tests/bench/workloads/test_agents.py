@@ -21,7 +21,7 @@ from bench.workloads.agents import (
     known_lengths,
     read_sessions,
     requests_of,
-    with_pauses_told,
+    with_said_pauses,
 )
 from bench.workloads.prompts import WorkloadError
 
@@ -62,7 +62,7 @@ def test_steps_follow_each_other_and_share_what_was_recorded() -> None:
 
 def test_clients_tell_about_when_the_next_step_comes_and_which_is_the_last() -> None:
     requests = asked(300)
-    told = with_pauses_told(requests, np.random.default_rng(0))
+    told = with_said_pauses(requests, np.random.default_rng(0))
     assert [each.hints.ends_session for each in told[:5]] == [False, False, False, True, False]
     assert told[3].hints.pause_ms is None
     of_the_first = [each.hints.pause_ms for each in told[::4]]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bench.workloads import chats
-from bench.workloads.foresight import Foresight, token_counter, truth, with_noise
+from bench.workloads.predictors import Predictors, token_counter, truth, with_noise
 from bench.workloads.prompts import Workload, WorkloadRequest
 from predictor_store.predict import predictor
 from sage_sched.app.config import PredictorConfig
@@ -15,19 +15,19 @@ SHIPPED, PUBLISHED = PredictorConfig(), PredictorConfig(encoder="minilm", thresh
 
 
 @pytest.fixture(scope="module")
-def foresight() -> Foresight:
+def predictors() -> Predictors:
     workload = chats.generated(150)
-    found = Foresight(workload, len)
+    found = Predictors(workload, len)
     found.read(workload.evaluation)
     found.read(workload.evaluation, "minilm")
     return found
 
 
-def test_the_predictor_is_the_servers(foresight: Foresight) -> None:
-    request = foresight.workload.evaluation[0]
-    predicted = foresight.semantic(SHIPPED)(request)
+def test_the_predictor_is_the_servers(predictors: Predictors) -> None:
+    request = predictors.workload.evaluation[0]
+    predicted = predictors.semantic(SHIPPED)(request)
     assert predicted is not None
-    again = Foresight(foresight.workload, len)
+    again = Predictors(predictors.workload, len)
     again.read([request])
     vector = again._vectors["static", request.prompt]
     served = predictor.predict(again.history("static"), vector)
@@ -37,32 +37,32 @@ def test_the_predictor_is_the_servers(foresight: Foresight) -> None:
     assert predicted.weights == pytest.approx(served.weights, rel=1e-4)
 
 
-def test_no_prediction_but_the_truth_depends_on_the_length(foresight: Foresight) -> None:
-    request = foresight.workload.evaluation[0]
+def test_no_prediction_but_the_truth_depends_on_the_length(predictors: Predictors) -> None:
+    request = predictors.workload.evaluation[0]
     other = WorkloadRequest(request.prompt, request.output_tokens + 77, request.class_name)
     for predict in (
-        foresight.semantic(SHIPPED),
-        foresight.semantic(PUBLISHED),
-        foresight.of_input_length(),
-        foresight.blind(),
+        predictors.semantic(SHIPPED),
+        predictors.semantic(PUBLISHED),
+        predictors.of_input_length(),
+        predictors.blind(),
     ):
         assert predict(request) == predict(other)
     assert truth(request) != truth(other)
     assert truth(request).lengths.tolist() == [request.output_tokens]
 
 
-def test_the_published_rule_says_nothing_of_a_stranger(foresight: Foresight) -> None:
+def test_the_published_rule_says_nothing_of_a_stranger(predictors: Predictors) -> None:
     stranger = WorkloadRequest("zxqv blorp", 5, "chat")
-    foresight.read([stranger], "minilm")
-    foresight.read([stranger])
-    assert foresight.semantic(PUBLISHED)(stranger) == foresight.blind()(stranger)
-    assert foresight.semantic(SHIPPED)(stranger) != foresight.blind()(stranger)
+    predictors.read([stranger], "minilm")
+    predictors.read([stranger])
+    assert predictors.semantic(PUBLISHED)(stranger) == predictors.blind()(stranger)
+    assert predictors.semantic(SHIPPED)(stranger) != predictors.blind()(stranger)
 
 
 def test_input_length_takes_the_requests_of_like_length() -> None:
     requests = [WorkloadRequest("a" * (1 + i), 10 * (1 + i // 100), "chat") for i in range(400)]
     workload = Workload(tuple(requests), (), "made up")
-    predicted = Foresight(workload, len).of_input_length()
+    predicted = Predictors(workload, len).of_input_length()
     found = predicted(WorkloadRequest("b" * 390, 1, "chat"))
     assert found is not None
     assert found.lengths.tolist() == [40]

@@ -9,8 +9,8 @@ from typing import Any
 
 from bench.simulator.presets import Engine
 from bench.simulator.result import alone_s
-from bench.whatif.foresight import Foresight
 from bench.whatif.log import Logged
+from bench.whatif.replayed_predictor import ReplayedPredictor
 from bench.workloads.supposed import LEAST_GAIN, MOST_GAIN, NUM_ATOMS, USUAL_GAIN, Supposed
 from sage_sched.app.config import SageConfig
 from sage_sched.distribution import LengthDistribution
@@ -22,11 +22,11 @@ Forecasts = Sequence[LengthDistribution | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Predictions:
     """The predictions of all requests; or several variants, each as likely.
 
     usual: the number of variants to be expected; the others show the effect of better and worse
-    predictions. description: for people. quality: see Foresight; {} if supposed.
+    predictions. description: for people. quality: see ReplayedPredictor; {} if supposed.
     """
 
     variants: tuple[Forecasts, ...]
@@ -35,7 +35,7 @@ class Told:
     quality: dict[str, Any]
 
 
-def told_of(
+def predictions_of(
     requests: Sequence[Logged],
     engine: Engine,
     config: SageConfig,
@@ -43,7 +43,7 @@ def told_of(
     store: Path | None,
     gain: float | None,
     num_seeds: int,
-) -> Told:
+) -> Predictions:
     """Return the log's own predictions, those of its prompts, or supposed ones: the best for
     each request. gain: of supposed predictions, if it is known. Raises StoreError."""
     ends_s = [
@@ -53,11 +53,11 @@ def told_of(
     said: Forecasts = [each.forecast for each in requests]
     by_prompt, quality = 0, dict[str, Any]()
     if any(each.prompt and found is None for each, found in zip(requests, said, strict=True)):
-        foresight = Foresight(config, store)
+        predictor = ReplayedPredictor(config, store)
         num_known = sum(found is not None for found in said)
-        said = _first(said, foresight.predictions(requests, ends_s))
+        said = _first(said, predictor.predictions(requests, ends_s))
         by_prompt = sum(found is not None for found in said) - num_known
-        quality = foresight.quality()
+        quality = predictor.quality()
     missing = sum(found is None for found in said)
     parts = {
         "recorded in shadow mode": len(requests) - missing - by_prompt,
@@ -79,7 +79,7 @@ def told_of(
         worths = ", ".join(f"{worth:.2f}" for worth in gains)
         parts[f"supposed (CRPS gain {worths})"] = missing
     description = ", ".join(f"{count} {how}" for how, count in parts.items() if count)
-    return Told(variants, usual, description, quality)
+    return Predictions(variants, usual, description, quality)
 
 
 def _first(said: Forecasts, other: Forecasts) -> Forecasts:

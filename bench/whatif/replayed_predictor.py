@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from bench.whatif.log import Logged
-from bench.workloads.foresight import embedded
+from bench.workloads.predictors import embedded
 from predictor_store.predict import predictor
 from predictor_store.predict.embedder import Embedder, dimension, fingerprint
 from predictor_store.predict.features import excerpt
@@ -27,7 +27,7 @@ from sage_sched.app.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 
 
-class Foresight:
+class ReplayedPredictor:
     """A predictor that begins with a store, or with the shipped knowledge only, and learns each
     answer when it ends.
 

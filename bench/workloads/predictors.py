@@ -32,7 +32,7 @@ Predict = Callable[[WorkloadRequest], LengthDistribution | None]
 
 
 @dataclass(slots=True)
-class Foresight:
+class Predictors:
     """Predictions of a workload's evaluation requests, before they are served.
 
     tokenizer: counts input tokens. The vectors and token counts of prompts are kept.
