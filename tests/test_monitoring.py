@@ -14,19 +14,7 @@ import yaml
 from patches.series import SERIES
 
 ROOT = Path(__file__).parents[1] / "docs"
-PAGE = (ROOT / "monitoring.md").read_text(encoding="utf-8")
 ALERTS = yaml.safe_load((ROOT / "monitoring" / "alerts.yaml").read_text())["groups"][0]["rules"]
-
-
-def listed(heading: str) -> set[str]:
-    """The names in the first column of the table under a heading."""
-    section = PAGE.split(f"## {heading}")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| (`.*?) \|", section, re.M)
-    return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-
-
-def test_the_page_lists_every_alert() -> None:
-    assert listed("Dashboard and alerts") == {alert["alert"] for alert in ALERTS}
 
 
 def test_alerts_and_dashboard_rest_on_series_that_there_are() -> None:

@@ -126,7 +126,7 @@ def stale(pages: Sequence[Path]) -> Iterator[tuple[Path, str]]:
 
     def block(match: re.Match[str]) -> str:
         head, *rows = TABLES[match[2]]()
-        lines = ["| " + " | ".join(cells) + " |" for cells in (head, *rows)]
+        lines = [f"|{'|'.join(cells)}|" for cells in (head, *rows)]
         lines.insert(1, "|---" * len(head) + "|")
         return "\n".join([match[1], *lines, "", match[3]])
 
