@@ -20,9 +20,9 @@ def test_levels_have_their_shares_whoever_says_them_and_lengths_do_not_depend(
     tmp_path: Path,
 ) -> None:
     source = Urgent(triage_like(tmp_path))
-    expert, chance, nobody = (
+    expert, chance, nobody, erring = (
         source.requests(Arm(policy="urgency", said_by=who), np.zeros(2000), 5, 1024, Purpose.REPORT)
-        for who in ("expert", "chance", "nobody")
+        for who in ("expert", "chance", "nobody", "expert, 0.3 wrong")
     )
     levels, by_chance = ([r.hints.urgency for r in said] for said in (expert, chance))
     counts = Counter(levels)
@@ -30,6 +30,9 @@ def test_levels_have_their_shares_whoever_says_them_and_lengths_do_not_depend(
     assert Counter(by_chance) == counts
     assert by_chance != levels
     assert {r.hints.urgency for r in nobody} == {3}
+    wrong = [r.hints.urgency != level for r, level in zip(erring, levels, strict=True)]
+    assert sum(wrong) / 2000 == pytest.approx(0.3, abs=0.03)
+    assert {r.hints.urgency for r in erring} == {1, 2, 3, 4, 5}
     assert [r.output_tokens for r in expert] == [r.output_tokens for r in chance]
     assert [r.class_name for r in chance] == list(map(str, levels))
     # Answers that predict do not come.
