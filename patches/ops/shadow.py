@@ -26,12 +26,12 @@ from patches.http.answers import was_stopped
 from patches.http.asked import asked_of, eos_ids_of, scope_of
 from patches.http.incoming import chat_hooks, incoming, new_parts, prompt_text
 from patches.json_lines import JsonLines
+from patches.listener import Listeners
 from patches.scheduler.calibration import Calibration
 from patches.scheduler.gap_meter import GapMeter
 from predictor_store.service.client import PredictorClient
 from sage_sched.app.config import SageConfig
 from sage_sched.distribution import LengthDistribution
-from sage_sched.steps import ServerFacts
 
 _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
@@ -130,14 +130,16 @@ async def _around_internal_state(original: Awaited, self: Manager) -> list[dict[
 
 def shadow_scheduler_hooks(config: SageConfig) -> Hooks:
     """For a scheduler, whose steps are measured."""
-    hooks, gaps = Hooks(), GapMeter()
+    hooks = Hooks()
     # Made once the process's one scheduler knows its model.
     learned: list[Calibration] = []
+    listeners = Listeners([GapMeter()])
 
     @hooks.at(f"{_SCHEDULER}.init_schedule_policy", AFTER)
     @harmless
     def after_init_policy(result: None, self: Scheduler) -> None:
         learned.append(Calibration.of(self, config))
+        listeners.add(learned[0])
 
     @hooks.at(f"{_SCHEDULER}.run_batch", AROUND, "batch")
     def around_run(original: Any, self: Scheduler, batch: Batch, *args: Any, **kw: Any) -> Any:
@@ -147,16 +149,13 @@ def shadow_scheduler_hooks(config: SageConfig) -> Hooks:
     @hooks.at(f"{_SCHEDULER}.process_batch_result", AFTER, "batch", "result")
     @harmless
     def after_step(_: None, self: Scheduler, batch: Batch, result: Any, *args: Any) -> None:
-        gaps.stepped(batch)
-        learned[0].steps.processed(self, result)
-        step_time, num_slots = learned[0].step_time, self.max_running_requests
-        facts = ServerFacts(self.max_total_num_tokens, num_slots, step_time, 0.0)
-        if (news := learned[0].news(facts)) is not None:
-            learned[0].told(news)
+        listeners.stepped(batch, result)
+        for update in listeners.polled():
+            learned[0].updated(update)
 
     @hooks.at(f"{_SCHEDULER}.get_internal_state", AFTER, "recv_req")
     @harmless
     def after_internal_state(result: Any, self: Scheduler, recv_req: object) -> None:
-        result.internal_state["sage"] = {"step_time": learned[0].stats(), "gaps": gaps.stats()}
+        result.internal_state["sage"] = listeners.stats()
 
     return hooks

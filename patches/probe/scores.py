@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from patches.engine_types import Batch, Req
+from patches.failures import Failures
+from patches.listener import Listener
 from patches.messages import Scores
 from patches.probe.recorder import Recorder
 from predictor_store.probe.file import ProbeFile
-from sage_sched.job import Job
+from sage_sched.limits import Limits
 from sage_sched.policy import Policy
 from sage_sched.probe import Refining, from_steps, in_steps, refiner_of
 
@@ -37,11 +39,18 @@ def why_no_probe(policy: Policy, probing: Probing | None) -> str:
     return ""
 
 
-class Probing:
+class Probing(Listener):
     """The probe of one scheduler. Only rank 0 reads hidden states."""
 
-    def __init__(self, policy: Policy, probe: ProbeFile | None, recorder: Recorder | None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        probe: ProbeFile | None,
+        recorder: Recorder | None,
+        failures: Failures,
+    ) -> None:
         self.probe = probe
+        self._failures = failures
         self.is_stale = False
         self.recorder = recorder
         self._number = 0
@@ -52,19 +61,21 @@ class Probing:
         self._reads = True
         self._num_running = 0
         self._num_held_back = 0
-        self.follow(policy, ())
+        self.switched("", policy, Limits(), ())
 
-    def follow(self, policy: Policy, jobs: Sequence[Job]) -> None:
-        """On all ranks: from now on go by another policy, which why_no_probe allows."""
+    def switched(
+        self, name: str, policy: Policy, limits: Limits, unfinished: Sequence[Req]
+    ) -> None:
+        """Refine the jobs of another policy, which why_no_probe allows."""
         refiner = refiner_of(policy, None if self.probe is None else self.probe.edges)
         # What uses the scores; None if the policy uses none.
         self.refining = None if refiner is None else Refining(refiner, policy)
         self._drop(len(self._steps))
-        for job in jobs:
-            self.arrived(job)
+        for req in unfinished:
+            self.arrived(req)
 
-    def arrived(self, job: Job) -> None:
-        """On all ranks: a request has come."""
+    def arrived(self, req: Req) -> None:
+        job = req.sage.job
         if self.refining is not None and job.is_ranked:
             self.refining.arrived(job)
 
@@ -110,8 +121,8 @@ class Probing:
     def _drop(self, number: int) -> None:
         del self._arrivals[:number], self._ages[:number], self._steps[:number]
 
-    def news(self) -> Scores | None:
-        """In every pass: what to tell all ranks. It is repeated until it comes back."""
+    def polled(self) -> Scores | None:
+        """Return the scores for all ranks, if there are new ones."""
         if self.refining is None or not self._steps or self._holds_back():
             return None
         return Scores(
@@ -129,8 +140,14 @@ class Probing:
             self._num_held_back = 0
         return held
 
-    def told(self, scores: Scores) -> None:
-        """On all ranks: scores have come. Raises what the policy raises."""
+    def scored(self, scores: Scores) -> None:
+        """On all ranks: take in scores of rank 0."""
+        try:
+            self._take_in(scores)
+        except Exception:
+            self._failures.count("take in scores")
+
+    def _take_in(self, scores: Scores) -> None:
         if self.refining is None:
             return
         # Rank 0 need not repeat what has come.
@@ -139,18 +156,20 @@ class Probing:
             steps = np.frombuffer(scores.steps, np.int8).reshape(len(scores.arrivals), -1)
             self.refining.scored(scores.arrivals, scores.ages, from_steps(steps))
 
-    def ended(self, req: Req) -> None:
-        """On all ranks: an answer is complete."""
+    def ended(self, req: Req, was_aborted: bool) -> None:
         job = req.sage.job
+        if was_aborted:  # its length tells nothing
+            return
         if self.refining is not None:
             self.refining.ended(job)
         if self.recorder is not None:
             self.recorder.ended(req, job.generated_tokens)
 
     def stats(self) -> dict[str, Any]:
-        """Counters for /server_info."""
         return {
-            **({} if self.refining is None else self.refining.stats()),
-            "num_not_finite": self._num_not_finite,
-            "recorder": None if self.recorder is None else self.recorder.stats(),
+            "probe": {
+                **({} if self.refining is None else self.refining.stats()),
+                "num_not_finite": self._num_not_finite,
+                "recorder": None if self.recorder is None else self.recorder.stats(),
+            }
         }

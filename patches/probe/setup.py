@@ -12,6 +12,7 @@ from sglang.srt.runtime_context import get_parallel
 
 from patches.compat import UnsupportedServerError
 from patches.engine_types import Scheduler
+from patches.failures import Failures
 from patches.probe.recorder import Recorder
 from patches.probe.scores import Probing
 from patches.probe.tap import Tap
@@ -116,7 +117,9 @@ def install_tap(runner: Any, config: ProbeConfig, probing: Callable[[], Probing 
         runner.sampling_observer = tap
 
 
-def probing_of(scheduler: Scheduler, policy: Policy, config: ProbeConfig) -> Probing | None:
+def probing_of(
+    scheduler: Scheduler, policy: Policy, config: ProbeConfig, failures: Failures
+) -> Probing | None:
     """None if hidden states are not read."""
     if not config.file and not config.record:
         return None
@@ -127,4 +130,4 @@ def probing_of(scheduler: Scheduler, policy: Policy, config: ProbeConfig) -> Pro
         about = {"fingerprint": fingerprint(folder), "hidden_size": hidden_size}
         path, max_bytes = expanded(config.record), int(config.record_gib * 2**30)
         recorder = Recorder(path, max_bytes, recorded_layers(num_layers), about)
-    return Probing(policy, _read(config), recorder)
+    return Probing(policy, _read(config), recorder, failures)

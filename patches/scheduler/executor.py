@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sglang.srt.environ import envs
@@ -18,6 +17,7 @@ from patches.scheduler import queues
 from patches.scheduler.kv_copy import is_swapped, leaves_memory, retract, retract_chunked, swapped
 from patches.scheduler.preemption import Preemption
 from patches.scheduler.priorities import follow_settings
+from patches.scheduler.stage import unit_tokens, without
 from patches.scheduler.state import SchedulerState
 from patches.scheduler.view import (
     is_full,
@@ -118,15 +118,15 @@ class Pass:
 
     def admit(self, visible: Sequence[Req], budget: Budget) -> None:
         retracted = self._retract_for_chunk(budget) if self.is_chunking else []
-        with _within(self._scheduler, budget, self.running):
-            self.done = _showing(self._scheduler, visible, lambda: self._original(self.running))
+        with self._state.stage.within(budget, self.running):
+            self.done = self._state.stage.showing(visible, lambda: self._original(self.running))
         self.running = self.done.running_batch
         if retracted:
             self.queue = [*self.queue, *retracted]
 
     def decode_only(self) -> None:
         if not self.is_chunking:
-            self.done = _showing(self._scheduler, [], lambda: self._original(self.running))
+            self.done = self._state.stage.showing([], lambda: self._original(self.running))
         elif _can_park(self._scheduler, self.running):
             # SGLang's pass would prefill the next chunk.
             self.done = NextBatchPlan(batch_to_run=None, running_batch=self.running)
@@ -160,7 +160,7 @@ def _has_nothing_to_plan(scheduler: Scheduler, running_batch: Batch) -> bool:
     if state.preemption is not None and is_short(scheduler, running_batch):
         return False
     if not queues.waiting(scheduler):
-        state.seen.look(())  # it would keep requests alive
+        state.waiting.look(())  # it would keep requests alive
         return True
     return state.preemption is None and is_full(scheduler, running_batch)
 
@@ -180,27 +180,9 @@ def _has_room_for_chunk(scheduler: Scheduler, running_batch: Batch, budget: Budg
     assert chunked is not None
     left_tokens = len(chunked.origin_input_ids) + len(chunked.output_ids) - chunked.prefix_len
     chunk_tokens = budget.next_chunk_tokens(
-        left_tokens, pass_tokens(scheduler, running_batch), _unit_tokens(scheduler)
+        left_tokens, pass_tokens(scheduler, running_batch), unit_tokens(scheduler)
     )
     return step_tokens(scheduler, running_batch) + chunk_tokens <= room_tokens(scheduler)
-
-
-def _showing(scheduler: Scheduler, visible: Sequence[Req], call: Callable[[], Any]) -> Any:
-    """Call something that sees only these of the waiting requests. Requests that SGLang appends
-    meanwhile, because their grammars are ready, wait for a plan that knows them."""
-    state, hidden = scheduler.sage, scheduler.waiting_queue
-    if visible:
-        shown = {id(req) for req in visible}
-        end = hidden.index(visible[-1]) + 1
-        hidden = [*(req for req in hidden[:end] if id(req) not in shown), *hidden[end:]]
-    scheduler.waiting_queue = list(visible)
-    state.num_visible = len(visible)
-    try:
-        return call()
-    finally:
-        scheduler.waiting_queue = [*scheduler.waiting_queue, *hidden, *state.unplanned]
-        state.num_visible = None
-        state.unplanned.clear()
 
 
 def timed_out(scheduler: Scheduler, poll: Callable[[], list[Any]]) -> list[Any]:
@@ -209,7 +191,7 @@ def timed_out(scheduler: Scheduler, poll: Callable[[], list[Any]]) -> list[Any]:
     away: list[Req] = []
     if envs.SGLANG_REQ_WAITING_TIMEOUT.get() > 0:  # looking at a long queue takes a while
         away = [req for req in scheduler.waiting_queue if req.sage.is_away]
-    aborts: list[Any] = _without(scheduler, away, poll)
+    aborts: list[Any] = without(scheduler, away, poll)
     if not aborts:
         return []
     # SGLang counts from a request's start on.
@@ -226,48 +208,4 @@ def without_started(scheduler: Scheduler, call: Callable[[], Any]) -> Any:
     hidden = swapped(scheduler.waiting_queue)
     if not hidden and scheduler.is_fully_idle(ignore_waiting=True):
         hidden = scheduler.waiting_queue[:1]
-    return _without(scheduler, hidden, call)
-
-
-def _without(scheduler: Scheduler, hidden: Sequence[Req], call: Callable[[], Any]) -> Any:
-    if not hidden:
-        return call()
-    unseen, queue = {id(req) for req in hidden}, scheduler.waiting_queue
-    scheduler.waiting_queue = visible = [req for req in queue if id(req) not in unseen]
-    num_visible = len(visible)
-    try:
-        return call()
-    finally:
-        if len(visible) < num_visible:  # a full queue drops one for another of a higher priority
-            kept = unseen | {id(req) for req in visible}
-            queue = [req for req in queue if id(req) in kept]
-        scheduler.waiting_queue = queue
-
-
-@contextmanager
-def _within(scheduler: Scheduler, budget: Budget, running_batch: Batch) -> Iterator[None]:
-    """Within this, SGLang prefills no more than the budget, rounded down to units by which this
-    server can cut prompts, but at least one unit."""
-    prefill_tokens, chunk_tokens = scheduler.max_prefill_tokens, scheduler.chunked_prefill_size
-    unit_tokens = _unit_tokens(scheduler)
-    scheduler.sage.chunk_limit_tokens = _units(budget.chunk_tokens, unit_tokens)
-    limit_tokens = _units(budget.prefill_tokens, unit_tokens)
-    if limit_tokens is not None:
-        if scheduler.is_mixed_chunk:  # PrefillAdder takes a token off for each that decodes
-            limit_tokens += len(running_batch.reqs)
-        scheduler.max_prefill_tokens = min(prefill_tokens, limit_tokens)
-        if chunk_tokens is not None:
-            scheduler.chunked_prefill_size = min(chunk_tokens, limit_tokens)
-    try:
-        yield
-    finally:
-        scheduler.max_prefill_tokens, scheduler.chunked_prefill_size = prefill_tokens, chunk_tokens
-        scheduler.sage.chunk_limit_tokens = None
-
-
-def _unit_tokens(scheduler: Scheduler) -> int:
-    return math.lcm(scheduler.page_size, scheduler.truncation_align_size or 1)
-
-
-def _units(num_tokens: int | None, unit_tokens: int) -> int | None:
-    return None if num_tokens is None else max(1, num_tokens // unit_tokens) * unit_tokens
+    return without(scheduler, hidden, call)

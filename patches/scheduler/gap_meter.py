@@ -1,4 +1,4 @@
-"""How long answers stand still between two tokens, on a server."""
+"""The gaps between two tokens of an answer, on a server."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 
 from patches.engine_types import Batch
 from patches.hook import harmless
+from patches.listener import Listener
 from sage_sched.gap import GAPS_PER_S, percentile_s
 
-# The latest gaps are told, of one to two such spans.
+# Gaps of the latest one to two spans are reported.
 _SPAN_S = 60.0
 
 
-class GapMeter:
-    """Of all answers of one scheduler. A token counts when it comes out of its step, before it goes
-    to the client. The clock is read for these numbers alone."""
+class GapMeter(Listener):
+    """Measures the gaps of all answers of one scheduler. A token counts when it comes out of its
+    step, before it goes to the client. The clock is read for these numbers alone."""
 
     def __init__(self) -> None:
         self._since_s = time.monotonic()
@@ -24,8 +25,8 @@ class GapMeter:
         self._now, self._before = _no_gaps(), _no_gaps()
 
     @harmless
-    def stepped(self, batch: Batch) -> None:
-        """A batch's results are in."""
+    def stepped(self, batch: Batch, result: Any) -> None:
+        """Count the gaps before the tokens of a step."""
         now_s = time.monotonic()
         if now_s - self._since_s > _SPAN_S:
             self._since_s = now_s
@@ -42,8 +43,9 @@ class GapMeter:
             req.sage_token = num_tokens, departures, now_s
 
     def stats(self) -> dict[str, Any]:
-        """For /server_info: of the last minute or two, by whether they stayed on the device."""
-        return {whose: _told(gaps + self._before[whose]) for whose, gaps in self._now.items()}
+        """Return the gaps of the last minute or two, by whether requests stayed on the device."""
+        now = self._now.items()
+        return {"gaps": {whose: _summary(gaps + self._before[whose]) for whose, gaps in now}}
 
 
 def _no_gaps() -> dict[str, Counter[int]]:
@@ -52,7 +54,7 @@ def _no_gaps() -> dict[str, Counter[int]]:
     return {"stayed": Counter(), "left": Counter()}
 
 
-def _told(gaps: Counter[int]) -> dict[str, float]:
+def _summary(gaps: Counter[int]) -> dict[str, float]:
     """Empty if no answer has gone on."""
     if not gaps:
         return {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from functools import partial
 from typing import Any
 
@@ -85,8 +84,8 @@ def _setup(hooks: Hooks, process: _Process) -> None:
     def after_init_dispatcher(result: None, self: Scheduler) -> None:
         takers = [
             (Tick, lambda tick: self.sage.jobs.ticked(tick.now_s, tick.clock)),
-            (StepTimes, partial(_told, process.config, self)),
-            (Scores, lambda scores: self.sage.scored(scores)),
+            (StepTimes, partial(_updated, process.config, self)),
+            (Scores, lambda scores: self.sage.probing.scored(scores)),
             (SetSettings, partial(switch, self)),
             (EarlyAbort, lambda abort: self.sage.early_aborts.add(abort)),
         ]
@@ -95,18 +94,13 @@ def _setup(hooks: Hooks, process: _Process) -> None:
     @hooks.at(f"{_SCHEDULER}._poll_timeout_aborts", AROUND)
     def around_timeouts(original: Any, self: Scheduler) -> Any:
         # Runs on the entry rank only. What it returns is broadcast to all ranks.
-        state: SchedulerState = self.sage
-        state.metrics.look()
-        told = [*timed_out(self, partial(original, self)), *state.news()]
-        if state.policy.uses_clock or state.limits.needs_clock:
-            told.append(Tick(now_s=time.monotonic(), clock=carrier.CLOCK))
-        return told
+        return [*timed_out(self, partial(original, self)), *self.sage.listeners.polled()]
 
 
-def _told(config: SageConfig, scheduler: Scheduler, news: StepTimes) -> StepTimes | None:
+def _updated(config: SageConfig, scheduler: Scheduler, update: StepTimes) -> StepTimes | None:
     """SGLang sends what is returned to the HTTP process."""
-    scheduler.sage.told(news)
-    return news if dispatches(scheduler.server_args, config) else None
+    scheduler.sage.updated(update)
+    return update if dispatches(scheduler.server_args, config) else None
 
 
 def _arrivals(hooks: Hooks) -> None:
@@ -117,7 +111,7 @@ def _arrivals(hooks: Hooks) -> None:
         # The last thing that every new request goes through, in order of arrival, and the first
         # moment at which its cap is known. Requests that are about to be aborted come twice.
         if not hasattr(req, "sage"):
-            self.sage.arrived(req)
+            self.sage.listeners.arrived(req)
 
     @hooks.at(f"{_SCHEDULER}._add_request_to_queue", BEFORE, "req")
     def before_add_to_queue(self: Scheduler, req: Req, *args: Any, **kw: Any) -> None:
@@ -146,12 +140,12 @@ def _passes(hooks: Hooks, process: _Process) -> None:
 
     @hooks.at(f"{_POLICY}.calc_priority", BEFORE, "waiting_queue")
     def before_calc_priority(self: object, waiting_queue: list[Req], *args: Any, **kw: Any) -> None:
-        process.state.hide_unplanned(waiting_queue)
+        process.state.stage.hide_unplanned(waiting_queue)
 
     @hooks.at(f"{_POLICY}.shortest_prefill_chunk_limit", AROUND)
     def around_chunk_limit(original: Any, *args: Any, **kw: Any) -> int | None:
         theirs: int | None = original(*args, **kw)
-        limits = (theirs, process.state.chunk_limit_tokens)
+        limits = (theirs, process.state.stage.chunk_limit_tokens)
         return min((limit for limit in limits if limit is not None), default=None)
 
     @hooks.at(f"{_BATCH}._get_decode_retraction_order", AROUND, "reqs")
@@ -168,8 +162,8 @@ def _passes(hooks: Hooks, process: _Process) -> None:
     def before_release_aborted(self: Scheduler, req: Req) -> None:
         if is_swapped(req):
             drop(self, req)
-        if hasattr(req, "sage") and not req.sage.has_ended:
-            self.sage.jobs.gone(req)
+        if hasattr(req, "sage"):
+            self.sage.end(req, was_aborted=True)
 
     @hooks.at(f"{_TREE}.checkpoint_into_tree", AFTER, "req")
     def after_checkpoint(_: None, self: object, req: Req, *args: Any, **kw: Any) -> None:
@@ -212,18 +206,17 @@ def _admission(hooks: Hooks, process: _Process) -> None:
 
 
 def _steps(hooks: Hooks) -> None:
-    """Steps are measured, and their tokens counted and told."""
+    """Steps are measured, and their tokens counted."""
 
     @hooks.at(f"{_SCHEDULER}.run_batch", AROUND, "batch")
     def around_run(original: Any, self: Scheduler, batch: Batch, *args: Any, **kw: Any) -> Any:
-        self.sage.about_to_run(batch)
+        self.sage.listeners.ran(batch)
         run = partial(original, self, batch, *args, **kw)
         return self.sage.calibration.steps.timed(self, batch, run)
 
     @hooks.at(f"{_SCHEDULER}.process_batch_result", AFTER, "batch", "result")
     def after_step(_: None, self: Scheduler, batch: Batch, result: Any, *args: Any) -> None:
-        self.sage.calibration.steps.processed(self, result)
-        self.sage.ended(batch, result)
+        self.sage.stepped(batch, result)
 
     @hooks.at(f"{_SCHEDULER}.get_internal_state", AFTER, "recv_req")
     def after_internal_state(result: Any, self: Scheduler, recv_req: object) -> None:
@@ -271,7 +264,7 @@ def _apart(hooks: Hooks, process: _Process) -> None:
 
     @hooks.at(f"{_SCHEDULER}.process_disagg_prefill_inflight_queue", AFTER)
     def after_sent(done: list[Req], self: Scheduler, *args: Any, **kw: Any) -> None:
-        self.sage.have_more(done)
+        self.sage.end_finished(done)
 
     @hooks.at(f"{_SCHEDULER}.process_decode_queue", AROUND)
     def around_decode_queue(original: Any, self: Scheduler) -> None:
@@ -293,4 +286,4 @@ def _apart(hooks: Hooks, process: _Process) -> None:
         "batch",
     )
     def after_prebuilt(result: None, self: object, batch: Batch) -> None:
-        process.state.joined(batch)
+        process.state.stepped(batch, None)

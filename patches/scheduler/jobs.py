@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from patches.carrier import CLOCK, EXPLAIN, EXPLANATION, came_at_s, decode, decode_hints
-from patches.engine_types import Batch, Req
+from patches.engine_types import Batch, Req, Scheduler
+from patches.failures import Failures
+from patches.listener import Listener
+from patches.messages import Tick
+from patches.scheduler.priorities import level_of
 from patches.scheduler.request import Explanation, RequestState, Waits
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import NO_HINTS, Job
@@ -17,38 +20,19 @@ from sage_sched.limits import Limits
 from sage_sched.policy import Policy
 from sage_sched.steps import attended_pairs
 
-logger = logging.getLogger(__name__)
-
 _ONE_TOKEN = LengthDistribution.from_samples([1], "truth")
 
 
-class Failures:
-    """Errors of a policy, which cost a pass its order and nothing else. The first is logged."""
-
-    def __init__(self) -> None:
-        self.num_failures = 0
-
-    def count(self, task: str) -> None:
-        """Call it where the error is caught. task: what the policy could not do."""
-        self.num_failures += 1
-        if self.num_failures == 1:
-            logger.exception(
-                "the policy could not %s; first come, first served instead. "
-                "Further failures are only counted (num_policy_errors).",
-                task,
-            )
-
-
-class Jobs:
+class Jobs(Listener):
     """The jobs of one scheduler. All ranks see the same requests in the same order and count the
-    same tokens. now_s: rank 0's clock as last told, for policies that use a clock."""
+    same tokens. now_s: rank 0's clock at its latest tick, for policies that use a clock."""
 
     def __init__(
-        self, policy: Policy, limits: Limits, failures: Failures, mode: str = "null"
+        self, scheduler: Scheduler, policy: Policy, limits: Limits, failures: Failures
     ) -> None:
-        """mode: SGLang's --disaggregation-mode."""
+        self._scheduler = scheduler
         self._policy, self._limits = policy, limits
-        self._mode = mode
+        self._mode: str = scheduler.server_args.disaggregation_mode
         self._failures = failures
         self.served_tokens = 0
         self.recomputed_tokens = 0
@@ -59,7 +43,7 @@ class Jobs:
         self._num_unranked = 0
         self._num_malformed = 0
 
-    def arrived(self, req: Req, level: int = 0) -> None:
+    def arrived(self, req: Req) -> None:
         """Put a Job on a new request."""
         job = Job(
             arrival=self.num_arrivals,
@@ -71,8 +55,7 @@ class Jobs:
             hints=self._carried(decode_hints, req, NO_HINTS),
             has_fixed_length=req.sampling_params.ignore_eos,
             keeps_memory=req.session is not None,
-            prompt=hash(tuple(req.origin_input_ids)),
-            level=level,
+            level=level_of(req, self._scheduler),
             ranked_at=self._policy.revision,
         )
         if self._mode == "prefill":  # of its answer no more is made here
@@ -105,18 +88,23 @@ class Jobs:
             job.is_ranked = False
             self._failures.count("rank a request")
 
-    def follow(
-        self, policy: Policy, limits: Limits, reqs: Sequence[Req], now_s: float, clock: str
+    def dated(self, reqs: Sequence[Req], now_s: float, clock: str) -> None:
+        """Date requests anew, as another policy may use the clock. now_s: on the clock of the
+        ticks, or near it: the next tick dates them again. clock: its name, as the ranks of several
+        hosts must date alike."""
+        self.now_s = max(self.now_s, now_s)
+        for req in reqs:
+            arrival_s = came_at_s(req.sampling_params.custom_params, self.now_s, clock)
+            req.sage.job.arrival_s = arrival_s
+
+    def switched(
+        self, name: str, policy: Policy, limits: Limits, unfinished: Sequence[Req]
     ) -> None:
-        """From now on go by another policy and its limits, which meet the unfinished requests in
-        order of arrival. now_s: on the clock of the ticks, or near it: the next tick dates the
-        requests anew. clock: its name, as the ranks of several hosts must date alike."""
+        """Have the policy rank all requests."""
         self._policy, self._limits = policy, limits
         self._undated.clear()
-        self.now_s = max(self.now_s, now_s)
-        for req in sorted(reqs, key=lambda req: req.sage.job.arrival):
+        for req in unfinished:
             job = req.sage.job
-            job.arrival_s = came_at_s(req.sampling_params.custom_params, self.now_s, clock)
             job.forget_policy()
             limits.arrived(job)
             self._rank(job)
@@ -138,7 +126,14 @@ class Jobs:
             job.arrival_s = came_at_s(req.sampling_params.custom_params, now_s, clock)
         self._undated.clear()
 
-    def about_to_run(self, batch: Batch) -> None:
+    def polled(self) -> Tick | None:
+        """Read rank 0's clock, if a plan needs it. Ticks come after the requests of their
+        broadcast."""
+        if self._needs_clock:
+            return Tick(now_s=time.monotonic(), clock=CLOCK)
+        return None
+
+    def ran(self, batch: Batch) -> None:
         """Count the tokens that a batch computes, prefill or decode."""
         # A batch that goes on to decode keeps the extend_num_tokens of its prefill.
         if batch.forward_mode.is_extend_without_speculative():
@@ -157,19 +152,17 @@ class Jobs:
                 # A prefill of a begun answer: it was retracted, or left its KV behind.
                 if req.output_ids and place < num_prefills:
                     self.recomputed_tokens += num_tokens
-                    req.sage.waits.was_retracted(req.time_stats.wait_queue_entry_time)
-                req.sage.waits.ends()
         else:
             self._limits.gap.decoded()
             self.served_tokens += len(batch.reqs)
             for req in batch.reqs:
                 req.sage.job.served_tokens += 1
 
-    def accepted(self, batch: Batch, num_tokens: Any) -> None:
-        """Count what a speculative step gave each request beyond the one token that was counted
-        when it began. num_tokens: of each, at least 1; None if it was no such step. The work for a
-        request is final at its end (sage_sched.fairness), though under overlap it is in one more
-        step."""
+    def stepped(self, batch: Batch, result: Any) -> None:
+        """Count the tokens that a speculative step gave each request beyond the one that was
+        counted when it began. The work for a request is final at its end
+        (sage_sched.fairness), though under overlap it is in one more step."""
+        num_tokens = getattr(result, "accept_lens", None)
         if num_tokens is None or batch.forward_mode.is_extend_without_speculative():
             return
         for req, accepted in zip(batch.reqs, num_tokens.tolist(), strict=False):
@@ -197,16 +190,8 @@ class Jobs:
         shared_tokens = 0 if self._mode == "decode" else req.cached_tokens
         return max(0, req.kv.kv_allocated_len - shared_tokens)
 
-    def ended(self, reqs: Sequence[Req]) -> Iterator[Req]:
-        """Those that have finished, each once, though under overlap it is in two batches."""
-        for req in reqs:
-            if req.finished() and not req.sage.has_ended:
-                self.gone(req)
-                yield req
-
-    def gone(self, req: Req) -> None:
-        """A request has ended, or was aborted in the queue."""
-        req.sage.has_ended = True
+    def ended(self, req: Req, was_aborted: bool) -> None:
+        """Give the policy its last age."""
         req.sage.job.grow(len(req.output_ids))
         self._limits.ended(req.sage.job, self.now_s)
         try:

@@ -1,4 +1,4 @@
-"""What a scheduler reports on /metrics, every two seconds, and how far SLOs are met."""
+"""What a scheduler reports on /metrics, every two seconds."""
 
 from __future__ import annotations
 
@@ -8,19 +8,14 @@ import time
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import asdict
-from typing import Any
 
-from sglang.srt.managers.schedule_batch import FINISH_ABORT
-
-from patches.carrier import came_at_s
 from patches.engine_types import Req, Scheduler
+from patches.listener import Listener
 from patches.scheduler import queues
-from patches.scheduler.request import Seen
 from patches.series import Series
-from sage_sched.job import Hints, Job
+from sage_sched.job import Job
 from sage_sched.plan import PreemptionMode
 from sage_sched.routing import backlog_s
-from sage_sched.slo import Attainment, Deadlines
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +23,8 @@ logger = logging.getLogger(__name__)
 _INTERVAL_S = 2.0
 
 
-class SchedulerMetrics:
-    """The series of one scheduler. Only the rank that SGLang reports by says anything."""
+class SchedulerMetrics(Listener):
+    """The series of one scheduler. Only the rank that SGLang reports by has any."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -44,27 +39,27 @@ class SchedulerMetrics:
             self._series = Series(context.collector.labels)
         return self._series
 
-    def look(self) -> None:
-        """Called in every turn of the scheduler's loop, idle ones too. Never raises."""
+    def polled(self) -> None:
+        """Bring the series up to date. Never raises."""
         now_s = time.monotonic()
         if now_s < self._due_s:
             return
         self._due_s = now_s + _INTERVAL_S
         try:
             if (series := self.series()) is not None:
-                self._say(series)
+                self._report(series)
         except Exception:
             self._due_s = float("inf")
             logger.exception("series of sage-sched on /metrics are no longer brought up to date")
 
-    def _say(self, series: Series) -> None:
+    def _report(self, series: Series) -> None:
         state = self._scheduler.sage
         for policy in self._policies:
             series.set("policy_info", 0.0, policy=policy)
         self._policies[state.settings.schedule_policy] = None
         series.set("policy_info", 1.0, policy=state.settings.schedule_policy)
-        self._say_load(series)
-        self._say_departures(series)
+        self._report_load(series)
+        self._report_moves(series)
         stats = state.stats()
         series.count("switches_total", stats["num_switches"])
         series.count("policy_errors_total", stats["num_policy_errors"])
@@ -82,7 +77,7 @@ class SchedulerMetrics:
         for name, seconds in asdict(state.calibration.step_time).items():
             series.set("step_time_seconds", seconds, coefficient=name.removesuffix("_s"))
 
-    def _say_departures(self, series: Series) -> None:
+    def _report_moves(self, series: Series) -> None:
         preemption = self._scheduler.sage.last_preemption
         num_yields = {} if preemption is None else preemption.num_yields
         for short, reason in ((True, "out_of_memory"), (False, "waiting")):
@@ -97,7 +92,7 @@ class SchedulerMetrics:
         series.count("moved_seconds_total", moves.get("swapped_s", 0.0))
         series.set("host_used_ratio", 0.0 if preemption is None else preemption.used_ratio())
 
-    def _say_load(self, series: Series) -> None:
+    def _report_load(self, series: Series) -> None:
         scheduler, state = self._scheduler, self._scheduler.sage
         waiting = queues.waiting(scheduler)
         waits_s = waited_s(waiting)
@@ -126,65 +121,3 @@ def waited_s(waiting: Sequence[Req]) -> list[float]:
     now_s = time.perf_counter()
     stamps = [req.time_stats.wait_queue_entry_time for req in waiting]
     return [max(0.0, now_s - stamp_s) for stamp_s in stamps if stamp_s > 0]
-
-
-class SloMeter:
-    """How far one scheduler's requests meet their SLOs. A token counts when it comes out of its
-    step, before it goes to the client. The clock is read for these numbers alone."""
-
-    def __init__(self, metrics: SchedulerMetrics) -> None:
-        self._metrics = metrics
-        self._attainment = Attainment()
-        self._started_s: float | None = None  # when the first request with an SLO came
-
-    def arrived(self, req: Req, job: Job) -> Seen | None:
-        """What to keep of a new request; None if it has no SLO."""
-        if not job.hints.has_slo:
-            return None
-        now_s = time.monotonic()
-        if self._started_s is None:
-            self._started_s = now_s
-        came_s = came_at_s(req.sampling_params.custom_params, now_s)
-        return Seen(Deadlines.of(job.hints), came_s)
-
-    def stepped(self, reqs: Sequence[Req]) -> None:
-        """These may have further tokens."""
-        if self._started_s is None:
-            return
-        now_s = time.monotonic()
-        for req in reqs:
-            if (seen := req.sage.seen) is not None:
-                self._look(req, seen, now_s - seen.came_s)
-
-    def _look(self, req: Req, seen: Seen, age_s: float) -> None:
-        num_tokens = len(req.output_ids)
-        for token in range(seen.num_tokens + 1, num_tokens + 1):
-            if token == 1:
-                seen.ttft_s = age_s
-            else:
-                seen.num_next_on_time += age_s <= seen.promise.due_s(token)
-            seen.last_s = age_s
-        seen.num_tokens = num_tokens
-        if req.finished():
-            req.sage.seen = None  # under overlap it is in one more batch
-            if num_tokens and not isinstance(req.finished_reason, FINISH_ABORT):
-                self._add(req.sage.job.hints, seen)
-
-    def _add(self, hints: Hints, seen: Seen) -> None:
-        self._attainment.add(
-            hints, seen.ttft_s, seen.last_s, seen.num_tokens, seen.num_next_on_time
-        )
-        if (series := self._metrics.series()) is None:
-            return
-        slo_class, tally = hints.slo_class, self._attainment.tallies[hints.slo_class]
-        series.set("slo_requests", tally.num_requests, slo_class=slo_class)
-        series.set("slo_good_requests", tally.num_good, slo_class=slo_class)
-        for metric, num_met in {"all": tally.num_good, **tally.num_met}.items():
-            share = num_met / tally.num_requests
-            series.set("slo_attainment", share, slo_class=slo_class, metric=metric)
-        series.set("tdg_ratio", tally.tdg_ratio, slo_class=slo_class)
-
-    def stats(self) -> dict[str, Any]:
-        """For /server_info, since the first request with an SLO."""
-        now_s = time.monotonic()
-        return self._attainment.metrics(now_s - (self._started_s or now_s))

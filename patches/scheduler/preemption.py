@@ -201,11 +201,11 @@ class Preemption:
         left: list[Req],
         yielded: list[Req],
     ) -> None:
-        """Count and trace what became of a plan's actions. queue: in the plan's order."""
+        """Count and report what became of a plan's actions. queue: in the plan's order."""
         self._counts["num_without_host_room"] += plan.num_without_host_room
-        if (trace := self._scheduler.sage.trace) is not None:
-            known = {req.sage.job: req for req in (*queue[: len(plan.actions)], *yielded)}
-            trace.carried_out(plan.actions[: len(entering) + len(yielded)], known, left)
+        known = {req.sage.job: req for req in (*queue[: len(plan.actions)], *yielded)}
+        done = plan.actions[: len(entering) + len(yielded)]
+        self._scheduler.sage.listeners.carried_out(done, known, left)
         self._agree(*([req.rid for req in reqs] for reqs in (entering, left, yielded)))
 
     @rank_consensus(same_params=True)  # type: ignore[untyped-decorator]

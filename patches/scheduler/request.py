@@ -1,4 +1,4 @@
-"""What we keep for one request, and what its answer says of it (meta_info.sage)."""
+"""What a scheduler keeps for one request, and the explanation that its answer can carry."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from patches.engine_types import Req
+from patches.engine_types import Batch, Req
+from patches.listener import Listener
 from sage_sched.job import Job
 from sage_sched.slo import Deadlines
 
@@ -53,12 +54,31 @@ class Waits:
         return self.waited_s + time.monotonic() - self.since_s
 
 
+class WaitListener(Listener):
+    """Ends the wait of each request that runs. It comes after the listeners that report waits."""
+
+    def ran(self, batch: Batch) -> None:
+        if not batch.forward_mode.is_extend_without_speculative():
+            return
+        num_prefills = len(batch.reqs) - len(batch.decoding_reqs or [])
+        for place, req in enumerate(batch.reqs):
+            # A prefill of a begun answer: it was retracted, or left its KV behind.
+            if req.output_ids and place < num_prefills:
+                req.sage.waits.was_retracted(req.time_stats.wait_queue_entry_time)
+            req.sage.waits.ends()
+
+    def stepped(self, batch: Batch, result: Any) -> None:
+        if result is None:  # on a decode server: they run from now on
+            for req in batch.reqs:
+                req.sage.waits.ends()
+
+
 @dataclass(slots=True)
-class Seen:
+class TokenTimes:
     """When the tokens of a request with an SLO came. came_s: its arrival. ttft_s, last_s: from then
     to its first and its latest token. num_next_on_time: how many after the first were on time."""
 
-    promise: Deadlines
+    deadlines: Deadlines
     came_s: float
     ttft_s: float = 0.0
     last_s: float = 0.0
@@ -68,13 +88,13 @@ class Seen:
 
 @dataclass(slots=True)
 class RequestState:
-    """`Req.sage`. seen: None without an SLO. was_asked_to_yield, why_it_stays: whether it was ever
-    chosen to yield, and what keeps it from that. left_slots: when it left the device, where the
-    radix tree had the beginning of its KV."""
+    """`Req.sage`. token_times: None without an SLO. was_asked_to_yield, why_it_stays: whether it
+    was ever chosen to yield, and what keeps it from that. left_slots: when it left the device,
+    where the radix tree had the beginning of its KV."""
 
     job: Job
     waits: Waits
-    seen: Seen | None = None
+    token_times: TokenTimes | None = None
     has_ended: bool = False
     was_asked_to_yield: bool = False
     why_it_stays: str | None = None

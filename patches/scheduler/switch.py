@@ -50,7 +50,9 @@ def _switch(scheduler: Scheduler, changes: object, now_s: float, clock: str) -> 
         raise ConfigError(f"schedule_policy {name} cannot be set up: {error}") from error
     reason = why_no_probe(policy, state.probing)
     require(not reason, "schedule_policy", name, f"none that needs a probe, as {reason}")
-    state.go_by(settings, policy, _unfinished(scheduler), now_s, clock)
+    unfinished = sorted(_unfinished(scheduler), key=lambda req: req.sage.job.arrival)
+    state.jobs.dated(unfinished, now_s, clock)
+    state.switch(settings, policy, unfinished)
     # SGLang expects its queue in order of arrival, and in places reads the policy's name off its
     # configuration.
     scheduler.policy.policy = stock_order

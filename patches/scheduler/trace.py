@@ -12,9 +12,13 @@ from sglang.srt.runtime_context import get_parallel
 
 from patches.engine_types import Batch, Req, Scheduler
 from patches.json_lines import JsonLines
+from patches.listener import Listener
+from patches.scheduler import queues
 from patches.scheduler.request import predicted
 from sage_sched.job import Job
+from sage_sched.limits import Limits
 from sage_sched.plan import Action, Preempt
+from sage_sched.policy import Policy
 
 # Of the file, and of the previous one.
 _MAX_BYTES = 128 * 2**20
@@ -33,25 +37,30 @@ def trace_of(scheduler: Scheduler) -> Trace | None:
     if parallel.attn_tp_rank != 0 or parallel.attn_cp_rank != 0:
         return None
     if path is None:
-        return Trace(None, has_spans)
+        return Trace(scheduler, None, has_spans)
     name = path if parallel.dp_rank is None else f"{path}.dp{parallel.dp_rank}"
-    return Trace(JsonLines(Path(name), _MAX_BYTES), has_spans)
+    return Trace(scheduler, JsonLines(Path(name), _MAX_BYTES), has_spans)
 
 
-class Trace:
-    """The trace of one scheduler. file: None if there are spans only."""
+class Trace(Listener):
+    """The trace of one scheduler."""
 
-    def __init__(self, file: JsonLines | None, has_spans: bool = False) -> None:
-        self.file = file
+    def __init__(
+        self, scheduler: Scheduler, file: JsonLines | None, has_spans: bool = False
+    ) -> None:
+        """file: None if there are spans only."""
+        self._scheduler = scheduler
+        self._file = file
         self._has_spans = has_spans
         self._started_s = time.monotonic()
+        self._add("policy", None, name=scheduler.schedule_policy, at=time.time())
 
-    def policy(self, name: str) -> None:
-        """The policy from now on."""
+    def switched(
+        self, name: str, policy: Policy, limits: Limits, unfinished: Sequence[Req]
+    ) -> None:
         self._add("policy", None, name=name, at=time.time())
 
-    def came(self, req: Req, num_waiting: int, num_running: int) -> None:
-        """A request has come."""
+    def arrived(self, req: Req) -> None:
         job = req.sage.job
         self._add(
             "came",
@@ -61,14 +70,13 @@ class Trace:
             max_new_tokens=job.max_new_tokens,
             **predicted(job),
             slo_class=job.hints.slo_class,
-            num_waiting=num_waiting,
-            num_running=num_running,
+            num_waiting=len(queues.waiting(self._scheduler)),
+            num_running=len(self._scheduler.running_batch.reqs),
         )
 
     def carried_out(
         self, actions: Sequence[Action], requests: Mapping[Job, Req], left: Sequence[Req]
     ) -> None:
-        """These actions of a plan were. left: the requests that found no room after all."""
         for action in actions:
             if (req := requests.get(action.job)) is None:
                 continue
@@ -85,8 +93,8 @@ class Trace:
                 about["promised"] = True
             self._add(name, req, **about)
 
-    def runs(self, batch: Batch) -> None:
-        """A batch is about to run, which ends the waits of its requests."""
+    def ran(self, batch: Batch) -> None:
+        """Report the waits that this ends."""
         for req in batch.reqs:
             waits = req.sage.waits
             if waits.since_s is not None:
@@ -99,14 +107,16 @@ class Trace:
                 )
 
     def ended(self, req: Req, was_aborted: bool) -> None:
-        """Its answer is over."""
         self._add("ends", req, tokens=len(req.output_ids), why="aborted" if was_aborted else "done")
 
     def _add(self, what: str, req: Req | None, **about: Any) -> None:
-        if self.file is not None:
+        if self._file is not None:
             at_s = round(time.monotonic() - self._started_s, 4)
             whose = {} if req is None else {"rid": req.rid}
-            self.file.add({"t": at_s, "is": what, **whose, **about})
+            self._file.add({"t": at_s, "is": what, **whose, **about})
         if self._has_spans and req is not None:
             known = {name: value for name, value in about.items() if value is not None}
             req.time_stats.trace_ctx.trace_event(f"sage.{what}", _SPAN_LEVEL, attrs=known)
+
+    def stats(self) -> dict[str, Any]:
+        return {"trace": None if self._file is None else self._file.stats()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from sglang.srt.mem_cache.common import match_kv_cache
@@ -12,7 +12,6 @@ from patches.scheduler import queues
 from patches.scheduler.jobs import Jobs
 from patches.scheduler.kv_copy import has_adapter, is_swapped, swapped
 from patches.scheduler.preemption import Preemption
-from sage_sched.followed import Followed, in_front
 from sage_sched.job import Job
 from sage_sched.view import SchedulerView
 
@@ -28,8 +27,8 @@ def view_of(scheduler: Scheduler, running_batch: Batch) -> SchedulerView:
     evictable_tokens = scheduler.tree_cache.evictable_size()
     if chunked is not None:
         chunked.sage.job.prefilled_tokens = chunked.prefix_len
-    state.seen.look(waiting)
-    in_host_memory = swapped(state.seen.begun)
+    state.waiting.look(waiting)
+    in_host_memory = swapped(state.waiting.begun)
     served = running_batch.reqs if chunked is None else [*running_batch.reqs, chunked]
     prompts = Prompts(scheduler, waiting, served)
     return SchedulerView(
@@ -37,7 +36,7 @@ def view_of(scheduler: Scheduler, running_batch: Batch) -> SchedulerView:
         served_tokens=jobs.served_tokens,
         num_arrivals=num_arrivals(scheduler, jobs),
         num_arrivals_planned=state.num_arrivals_planned,
-        waiting=state.seen.jobs,
+        waiting=state.waiting.jobs,
         # In one order on all ranks, whose sets would differ.
         swapped=dict.fromkeys(req.sage.job for req in in_host_memory),
         running=running,
@@ -65,48 +64,6 @@ def view_of(scheduler: Scheduler, running_batch: Batch) -> SchedulerView:
         if preemption is None
         else preemption.holdings(running_batch.reqs),
     )
-
-
-class Seen:
-    """The jobs of the waiting queue, kept from pass to pass: most of a long queue is as the last
-    plan left it, and is not touched.
-
-    jobs: in its order. begun: requests with tokens.
-    """
-
-    def __init__(self) -> None:
-        self.jobs: list[Job] = []
-        self._begun: dict[int, Req] = {}
-        self._queue = Followed[Req]()
-        self._job_of: dict[int, Job] = {}
-
-    @property
-    def begun(self) -> Collection[Req]:
-        return self._begun.values()
-
-    def look(self, waiting: Sequence[Req]) -> None:
-        """Find out who has come and gone."""
-        gone, came, start, end = self._queue.look(waiting)
-        for req in gone:
-            del self._job_of[id(req)]
-            self._begun.pop(id(req), None)
-        for req in came:
-            self._job_of[id(req)] = req.sage.job
-            if req.output_ids:
-                self._begun[id(req)] = req
-        for req in self.begun:
-            req.sage.job.grow(len(req.output_ids))
-        same = self.jobs[len(self.jobs) - (end - start) :]
-        first, last = self._jobs_of(waiting[:start]), self._jobs_of(waiting[end:])
-        self.jobs = [*first, *same, *last]
-
-    def _jobs_of(self, reqs: Iterable[Req]) -> list[Job]:
-        return [self._job_of[id(req)] for req in reqs]
-
-    def ordered(self, order: Sequence[int]) -> None:
-        """The queue is put in the order of a plan."""
-        self._queue.ordered(order)
-        self.jobs = in_front(self.jobs, order)
 
 
 def _adapters(

@@ -18,7 +18,8 @@ import numpy as np
 
 from sage_sched.app.registry import policy_type
 from sage_sched.job import NO_HINTS, Hints
-from tests.checks.full_server import NUM_RUNNING, FullServer, StandInRequest
+from tests.checks.full_server import FullServer, any_request
+from tests.patches.schedulers import MOST_RUNNING
 
 QUEUE_LENGTHS = (100, 1_000, 10_000)
 _NUM_PASSES = 50
@@ -37,19 +38,19 @@ def measure(num_waiting: int, policy: str = "sage") -> tuple[list[float], list[f
     server = FullServer(num_waiting, _NUM_PASSES, policy, hints)
     passes_ms = []
     for number in range(_NUM_PASSES):
-        server.step()
+        server.next_step()
         server.state.jobs.ticked(0.05 * number)
         passes_ms.append(_timed_ms(server.take_pass))
     generator = np.random.default_rng(num_waiting)
-    requests: list[Any] = [StandInRequest(generator) for _ in range(_NUM_PASSES)]
-    return [_timed_ms(partial(server.state.jobs.arrived, req)) for req in requests], passes_ms
+    requests: list[Any] = [any_request(generator) for _ in range(_NUM_PASSES)]
+    return [_timed_ms(partial(server.state.listeners.arrived, req)) for req in requests], passes_ms
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--policy", default="sage", help="default: %(default)s")
     policy = parser.parse_args().policy
-    print(f"ms, median and p99       arrival    a whole pass, {NUM_RUNNING} running")
+    print(f"ms, median and p99       arrival    a whole pass, {MOST_RUNNING} running")
     for num_waiting in QUEUE_LENGTHS:
         columns = measure(num_waiting, policy)
         cells = (f"{np.median(ms):8.3f} {np.quantile(ms, 0.99):8.3f}" for ms in columns)

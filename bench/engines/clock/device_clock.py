@@ -156,7 +156,7 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from bench.engines.clock import light_model
-    from patches.scheduler import calibration, swap_meter
+    from patches.scheduler import step_meter, swap_meter
 
     light_model.register()
     written = json.loads(Path(os.environ[_MODEL_FILE]).read_text(encoding="utf-8"))
@@ -193,8 +193,8 @@ def register() -> None:
 
     # Steps end when their results are seen, and take the device's time, however late the host was.
     # A copy takes another time here than there.
-    calibration.ends_with_launch = lambda device: False
-    calibration.time = SimpleNamespace(perf_counter=lambda: seen.device_s)  # type: ignore[attr-defined,assignment]
+    step_meter.ends_with_launch = lambda device: False
+    step_meter.time = SimpleNamespace(perf_counter=lambda: seen.device_s)  # type: ignore[attr-defined,assignment]
     swap_meter.time = SimpleNamespace(perf_counter=lambda: clock.stats.moved_s)  # type: ignore[attr-defined,assignment]
     scheduler = f"{_MANAGERS}.scheduler.Scheduler"
     HookRegistry.register(f"{scheduler}.run_batch", around_run_batch, HookType.AROUND)

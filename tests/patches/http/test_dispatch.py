@@ -125,9 +125,9 @@ def test_the_http_process_hears_of_steps_where_it_dispatches_alone() -> None:
     assert msgpack_decode(msgpack_encode(news)) == news
     for config, dp_size, sent in ((OURS, 2, news), (OURS, 1, None), (SageConfig(), 2, None)):
         scheduler: Any = SimpleNamespace(
-            server_args=SimpleNamespace(dp_size=dp_size), sage=SimpleNamespace(told=heard.append)
+            server_args=SimpleNamespace(dp_size=dp_size), sage=SimpleNamespace(updated=heard.append)
         )
-        assert scheduler_hooks._told(config, scheduler, news) is sent
+        assert scheduler_hooks._updated(config, scheduler, news) is sent
     assert heard == [news] * 3
 
 

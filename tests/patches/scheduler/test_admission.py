@@ -8,63 +8,78 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sglang.srt.managers.schedule_policy import PrefillAdder
+from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 
-from patches.scheduler.hooks import scheduler_hooks
-from sage_sched.app.config import PreemptionConfig, SageConfig
-from tests.checks.full_server import stand_in_scheduler
-from tests.patches.scheduler.test_state import request
+from tests.patches.schedulers import Server, make_request
 
 ROOM_TOKENS, CHUNK_TOKENS = 3000, 64
 
 
-def room_left(policy: str, num_prompt_tokens: int) -> int:
-    """After a chunk of a prompt whose answer has a cap of 1000 tokens."""
-    config = SageConfig(preemption=PreemptionConfig(enabled=False))
-    hooks = {hook.target.rpartition(".")[2]: hook.hook for hook in scheduler_hooks(config)}
-    scheduler = stand_in_scheduler(lambda: ROOM_TOKENS, policy)
-    scheduler.model_config.is_generation = True
-    hooks["init_schedule_policy"](None, scheduler)
-    state = scheduler.sage
-    req: Any = request([10] * 9, prompt=[1] * num_prompt_tokens)
-    state.jobs.arrived(req)
-    state.headroom = replace(state.headroom, num_steps=20)
+def reserved_tokens(policy: str, prompt_tokens: int) -> int:
+    """What SGLang reserves after a chunk of a prompt whose answer has a cap of 1000 tokens."""
+    server = Server(schedule_policy=policy, free_tokens=ROOM_TOKENS)
+    (req,) = server.arrive(make_request([10] * 9, prompt_tokens))
+    server.state.headroom = replace(server.state.headroom, num_steps=20)
     req.kv.req_pool_idx = 0
     req.prefix_len, req.full_untruncated_fill_ids = 0, array("q", req.origin_input_ids)
-    req.retracted_stain, req.extend_len = False, min(num_prompt_tokens, CHUNK_TOKENS)
-    allocator, tree = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
-    adder = PrefillAdder(1, tree, allocator, scheduler.running_batch, 0.5, 8192, CHUNK_TOKENS)
-    goes_on = hooks["add_chunked_req"](PrefillAdder.add_chunked_req, adder, req)
-    assert (goes_on is req) is (num_prompt_tokens > CHUNK_TOKENS)
+    req.extend_end = min(prompt_tokens, CHUNK_TOKENS)
+    adder = PrefillAdder(
+        1,
+        server.scheduler.tree_cache,
+        server.scheduler.token_to_kv_pool_allocator,
+        server.scheduler.running_batch,
+        0.5,
+        8192,
+        CHUNK_TOKENS,
+    )
+    goes_on = server.hooks["add_chunked_req"](PrefillAdder.add_chunked_req, adder, req)
+    assert (goes_on is req) is (prompt_tokens > CHUNK_TOKENS)
     assert req.sampling_params.max_new_tokens == 1000
-    left: int = adder.memory_budget.remaining_total
-    return left
+    return ROOM_TOKENS - int(adder.memory_budget.remaining_total)
 
 
 @pytest.mark.parametrize(("policy", "answer_tokens"), [("sage", 20), ("fcfs", 1000)])
-def test_the_last_chunk_of_a_prompt_reserves_the_headroom_and_not_the_cap(
+def test_the_last_chunk_reserves_the_headroom_and_not_the_cap(
     policy: str, answer_tokens: int
 ) -> None:
-    assert ROOM_TOKENS - room_left(policy, CHUNK_TOKENS) >= CHUNK_TOKENS + answer_tokens
-    assert ROOM_TOKENS - room_left(policy, CHUNK_TOKENS) < CHUNK_TOKENS + answer_tokens + 8
-    # An earlier one reserves nothing for the answer.
-    assert ROOM_TOKENS - room_left(policy, CHUNK_TOKENS + 1) < CHUNK_TOKENS + 8
+    last_tokens = reserved_tokens(policy, CHUNK_TOKENS) - CHUNK_TOKENS
+    assert answer_tokens <= last_tokens < answer_tokens + 8
+    # An earlier chunk reserves nothing for the answer.
+    assert reserved_tokens(policy, CHUNK_TOKENS + 1) < CHUNK_TOKENS + 8
 
 
-def test_an_answer_that_goes_on_to_its_cap_is_reckoned_like_others() -> None:
-    """SGLang's other way, by caps, is for these where no prefix is cached."""
-    config = SageConfig(preemption=PreemptionConfig(enabled=False))
-    scheduler = stand_in_scheduler(lambda: ROOM_TOKENS, "sage")
-    scheduler.model_config.is_generation = True
-    hooks = {hook.target.rpartition(".")[2]: hook.hook for hook in scheduler_hooks(config)}
-    hooks["init_schedule_policy"](None, scheduler)
-    req: Any = request([10] * 9)
-    req.sampling_params.ignore_eos = True
-    scheduler.sage.jobs.arrived(req)
-
-    def original(adder: Any, req: Any) -> bool:
-        return bool(req.sampling_params.ignore_eos)
-
-    adder: Any = SimpleNamespace(can_run_list=[])
-    assert not hooks["add_one_req"](original, adder, req)
+def test_an_answer_that_ignores_eos_is_admitted_like_others(server: Server) -> None:
+    # SGLang's other way, by caps, is for these if no prefix is cached.
+    (req,) = server.arrive(make_request([10] * 9, ignore_eos=True))
+    adder = SimpleNamespace(can_run_list=[])
+    add = server.hooks["add_one_req"]
+    assert not add(lambda adder, req: req.sampling_params.ignore_eos, adder, req)
     assert req.sampling_params.ignore_eos
+
+
+def test_prompts_of_both_kinds_do_not_share_a_prefill(server: Server) -> None:
+    of_ids, of_embeds = server.arrive(make_request([10] * 9), make_request([10] * 9))
+    of_embeds.input_embeds = [[0.0]]
+    adder = SimpleNamespace(can_run_list=[of_ids])
+    add = server.hooks["add_one_req"]
+    assert add(pytest.fail, adder, of_embeds) is AddReqResult.OTHER
+
+
+@pytest.mark.parametrize(
+    ("policy", "has_chunked", "is_chunked", "admitted"),
+    [
+        ("sage", True, True, False), ("sage", True, False, True), ("sage", False, True, True),
+        ("fcfs", True, True, True),
+    ],
+)  # fmt: skip
+def test_one_prompt_is_chunked_at_a_time(
+    policy: str, has_chunked: bool, is_chunked: bool, admitted: bool
+) -> None:
+    select = Server(schedule_policy=policy).hooks["_select_prefill_admission"]
+    found = SimpleNamespace(is_chunked=is_chunked)
+
+    def original(adder: Any, req: Any, **kw: Any) -> Any:
+        return found
+
+    got = select(original, object(), object(), has_chunked_req=has_chunked)
+    assert got is (found if admitted else AddReqResult.OTHER)

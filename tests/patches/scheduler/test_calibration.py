@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from patches.messages import StepTimes
-from patches.scheduler.calibration import Calibration, StepTimeFile
+from patches.scheduler.calibration import Calibration
+from patches.scheduler.step_time_file import StepTimeFile
 from sage_sched.app.config import StepTimeConfig, in_ms
 from sage_sched.job import Job
 from sage_sched.routing import backlog_s
@@ -28,7 +29,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(configured: StepTimeConfig | None = None) -> Calibration:
-    return Calibration(configured, StepTimeFile({"model": "a model"}))
+    return Calibration(configured, StepTimeFile({"model": "a model"}), 72_000, 64, "cpu")
 
 
 def run(calibration: Calibration, step_time: StepTime, num_steps: int) -> list[StepTimes]:
@@ -37,8 +38,8 @@ def run(calibration: Calibration, step_time: StepTime, num_steps: int) -> list[S
     taken: list[Step] = list(islice(steps(step_time, 0, rate=8.0), num_steps))
     for work, seconds in taken:
         calibration._learner.add(work, seconds)
-        if (news := calibration.news(SERVER)) is not None:
-            calibration.told(news)
+        if (news := calibration.polled()) is not None:
+            calibration.updated(news)
             told.append(news)
     return told
 
@@ -69,21 +70,21 @@ def test_it_is_said_again_until_it_has_come_back() -> None:
     calibration = made()
     for work, seconds in islice(steps(TRUTH, 0, rate=8.0), INTERVAL_STEPS):
         calibration._learner.add(work, seconds)
-        news = calibration.news(SERVER)
+        news = calibration.polled()
     assert news is not None
-    assert calibration.news(SERVER) is news
+    assert calibration.polled() is news
     assert (calibration.step_time, calibration.source) == (SHIPPED, "shipped")
-    calibration.told(news)
-    assert calibration.news(SERVER) is None
+    calibration.updated(news)
+    assert calibration.polled() is None
 
 
 def test_the_next_server_begins_with_what_was_learned() -> None:
     first = made()
     run(first, TRUTH, 2000)
     second = made()
-    news = second.news(SERVER)
+    news = second.polled()
     assert news is not None
-    second.told(news)
+    second.updated(news)
     assert second.source == "kept"
     assert astuple(second.step_time) == pytest.approx(astuple(first.step_time), rel=1e-5)
     assert len(run(second, TRUTH, 2000)) <= 2
@@ -94,7 +95,7 @@ def test_other_ranks_go_by_what_they_are_told_and_read_nothing() -> None:
     (first, *_) = told = run(rank_0, TRUTH, 1000)
     assert rank_1.step_time == SHIPPED
     for news in told:
-        rank_1.told(news)
+        rank_1.updated(news)
     assert rank_1.step_time == rank_0.step_time
     assert first.source == "learned"
 
@@ -120,8 +121,8 @@ def test_seconds_a_token_are_right_where_a_step_gives_several() -> None:
     for work, seconds in islice(steps(TRUTH, 0, rate=8.0), 2000):
         accepted = rng.choice([1.0, 2.0, 6.0])
         calibration._learner.add(calibration.steps._by_tokens(list(work), accepted), seconds)
-        if (news := calibration.news(SERVER)) is not None:
-            calibration.told(news)
+        if (news := calibration.polled()) is not None:
+            calibration.updated(news)
     learned = replace(SERVER, step_time=calibration.step_time)
     truth = replace(SERVER, step_time=TRUTH)
     decode_s = [seconds_on(one)(500, 800) - seconds_on(one)(500, 1) for one in (learned, truth)]
@@ -148,11 +149,11 @@ def test_learning_that_fails_costs_the_learning_alone(
 
 def test_server_info_says_what_is_gone_by_and_where_it_is_from() -> None:
     calibration = made()
-    assert calibration.stats()["source"] == "shipped"
-    assert calibration.stats()["decode_base_ms"] == 41.0
-    assert calibration.stats()["error"] is None
+    assert calibration.stats()["step_time"]["source"] == "shipped"
+    assert calibration.stats()["step_time"]["decode_base_ms"] == 41.0
+    assert calibration.stats()["step_time"]["error"] is None
     run(calibration, TRUTH, 2000)
-    stats = calibration.stats()
+    stats = calibration.stats()["step_time"]
     assert stats["num_steps"] == 2000
     assert 0 < stats["error"] < 0.2
     assert stats["latest"]["decode_base_ms"] > 0

@@ -1,4 +1,4 @@
-"""Gaps between tokens, by a clock of ours."""
+"""Gaps between tokens, by a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -9,64 +9,60 @@ import pytest
 
 from patches.scheduler import gap_meter
 from patches.scheduler.gap_meter import GapMeter
+from tests.patches.schedulers import StandInBatch, make_request
 
 
 class Steps:
     """Steps of one meter. now_s: its clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 100.0
+        clock = SimpleNamespace(monotonic=lambda: self.now_s)
+        monkeypatch.setattr(gap_meter, "time", clock)
         self.meter = GapMeter()
 
     def after(self, seconds: float, *reqs: Any, num_tokens: int = 1) -> None:
-        """A step ends so much later and gives these requests tokens."""
+        """A step ends after these seconds and gives these requests tokens."""
         self.now_s += seconds
         for req in reqs:
-            req.output_ids += [1] * num_tokens
-        self.meter.stepped(SimpleNamespace(reqs=[*reqs]))  # type: ignore[arg-type]
+            req.output_ids.extend([1] * num_tokens)
+        self.meter.stepped(StandInBatch(reqs), object())  # type: ignore[arg-type]
+
+    def gaps(self, whose: str) -> Any:
+        return self.meter.stats()["gaps"][whose]
 
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
-    clock = SimpleNamespace(monotonic=lambda: made.now_s if made else 100.0)
-    made: Steps | None = None
-    monkeypatch.setattr(gap_meter, "time", clock)
-    made = Steps()
-    return made
-
-
-def request() -> Any:
-    return SimpleNamespace(output_ids=[], retraction_count=0)
+    return Steps(monkeypatch)
 
 
 def test_a_gap_is_from_token_to_token(steps: Steps) -> None:
-    one, other = request(), request()
-    steps.after(5.0, one)  # nobody waited for a first token's gap
+    one, other = make_request(), make_request()
+    steps.after(5.0, one)  # a first token has no gap before it
     steps.after(0.040, one, other)
     steps.after(0.060, one, other, num_tokens=2)
     steps.after(0.300, one, num_tokens=0)  # a chunk of its prompt, say
-    stayed = steps.meter.stats()["stayed"]
+    stayed = steps.gaps("stayed")
     assert (stayed["num"], stayed["longest_ms"]) == (5, pytest.approx(60.0))
     assert stayed["mean_ms"] == pytest.approx((40 + 60 + 60) / 5)
-    assert steps.meter.stats()["left"] == {}
+    assert steps.gaps("left") == {}
 
 
-def test_who_left_and_came_back_counts_by_itself(steps: Steps) -> None:
-    req = request()
+def test_gaps_of_swapped_requests_count_apart(steps: Steps) -> None:
+    req = make_request()
     for seconds in (0.0, 0.040, 0.040):
         steps.after(seconds, req)
     req.retraction_count += 1
     steps.after(9.0, req)
     steps.after(0.040, req)
-    found = steps.meter.stats()
-    assert (found["stayed"]["num"], found["stayed"]["longest_ms"]) == (3, pytest.approx(40.0))
-    assert (found["left"]["num"], found["left"]["longest_ms"]) == (1, pytest.approx(9000.0))
+    for whose, number, longest_ms in (("stayed", 3, 40.0), ("left", 1, 9000.0)):
+        assert steps.gaps(whose)["num"] == number
+        assert steps.gaps(whose)["longest_ms"] == pytest.approx(longest_ms)
 
 
-def test_what_is_long_ago_is_forgotten(steps: Steps) -> None:
-    req = request()
-    steps.after(0.0, req)
-    steps.after(2.0, req)
-    for _ in range(130):
-        steps.after(1.0, req)
-    assert steps.meter.stats()["stayed"]["longest_ms"] == pytest.approx(1000.0)
+def test_old_gaps_are_forgotten(steps: Steps) -> None:
+    req = make_request()
+    for seconds in (0.0, 2.0, *[1.0] * 130):
+        steps.after(seconds, req)
+    assert steps.gaps("stayed")["longest_ms"] == pytest.approx(1000.0)

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from sglang.srt.session.session_controller import Session
 from sglang.srt.session.streaming_session import StreamingSession
+from sglang.utils import TypeBasedDispatcher
 
-from patches.scheduler.hooks import scheduler_hooks
-from sage_sched.app.config import SageConfig
+from patches.messages import Scores, StepTimes, Tick
 from tests.patches.scheduler.test_state import fail
+from tests.patches.schedulers import Server, hook_on, make_request
 
 
-def test_nobody_looks_at_the_queue_without_a_limit_on_it() -> None:
-    hooks = {hook.target.rpartition(".")[2]: hook for hook in scheduler_hooks(SageConfig())}
-    unlimited: Any = SimpleNamespace(max_queued_requests=None)  # and without a queue
-    limited = hooks["_abort_on_queued_limit"].hook
+def test_the_queue_is_not_copied_without_a_limit_on_it() -> None:
+    unlimited = SimpleNamespace(max_queued_requests=None)  # and without a queue
+    limited = hook_on("_abort_on_queued_limit")
     assert limited(lambda scheduler, req: (scheduler, req), unlimited, 7) == (unlimited, 7)
 
 
-def test_a_turn_that_is_refused_does_not_free_its_session_for_a_third_one() -> None:
-    hooks = {hook.target.rpartition(".")[2]: hook for hook in scheduler_hooks(SageConfig())}
+def test_a_refused_turn_does_not_free_its_session_for_a_third_one() -> None:
     session = Session(1000, "a", streaming=True)
     session._inflight = True
     sessions: Any = StreamingSession(Any)
@@ -31,16 +30,53 @@ def test_a_turn_that_is_refused_does_not_free_its_session_for_a_third_one() -> N
         turn: Any = SimpleNamespace(
             session=session, to_finish=to_finish, release_mm_inputs_on_abort=lambda: None
         )
-        hooks["create_req"].hook(turn, session)
+        hook_on("create_req")(turn, session)
         assert (sessions.find_active_slot(turn) is None) == (to_finish is not None)
         assert session._inflight
 
 
-def test_a_scheduler_goes_on_though_what_it_counts_cannot_be_told() -> None:
-    hooks = {hook.target.rpartition(".")[2]: hook for hook in scheduler_hooks(SageConfig())}
-    result = SimpleNamespace(internal_state={})
-    scheduler: Any = SimpleNamespace(sage=SimpleNamespace(stats=partial(fail, None)))
-    hooks["get_internal_state"].hook(result, scheduler, object())
-    assert "a bug" in result.internal_state["sage"]["error"]
-    # What the HTTP process adds to it has a place.
-    assert result.internal_state["sage"]["slo"] == {}
+def test_a_scheduler_goes_on_though_its_counters_cannot_be_read(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.state, "stats", fail)
+    found = server.stats()
+    assert "a bug" in found["error"]
+    assert found["slo"] == {}  # a place for what the HTTP process adds
+
+
+def test_a_request_that_is_aborted_twice_keeps_its_job(server: Server) -> None:
+    (req,) = server.arrive(make_request([9]))
+    before = req.sage
+    server.arrive(req)
+    assert req.sage is before
+    req.origin_input_ids = req.origin_input_ids[:3]  # SGLang has cut it
+    server.hooks["_add_request_to_queue"](server.scheduler, req)
+    assert req.sage.job.input_tokens == 3
+
+
+def test_an_abort_in_the_queue_ends_a_request(server: Server) -> None:
+    (req,) = server.queue(make_request([9]))
+    server.hooks["_release_aborted_request"](server.scheduler, req)
+    assert req.sage.has_ended
+
+
+@pytest.mark.parametrize(("policy", "ticks"), [("fcfs", False), ("sage", True)])
+def test_the_clock_is_broadcast_if_plans_need_it(policy: str, ticks: bool) -> None:
+    server = Server(schedule_policy=policy)
+    messages = server.hooks["_poll_timeout_aborts"](lambda scheduler: [], server.scheduler)
+    assert [type(message) for message in messages] == ([Tick] if ticks else [])
+
+
+def test_messages_of_ours_are_taken(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.scheduler._request_dispatcher = TypeBasedDispatcher([])
+    server.hooks["init_request_dispatcher"](None, server.scheduler)
+    taken: list[Any] = []
+    server.state.probing = SimpleNamespace(scored=taken.append)
+    take = server.scheduler._request_dispatcher
+    take(Tick(now_s=5.0, clock="any"))
+    assert server.state.jobs.now_s == 5.0
+    scores = Scores(number=0, arrivals=[], ages=[], steps=b"")
+    take(scores)
+    assert taken == [scores]
+    take(StepTimes(seconds=[1.0] * 7, source="learned"))
+    assert server.stats()["step_time"]["source"] == "learned"

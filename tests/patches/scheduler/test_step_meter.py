@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from patches.scheduler.calibration import StepMeter, tokens_of
+from patches.scheduler.step_meter import StepMeter, tokens_of
 from sage_sched.step_learner import COLUMNS
 
 
@@ -37,9 +37,9 @@ class Told:
         self.now_s = 100.0
         self.steps: list[tuple[list[float], float]] = []
         monkeypatch.setattr(
-            "patches.scheduler.calibration.time", SimpleNamespace(perf_counter=lambda: self.now_s)
+            "patches.scheduler.step_meter.time", SimpleNamespace(perf_counter=lambda: self.now_s)
         )
-        self.meter = StepMeter(lambda work, seconds: self.steps.append(([*work], seconds)))
+        self.meter = StepMeter(lambda work, seconds: self.steps.append(([*work], seconds)), "cpu")
 
     @property
     def seconds(self) -> list[float]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from patches.scheduler.calibration import StepTimeFile
+from patches.scheduler.step_time_file import StepTimeFile
 from sage_sched.steps import StepTime
 
 SERVER = {"model": "a model", "hardware": "a GPU"}

@@ -1,4 +1,4 @@
-"""How far two prompts are alike, and whose adapters find room."""
+"""What a pass knows of waiting requests: their shared prefixes, their adapters, their room."""
 
 from __future__ import annotations
 
@@ -11,18 +11,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patches.scheduler.view import _adapters, common_length
+from patches.scheduler.queues import Room
+from patches.scheduler.view import common_length
+from tests.patches.schedulers import Server, StandInBatch, make_request
 
 prompts = st.lists(st.integers(0, 2), max_size=40)
 
 
 @given(prompts, prompts, prompts)
-def test_the_common_length_is_that_of_the_longest_common_beginning(
-    beginning: list[int], one: list[int], two: list[int]
+def test_the_common_length_is_that_of_the_longest_common_prefix(
+    prefix: list[int], one: list[int], two: list[int]
 ) -> None:
-    one, two = beginning * 3 + one, beginning * 3 + two
+    one, two = prefix * 3 + one, prefix * 3 + two
     alike = takewhile(lambda pair: pair[0] == pair[1], zip(one, two, strict=False))
     assert common_length(array("q", one), array("q", two)) == len([*alike])
+
+
+@pytest.mark.parametrize(
+    ("difference", "expected"),
+    [
+        ({}, 40), ({"extra_key": "adapter"}, 0), ({"cache_salt": "salt"}, 0),
+        ({"input_embeds": [[0.0]]}, 0), ({"origin_input_ids": array("q", [2] * 50)}, 0),
+    ],
+)  # fmt: skip
+def test_prompts_share_what_the_radix_tree_would_share(
+    server: Server, difference: dict[str, Any], expected: int
+) -> None:
+    _, two = server.queue(make_request([9], [1] * 40), make_request([9], [1] * 50))
+    vars(two).update(difference)
+    view = server.state.view(StandInBatch([two]))
+    assert view.common_tokens(0, 1) == view.common_tokens(0, two.sage.job) == expected
 
 
 @pytest.mark.parametrize(
@@ -37,29 +55,42 @@ def test_the_common_length_is_that_of_the_longest_common_beginning(
 def test_an_adapter_finds_room_beside_those_that_run(
     flags: dict[str, Any], expected: list[bool]
 ) -> None:
+    def fits(adapters: set[str]) -> bool:
+        return len(adapters) <= 1
+
     def asked(req: Any, running: set[str]) -> bool:
         assert not scheduler.enable_lora_overlap_loading, "this would load the adapter"
         return fits({req.lora_id, *running})
 
-    def fits(adapters: set[str]) -> bool:
-        return len(adapters) <= 1
-
-    scheduler: Any = SimpleNamespace(
-        sage=SimpleNamespace(preemption=None),
-        enable_lora=True,
+    manager = SimpleNamespace(validate_lora_batch=fits)
+    server = Server(
         enable_lora_overlap_loading=False,
         lora_drainer=None,
         can_schedule_lora_req=asked,
-        tp_worker=SimpleNamespace(
-            model_runner=SimpleNamespace(lora_manager=SimpleNamespace(validate_lora_batch=fits))
-        ),
+        tp_worker=SimpleNamespace(model_runner=SimpleNamespace(lora_manager=manager)),
     )
-    vars(scheduler).update(flags)
-    waiting: Any = [SimpleNamespace(lora_id=name) for name in "abc"]
-    has_adapter = _adapters(scheduler, waiting, waiting[:1])
-    assert [has_adapter(position) for position in range(3)] == expected
+    scheduler = server.scheduler
+    vars(scheduler).update({"enable_lora": True, **flags})
+    waiting = [make_request([9]) for _ in "abc"]
+    for req, req.lora_id in zip(waiting, "abc", strict=True):
+        server.arrive(req)
+    scheduler.waiting_queue = waiting
+    view = server.state.view(StandInBatch(waiting[:1]))
+    assert [view.has_adapter(position) for position in range(3)] == expected
     # While none runs there is room for any one of them, but not for two.
-    has_adapter = _adapters(scheduler, waiting, [])
-    assert all(has_adapter(position) for position in range(3))
-    has_adapter = _adapters(scheduler, waiting, [], in_order=True)
-    assert [has_adapter(position) for position in range(3)] == expected
+    view = server.state.view(StandInBatch())
+    assert all(view.has_adapter(position) for position in range(3))
+    in_order = view.adapters_in_order()
+    assert [in_order(position) for position in range(3)] == expected
+
+
+def test_on_a_decode_server_only_the_admitted_get_room() -> None:
+    one, other, room = make_request([9]), make_request([9]), Room()
+    assert room.needed_tokens(one, 5, 100) == 5
+    room.open_to([other])
+    assert room.needed_tokens(one, 5, 100) > 100
+    assert room.refused is None
+    assert room.needed_tokens(other, 5, 100) == 5
+    assert room.refused is other
+    room.go_by_sglang()
+    assert room.needed_tokens(one, 5, 100) == 5

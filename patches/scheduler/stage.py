@@ -1,0 +1,95 @@
+"""What SGLang's own part of a pass sees: some of the queue, and the budget of the plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from patches.engine_types import Batch, Req, Scheduler
+from sage_sched.plan import Budget
+
+
+class Stage:
+    """What SGLang sees of one scheduler during a pass.
+
+    chunk_limit_tokens: the largest chunk; None outside a pass, or if the plan has no limit.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._num_visible: int | None = None
+        self._unplanned: list[Req] = []
+        self.chunk_limit_tokens: int | None = None
+
+    def showing(self, visible: Sequence[Req], call: Callable[[], Any]) -> Any:
+        """Call something that sees only these of the waiting requests. Requests that SGLang appends
+        meanwhile, because their grammars are ready, wait for a plan that knows them."""
+        scheduler = self._scheduler
+        hidden = scheduler.waiting_queue
+        if visible:
+            shown = {id(req) for req in visible}
+            end = hidden.index(visible[-1]) + 1
+            hidden = [*(req for req in hidden[:end] if id(req) not in shown), *hidden[end:]]
+        scheduler.waiting_queue = list(visible)
+        self._num_visible = len(visible)
+        try:
+            return call()
+        finally:
+            scheduler.waiting_queue = [*scheduler.waiting_queue, *hidden, *self._unplanned]
+            self._num_visible = None
+            self._unplanned.clear()
+
+    def hide_unplanned(self, visible: list[Req]) -> None:
+        """Before SGLang goes through its queue: take out what joined it after the plan."""
+        if self._num_visible is not None:
+            self._unplanned += visible[self._num_visible :]
+            del visible[self._num_visible :]
+
+    @contextmanager
+    def within(self, budget: Budget, running_batch: Batch) -> Iterator[None]:
+        """Within this, SGLang prefills no more than the budget, rounded down to units by which this
+        server can cut prompts, but at least one unit."""
+        scheduler = self._scheduler
+        prefill_tokens, chunk_tokens = scheduler.max_prefill_tokens, scheduler.chunked_prefill_size
+        unit = unit_tokens(scheduler)
+        self.chunk_limit_tokens = _units(budget.chunk_tokens, unit)
+        limit_tokens = _units(budget.prefill_tokens, unit)
+        if limit_tokens is not None:
+            if scheduler.is_mixed_chunk:  # PrefillAdder takes a token off for each that decodes
+                limit_tokens += len(running_batch.reqs)
+            scheduler.max_prefill_tokens = min(prefill_tokens, limit_tokens)
+            if chunk_tokens is not None:
+                scheduler.chunked_prefill_size = min(chunk_tokens, limit_tokens)
+        try:
+            yield
+        finally:
+            scheduler.max_prefill_tokens = prefill_tokens
+            scheduler.chunked_prefill_size = chunk_tokens
+            self.chunk_limit_tokens = None
+
+
+def unit_tokens(scheduler: Scheduler) -> int:
+    """Return the unit by which this server can cut prompts."""
+    return math.lcm(scheduler.page_size, scheduler.truncation_align_size or 1)
+
+
+def _units(num_tokens: int | None, unit: int) -> int | None:
+    return None if num_tokens is None else max(1, num_tokens // unit) * unit
+
+
+def without(scheduler: Scheduler, hidden: Sequence[Req], call: Callable[[], Any]) -> Any:
+    """Call something that does not see these of the waiting requests."""
+    if not hidden:
+        return call()
+    unseen, queue = {id(req) for req in hidden}, scheduler.waiting_queue
+    scheduler.waiting_queue = visible = [req for req in queue if id(req) not in unseen]
+    num_visible = len(visible)
+    try:
+        return call()
+    finally:
+        if len(visible) < num_visible:  # a full queue drops one for another of a higher priority
+            kept = unseen | {id(req) for req in visible}
+            queue = [req for req in queue if id(req) in kept]
+        scheduler.waiting_queue = queue

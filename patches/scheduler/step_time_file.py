@@ -1,0 +1,85 @@
+"""Keeps learned step times for the next server of the same kind."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from patches.engine_types import Scheduler
+from predictor_store.cached_file import cache_folder, read_own, replace_own
+from sage_sched.app.config import StepTimeConfig, in_ms
+from sage_sched.fields import parse_section
+from sage_sched.steps import StepTime
+
+logger = logging.getLogger(__name__)
+
+_MAX_FILE_BYTES = 65_536
+
+
+class StepTimeFile:
+    """Keeps learned step times for the next server of the same kind, in the cache folder. Only its
+    owner can read it, and no link is followed. A file that is no use costs one log line."""
+
+    def __init__(self, server: Mapping[str, str]) -> None:
+        """server: what step times depend on, see kind_of."""
+        self._server = dict(server)
+        self._can_be_written = True
+        name = hashlib.sha256(json.dumps(self._server, sort_keys=True).encode()).hexdigest()[:16]
+        self._name = f"step-times-{name}.json"
+
+    @property
+    def path(self) -> Path:
+        """Raises OSError if the user has no cache folder."""
+        return cache_folder() / self._name
+
+    def read(self) -> StepTime | None:
+        """What an earlier server learned; None if there is nothing of use."""
+        try:
+            written = json.loads(read_own(self.path, _MAX_FILE_BYTES))
+            if written["server"] != self._server:
+                raise ValueError("it is of another server")
+            section = written["step_time"]
+            parsed: StepTimeConfig = parse_section(StepTimeConfig, "step_time", section)
+            return parsed.step_time()
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            logger.warning("step times are learned anew, as %s is no use: %r", self._name, error)
+            return None
+
+    def write(self, step_time: StepTime) -> None:
+        """Keep them. Never raises."""
+        if not self._can_be_written:
+            return
+        written = {"server": self._server, "step_time": in_ms(step_time)}
+        try:
+            replace_own(self.path, (json.dumps(written, indent=2) + "\n").encode())
+        except OSError as error:
+            self._can_be_written = False
+            logger.warning(
+                "step times are not kept, as %s cannot be written: %s", self._name, error
+            )
+
+
+def kind_of(scheduler: Scheduler) -> dict[str, str]:
+    """What a server's step times depend on: its model and the hardware."""
+    args: Any = scheduler.server_args
+    device = torch.get_device_module(scheduler.device)
+    hardware = (
+        device.get_device_name()
+        if hasattr(device, "get_device_name")
+        else f"{os.cpu_count()} {os.uname().machine} cores"
+    )
+    names = (
+        "model_path", "quantization", "kv_cache_dtype", "tp_size", "ep_size", "enable_dp_attention",
+        "enable_lora", "speculative_algorithm", "speculative_num_draft_tokens",
+    )  # fmt: skip
+    about = {name: str(getattr(args, name)) for name in names}
+    return about | {"dtype": str(scheduler.model_config.dtype), "hardware": hardware}

@@ -1,0 +1,54 @@
+"""The jobs of the waiting queue."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from patches.engine_types import Req
+from patches.listener import Listener
+from sage_sched.followed import Followed, in_front
+from sage_sched.job import Job
+from sage_sched.plan import Plan
+
+
+class WaitingJobs(Listener):
+    """The jobs of the waiting queue, kept from pass to pass: most of a long queue is as the last
+    plan left it, and is not touched.
+
+    jobs: in its order. begun: requests with tokens.
+    """
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+        self._begun: dict[int, Req] = {}
+        self._queue = Followed[Req]()
+        self._job_of: dict[int, Job] = {}
+
+    @property
+    def begun(self) -> Collection[Req]:
+        return self._begun.values()
+
+    def look(self, waiting: Sequence[Req]) -> None:
+        """Find out which requests have come and gone."""
+        gone, came, start, end = self._queue.look(waiting)
+        for req in gone:
+            del self._job_of[id(req)]
+            self._begun.pop(id(req), None)
+        for req in came:
+            self._job_of[id(req)] = req.sage.job
+            if req.output_ids:
+                self._begun[id(req)] = req
+        for req in self.begun:
+            req.sage.job.grow(len(req.output_ids))
+        same = self.jobs[len(self.jobs) - (end - start) :]
+        first, last = self._jobs_of(waiting[:start]), self._jobs_of(waiting[end:])
+        self.jobs = [*first, *same, *last]
+
+    def _jobs_of(self, reqs: Iterable[Req]) -> list[Job]:
+        return [self._job_of[id(req)] for req in reqs]
+
+    def planned(self, plan: Plan, seconds: float) -> None:
+        """Follow the queue, which is put in the order of the plan."""
+        if plan.order is not None:
+            self._queue.ordered(plan.order)
+            self.jobs = in_front(self.jobs, plan.order)

@@ -1,0 +1,74 @@
+"""Features take part in a scheduler's events in one order, which is the same on all ranks."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from patches.listener import Listener, Listeners
+from tests.patches.schedulers import Server, StandInBatch, make_request
+
+EVENTS = [name for name, _ in inspect.getmembers(Listener, inspect.isfunction) if name[0] != "_"]
+
+
+def recorder(name: str, calls: list[tuple[str, str, Any]]) -> Listener:
+    """A listener that notes what it is called with."""
+
+    def noting(event: str) -> Any:
+        def note(*args: Any) -> Any:
+            calls.append((name, event, args))
+            return {name: event} if event == "stats" else None
+
+        return note
+
+    listener = Listener()
+    for event in EVENTS:
+        setattr(listener, event, noting(event))
+    return listener
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_each_event_reaches_all_in_order_with_all_its_arguments(event: str) -> None:
+    calls: list[tuple[str, str, Any]] = []
+    both = Listeners([recorder("first", calls), recorder("second", calls)])
+    arguments = range(len(inspect.signature(getattr(Listener, event)).parameters) - 1)
+    getattr(both, event)(*arguments)
+    assert calls == [(name, event, (*arguments,)) for name in ("first", "second")]
+
+
+def test_the_order_is_fixed() -> None:
+    # Ranks must agree. What each needs of the ones before is said in state.py.
+    server = Server(enable_trace=True)
+    names = [type(listener).__name__ for listener in server.state.listeners]
+    assert names == [
+        "Calibration", "Jobs", "WaitingJobs", "Trace", "WaitListener", "GapMeter", "SloMeter",
+        "PassMeter", "SchedulerMetrics",
+    ]  # fmt: skip
+
+
+def test_a_wait_is_reported_before_it_ends() -> None:
+    server = Server(enable_trace=True)
+    (req,) = server.arrive(make_request([9]))
+    spans: list[tuple[str, Any]] = []
+    req.time_stats.trace_ctx.trace_event = lambda name, level, attrs: spans.append((name, attrs))
+    req.sage.waits.since_s -= 5.0
+    batch = StandInBatch([req], prefills=True)
+    for _ in range(2):
+        server.state.listeners.ran(batch)
+    assert [name for name, _ in spans] == ["sage.starts"]
+    assert spans[0][1]["waited_s"] >= 5.0
+    assert req.sage.waits.since_s is None
+
+
+def test_an_end_comes_once(server: Server) -> None:
+    calls: list[tuple[str, str, Any]] = []
+    server.state.listeners.add(recorder("last", calls))
+    finished, aborted = server.arrive(make_request([9]), make_request([9]))
+    finished.finished_reason = "stop"
+    for _ in range(2):  # under overlap it is in one more step
+        server.state.end_finished([finished, aborted])
+        server.state.end(aborted, was_aborted=True)
+    ends = [args for _, event, args in calls if event == "ended"]
+    assert ends == [(finished, False), (aborted, True)]

@@ -1,0 +1,202 @@
+"""Schedulers and requests without a server or a model, after vLLM's create_scheduler.
+
+Requests, KV pools and radix trees are SGLang's own. Of a scheduler and its batches there is what
+our hooks read.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.mem_cache.radix_cache import RadixCache
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+from patches.carrier import encode, encode_hints
+from patches.scheduler.hooks import scheduler_hooks
+from sage_sched.app.config import SageConfig
+from sage_sched.distribution import LengthDistribution
+from sage_sched.job import NO_HINTS, Hints
+
+KV_POOL_TOKENS, MOST_RUNNING = 500_000, 256
+CAP_TOKENS = 1000
+
+
+def make_request(
+    lengths: Any = (),
+    prompt: int | Sequence[int] = 20,
+    *,
+    answer_tokens: int = 0,
+    hints: Hints = NO_HINTS,
+    carried: dict[str, Any] | None = None,
+    rid: str = "a request",
+    **sampling: Any,
+) -> Any:
+    """Make a request of SGLang. lengths: predicted, none if empty. prompt: its tokens, or their
+    number. answer_tokens: tokens that its answer has. carried: other custom_params."""
+    predicted = (
+        encode(LengthDistribution.from_samples([*lengths], "history")) if len(lengths) else {}
+    )
+    custom_params = {**predicted, **encode_hints(hints), **(carried or {})}
+    params = SamplingParams(
+        **{"max_new_tokens": CAP_TOKENS, "custom_params": custom_params, **sampling}
+    )
+    ids = array("q", [1] * prompt if isinstance(prompt, int) else prompt)
+    req = Req(rid, "", ids, params)
+    req.output_ids = array("q", [1] * answer_tokens)
+    req.kv.kv_allocated_len = len(ids)
+    return req
+
+
+class StandInBatch:
+    """What is read of a running batch (managers/schedule_batch.py, ScheduleBatch)."""
+
+    decoding_reqs = None
+
+    def __init__(self, reqs: Sequence[Any] = (), prefills: bool = False) -> None:
+        """prefills: whether it prefills all of their prompts; else it decodes."""
+        self.reqs = [*reqs]
+        self.batch_is_full = False
+        self.forward_mode = SimpleNamespace(is_extend_without_speculative=lambda: prefills)
+        self.prefix_lens = [0] * len(self.reqs)
+        self.extend_lens = [len(req.origin_input_ids) for req in self.reqs]
+        self.extend_num_tokens = sum(self.extend_lens)
+
+    def is_empty(self) -> bool:
+        return not self.reqs
+
+    def check_decode_mem(self) -> bool:
+        return True
+
+    def filter_batch(self, *, keep_indices: Sequence[int] | None = None) -> None:
+        if keep_indices is not None:
+            self.reqs = [self.reqs[index] for index in keep_indices]
+
+    def new_tokens_required_next_decode(self) -> int:
+        return len(self.reqs)
+
+
+def make_allocator(num_tokens: int = 64) -> TokenToKVPoolAllocator:
+    """Make a KV pool on the CPU, of one layer."""
+    pool = MHATokenToKVPool(num_tokens, 1, torch.float32, 1, 8, 1, "cpu", enable_memory_saver=False)
+    return TokenToKVPoolAllocator(num_tokens, torch.float32, "cpu", pool, False)
+
+
+def make_bare_scheduler(
+    schedule_policy: str = "sage", free_tokens: int = 10_000, **attributes: Any
+) -> Any:
+    """Make what our hooks read of a scheduler (managers/scheduler.py); nothing waits or runs yet.
+    attributes: of the scheduler, or of its server_args."""
+    allocator = make_allocator()
+    allocator.available_size = lambda: free_tokens
+    server_args = SimpleNamespace(
+        model_path="", quantization=None, kv_cache_dtype="auto", tp_size=1, pp_size=1, dp_size=1,
+        nnodes=1, disaggregation_mode="null", enable_dp_attention=False, ep_size=1,
+        enable_lora=None, speculative_algorithm=None, speculative_num_draft_tokens=None,
+        enable_trace=False,
+    )  # fmt: skip
+    scheduler = SimpleNamespace(
+        schedule_policy=schedule_policy,
+        server_args=server_args,
+        model_config=SimpleNamespace(dtype=torch.float32, is_generation=True, model_path=""),
+        max_total_num_tokens=KV_POOL_TOKENS,
+        max_running_requests=MOST_RUNNING,
+        waiting_queue=[],
+        running_batch=StandInBatch(),
+        chunked_req=None,
+        max_prefill_tokens=16384,
+        chunked_prefill_size=8192,
+        page_size=1,
+        device="cpu",
+        enable_lora=False,
+        is_hybrid_swa=False,
+        is_mixed_chunk=False,
+        spec_algorithm=SpeculativeAlgorithm.NONE,
+        enable_priority_scheduling=False,
+        enable_priority_preemption=False,
+        schedule_low_priority_values_first=False,
+        priority_scheduling_preemption_threshold=10,
+        policy=SimpleNamespace(enable_priority_scheduling=False),
+        prefill_delayer=None,
+        truncation_align_size=None,
+        new_token_ratio_tracker=SimpleNamespace(current=0.5),
+        token_to_kv_pool_allocator=allocator,
+        tree_cache=RadixCache.create_simulated(),
+        attn_tp_group=SimpleNamespace(broadcast_object=lambda measured: measured, world_size=1),
+        grammar_manager=SimpleNamespace(grammar_queue=[]),
+        metrics_collector_context=SimpleNamespace(
+            current_scheduler_metrics_enabled=False, collector=None
+        ),
+        disagg_prefill_bootstrap_queue=SimpleNamespace(queue=[]),
+        disagg_prefill_inflight_queue=[],
+        disagg_decode_prealloc_queue=SimpleNamespace(queue=[], retracted_queue=[]),
+        disagg_decode_transfer_queue=SimpleNamespace(queue=[]),
+        get_num_allocatable_reqs=lambda num_running, running_batch: 0,
+        _reqs_finishing_inflight=lambda batch: [],
+    )
+    scheduler._collect_inflight_batches = lambda: [scheduler.running_batch, None]
+    for name, value in attributes.items():
+        setattr(server_args if hasattr(server_args, name) else scheduler, name, value)
+    return scheduler
+
+
+def hook_on(name: str, **sections: Any) -> Callable[..., Any]:
+    """Return our hook on a function of SGLang's, by the end of its path."""
+    hooks = scheduler_hooks(SageConfig.parse(sections))
+    return next(hook.hook for hook in hooks if hook.target.endswith(f".{name}"))
+
+
+class Server:
+    """A scheduler whose hooks are called as SGLang calls them. state: our part of it."""
+
+    def __init__(
+        self, scheduler: Any = None, preempts: bool = False, sections: Any = None, **attributes: Any
+    ) -> None:
+        """attributes: see make_bare_scheduler. sections: of the configuration."""
+        self.scheduler = scheduler or make_bare_scheduler(**attributes)
+        config = {"preemption": {"enabled": preempts}, **(sections or {})}
+        hooks = scheduler_hooks(SageConfig.parse(config))
+        self.hooks = {hook.target.rpartition(".")[2]: hook.hook for hook in hooks}
+        self.hooks["init_schedule_policy"](None, self.scheduler)
+        self.state = self.scheduler.sage
+
+    def arrive(self, *reqs: Any) -> list[Any]:
+        """Requests arrive; they are not in the queue yet."""
+        for req in reqs:
+            self.hooks["init_req_max_new_tokens"](None, self.scheduler, req)
+        return [*reqs]
+
+    def queue(self, *reqs: Any) -> list[Any]:
+        """Requests arrive and wait."""
+        self.scheduler.waiting_queue = self.arrive(*reqs)
+        return [*reqs]
+
+    def ordered(self, queue: Sequence[Any] | None = None) -> list[Any]:
+        """Return the queue in the order of the coming pass."""
+        if queue is not None:
+            self.scheduler.waiting_queue = [*queue]
+        plan = self.state.plan(self.scheduler.running_batch)
+        assert plan.order is not None
+        return [self.scheduler.waiting_queue[position] for position in plan.order]
+
+    def step(self, *reqs: Any, tokens: int = 1, result: Any = SimpleNamespace()) -> None:  # noqa: B008
+        """Running requests get tokens."""
+        batch = StandInBatch(reqs)
+        self.state.listeners.ran(batch)
+        for req in reqs:
+            req.output_ids.extend([1] * tokens)
+        self.hooks["process_batch_result"](None, self.scheduler, batch, result)
+
+    def stats(self) -> dict[str, Any]:
+        """Return what /server_info says of us."""
+        result = SimpleNamespace(internal_state={})
+        self.hooks["get_internal_state"](result, self.scheduler, object())
+        found: dict[str, Any] = result.internal_state["sage"]
+        return found
