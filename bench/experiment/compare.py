@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from bench.engines.clock.device import device_note
@@ -16,7 +16,7 @@ from bench.experiment import records
 from bench.experiment.records import METRIC_LISTS, Record
 from bench.experiment.run import run as run_experiment
 from bench.experiment.spec import Experiment, Load, Options
-from bench.experiment.stats import headline, summarize
+from bench.experiment.stats import headline
 from bench.experiment.table import plain
 from bench.policies.arm import Arm
 from bench.policies.rival import policy_argument
@@ -59,7 +59,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="every request's cap; longer answers are cut below it (default: %(default)s)",
     )  # fmt: skip
     configure_servers(parser, Path("results/bench"))
-    parser.add_argument("--summary", type=Path, metavar="FILE", help="medians and ratios as JSON")
     add_json(parser)
 
 
@@ -70,7 +69,7 @@ def run(args: argparse.Namespace, server_env: Mapping[str, str] | None = None) -
     """
     experiment = experiment_of(args)
     found = compare(args, experiment, server_env or {})
-    return report(experiment, found, args.output, args.summary, as_json=args.json)
+    return report(experiment, found, args.output, as_json=args.json)
 
 
 def experiment_of(args: argparse.Namespace) -> Experiment:
@@ -116,23 +115,18 @@ def report(
     experiment: Experiment,
     found: Sequence[Record],
     folder: Path,
-    summary_file: Path | None = None,
     *,
     as_json: bool = False,
 ) -> int:
-    """Print the table (or the summary as JSON), write summary and report; the exit status of run.
+    """Print the table (or the records as JSON), write the report; return the exit status of run.
 
     Raises ServerError if no run is valid.
     """
     valid = [record for record in found if not record.problem]
     if not valid:
         raise ServerError(f"all runs are invalid, the first because: {found[0].problem}")
-    summary = summarize(valid)
-    if summary_file is not None:
-        summary_file.parent.mkdir(parents=True, exist_ok=True)
-        summary_file.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     if as_json:
-        print_json(summary)
+        print_json([asdict(record) for record in found])
     else:
         print(_text(experiment, valid), flush=True)
     from bench.experiment.report import write_report  # matplotlib takes a second to load

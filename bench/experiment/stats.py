@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from bench.experiment.records import METRIC_LISTS, Record
-
-# policy -> rate -> metric -> {"median", "ratio", "ratio_low", "ratio_high"}
-Summary = dict[str, dict[str, dict[str, dict[str, float]]]]
-METRICS: list[str] = METRIC_LISTS["summarized"]
+from bench.experiment.records import Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,31 +51,6 @@ def ratio(ours: Sequence[Record], theirs: Sequence[Record], metric: str) -> Rati
     if not ratios:
         return None
     return Ratio(float(np.median(ratios)), float(min(ratios)), float(max(ratios)))
-
-
-def summarize(records: Sequence[Record]) -> Summary:
-    """Medians over seeds of METRICS, and of their ratios to the first arm's at the same seed, with
-    the range. Raises ValueError where there is no record."""
-    if not records:
-        raise ValueError("no valid run to summarize")
-    summary: Summary = {}
-    for arm in ordered(record.arm for record in records):
-        for load in ordered(record.load for record in records if record.arm == arm):
-            ours, theirs = (of_arm(records, load, name) for name in (arm, records[0].arm))
-            summary.setdefault(arm, {})[load] = {
-                metric: _row(ours, theirs, metric) for metric in METRICS
-            }
-    return summary
-
-
-def _row(ours: Sequence[Record], theirs: Sequence[Record], metric: str) -> dict[str, float]:
-    found = ratio(ours, theirs, metric) or Ratio(math.nan, math.nan, math.nan)
-    return {
-        "median": median(ours, metric),
-        "ratio": found.median,
-        "ratio_low": found.low,
-        "ratio_high": found.high,
-    }
 
 
 def against(ours: str, ours_s: float, theirs: str, theirs_s: float) -> str:

@@ -35,6 +35,7 @@ from bench.engines.server.policy_server import (
     PolicyServers,
     scheduler_state,
 )
+from bench.experiment import records
 from bench.simulator.presets import PRESETS
 from bench.workloads.prompt_source import load_workload
 from predictor_store.probe.file import fingerprint
@@ -233,10 +234,9 @@ class Checks:
 
     def comparison(self) -> dict[str, Any]:
         """`fcfs`, tuned and not, and `sage` on the same requests (tests.checks.gpu_comparison)."""
-        summary = self.folder / "comparison.json"
         argv = ["--device", self.args.device, "--output", str(self.folder / "comparison")]
         argv += ["--policies", "fcfs", "fcfs@clip=256", "sage", "--rates", "2x", "--seeds", "1"]
-        argv += ["--num-requests", "300" if self.on_gpu else "24", "--summary", str(summary)]
+        argv += ["--num-requests", "300" if self.on_gpu else "24"]
         argv += [] if self.on_gpu else ["--shape", "tiny", "--max-new-tokens", "64"]
         for flag in ("data", "model_path"):
             if (given := getattr(self.args, flag)) is not None:
@@ -245,8 +245,8 @@ class Checks:
             argv += ["--server-flags", shlex.join(self.args.server_flags)]
         if status := comparison.main(argv):
             raise AssertionError(f"exit status {status}")
-        found: dict[str, Any] = json.loads(summary.read_text(encoding="utf-8"))
-        return found
+        made = records.read(self.folder / "comparison" / "records" / "comparison.jsonl")
+        return {record.arm: dict(record.metrics) for record in made}
 
     def _shape(self) -> dict[str, Any]:
         # Two layers, as no states of a last one can be read.

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     for pair in misordered(points):
         say(f"in another order: {pair}")
     args.output.mkdir(parents=True, exist_ok=True)
-    summary_file = args.summary or args.output / "summary.json"
+    summary_file = args.output / "summary.json"
     summary_file.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     say(f"\nsummary: {summary_file}")
     if num_invalid:

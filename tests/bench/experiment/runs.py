@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.experiment.records import Record
-from bench.experiment.stats import METRICS
+from bench.experiment.records import METRIC_LISTS, Record
 
 SETTINGS = {"device clock": "h800-qwen3-32b", "speed": 2.0, "cpu": "<two> cores"}
 
@@ -16,7 +15,7 @@ SETTINGS = {"device clock": "h800-qwen3-32b", "speed": 2.0, "cpu": "<two> cores"
 def record(policy: str, seed: int, *, rate: str = "2x", factor: float = 1.0) -> Record:
     return Record(
         experiment="", load=rate, arm=policy, policy=policy, seed=seed, engine="server",
-        metrics=dict.fromkeys(METRICS, factor * (10.0 + seed)),
+        metrics=dict.fromkeys(METRIC_LISTS["kept"], factor * (10.0 + seed)),
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from bench.experiment.compare import report
 from bench.experiment.plot import colors, mean_against_tail
 from bench.experiment.report import write_report
 from bench.experiment.spec import Experiment, names
-from bench.experiment.stats import METRICS, against, headline, ratio, summarize
+from bench.experiment.stats import against, headline, ratio
 from bench.experiment.table import as_experiment, plain, rows
 from tests.bench.experiment.runs import on_server, record
 
@@ -34,22 +34,6 @@ class _Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text += data
-
-
-def test_ratios_to_the_first_policy_are_paired_by_seed() -> None:
-    # Each seed's load differs a hundredfold; its ratio does not.
-    found = [record("lpm", seed, factor=10.0**seed) for seed in SEEDS]
-    found += [record("sage", seed, factor=0.5 * 10.0**seed) for seed in SEEDS]
-    found += [record(policy, 0, rate="0.3x") for policy in ("lpm", "sage")]
-    summary = summarize(found)
-    row = summary["sage"]["2x"]["mean_e2e_latency_ms"]
-    assert [row["ratio"], row["ratio_low"], row["ratio_high"]] == pytest.approx([0.5] * 3)
-    assert row["median"] == pytest.approx(0.5 * 100.0 * 12.0)
-    assert summary["lpm"]["2x"]["duration"]["ratio"] == 1.0
-    assert summary["sage"]["0.3x"]["duration"]["ratio"] == 1.0
-    assert set(summary["sage"]["2x"]) == set(METRICS)
-    with pytest.raises(ValueError, match="no valid run"):
-        summarize([])
 
 
 def test_a_ratio_is_the_median_over_seeds_with_their_range() -> None:
