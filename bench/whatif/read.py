@@ -12,6 +12,7 @@ import numpy as np
 
 from bench.whatif.log import Logged, TrafficLog, blocks_of, in_order
 from bench.workloads.prompts import WorkloadError
+from predictor_store.logs.clock import FIRST_S
 from predictor_store.logs.errors import RowError
 from predictor_store.logs.reader import LogReader, ReadOptions, Source
 from predictor_store.logs.request import LoggedRequest
@@ -61,9 +62,16 @@ def read_log(
     if len(found) == most:
         lines.append(f"no more than {most} requests are read: --limit N takes another number")
     lines.append(span_of([each.arrival_s for each in found]))
+    if len(sources) > 1 and max(each.arrival_s for each in found) < FIRST_S:
+        lines.append("note: the times of these files are no dates, so that they begin together")
     cautions = [
-        *cautions_of_times([each.arrival_s for each in found]),
-        *cautions_of_lengths([each.output_tokens for each in found]),
+        *cautions_of_times(
+            [each.arrival_s for each in found],
+            is_ordered=len(sources) == 1 and not any(each.session for each in found),
+        ),
+        *cautions_of_lengths(
+            [each.output_tokens for each in found], sum(each.is_cut for each in found)
+        ),
     ]
     return TrafficLog(in_order(found), (*lines, *(f"CAUTION: {said}" for said in cautions)))
 

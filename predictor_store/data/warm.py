@@ -119,7 +119,9 @@ def _warm(args: argparse.Namespace, say: Callable[..., None]) -> dict[str, Any]:
     observations = uniform_sample(rows, min(capacity, args.limit or capacity))
     if tokenizer is not None:
         observations = [counted(each, tokenizer) for each in observations]
-    cautions = cautions_of_lengths([each.output_tokens for each in observations])
+    cautions = cautions_of_lengths(
+        [each.output_tokens for each in observations], sum(each.censored for each in observations)
+    )
     lines = [*rows.lines(), *(f"CAUTION: {said}" for said in cautions)]
     say("\n".join(map(printable, lines)), flush=True)
     num_records = warm_store(folder, observations, StoreConfig(capacity=capacity), args.encoder)

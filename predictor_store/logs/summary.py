@@ -75,8 +75,8 @@ def span_of(arrivals_s: Sequence[float]) -> str:
     return f"{len(arrivals_s)} requests of {last_s - first_s:.4g} s{rate}{dates}"
 
 
-def cautions_of_times(arrivals_s: Sequence[float]) -> list[str]:
-    """arrivals_s: in the order of the log."""
+def cautions_of_times(arrivals_s: Sequence[float], *, is_ordered: bool) -> list[str]:
+    """Return doubts about arrivals. is_ordered: whether rows should come in order of time."""
     times = np.asarray(arrivals_s, dtype=float)
     if times.size < 2:
         return []
@@ -100,25 +100,26 @@ def cautions_of_times(arrivals_s: Sequence[float]) -> list[str]:
                 f"some times lie far from the others: the log takes {span_s:.3g} s, and its middle "
                 f"98 % {high - low:.3g} s"
             )
-        if _rank_correlation(times) < _LEAST_ORDER:
+        if is_ordered and _rank_correlation(times) < _LEAST_ORDER:
             found.append(
                 "its rows are in no order of arrival: check that the right field is taken for it"
             )
     return found
 
 
-def cautions_of_lengths(output_tokens: Sequence[int]) -> list[str]:
-    """Answers that a cap may have cut."""
-    if len(output_tokens) < _LEAST_REQUESTS:
+def cautions_of_lengths(output_tokens: Sequence[int], num_cut: int) -> list[str]:
+    """Return a doubt if a cap has cut most answers. num_cut: answers that are known to be cut."""
+    num_answers = len(output_tokens)
+    if num_answers < _LEAST_REQUESTS:
         return []
     longest = max(output_tokens)
-    at_cap = sum(length == longest for length in output_tokens)
-    if at_cap < _SAME_SHARE * len(output_tokens):
+    num_longest = sum(length == longest for length in output_tokens)
+    if max(num_longest, num_cut) < _SAME_SHARE * num_answers:
         return []
-    return [
-        f"{at_cap} of {len(output_tokens)} answers have {longest} tokens: if a cap cut them, how "
-        "long they would have been is not known, and no prediction can be judged by them"
-    ]
+    are = f"{num_longest} of {num_answers} answers have {longest} tokens"
+    if num_cut > num_longest:
+        are = f"{num_cut} of {num_answers} answers are cut by their cap or client"
+    return [f"{are}: their own lengths are unknown, and no prediction can be judged by them"]
 
 
 def _rank_correlation(times: NDArray[np.float64]) -> float:

@@ -121,6 +121,9 @@ DOUBTFUL: dict[str, tuple[str | bytes, str]] = {
     "all at once": ("t,input,output\n" + "5,3,5\n" * 50, "CAUTION: .*arrive at once"),
     "answers at their cap": (
         "t,input,output\n" + "".join(f"{i},3,512\n" for i in range(50)), "CAUTION: .*512 tokens"),
+    "answers that were cut": (
+        "t,input,output,finish_reason\n" + "".join(f"{i},3,{i + 1},length\n" for i in range(50)),
+        "CAUTION: 50 of 50 answers are cut"),
     "in no order": (shuffled(TABLE), "CAUTION: .*no order of arrival"),
     "a time far away": (TABLE + "900000,3,5\n", "CAUTION: .*far from the others"),
     "hours of nothing": (

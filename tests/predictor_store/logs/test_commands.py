@@ -1,0 +1,73 @@
+"""The command formats, and the options of commands that read logs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from predictor_store.logs.clock import Clock
+from predictor_store.logs.options import add_options, read_options
+from predictor_store.logs.reader import ReadOptions
+from predictor_store.logs.registry import FORMATS
+from sage_sched.cli import main
+
+
+def test_formats_lists_each_with_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["formats"]) == 0
+    shown = capsys.readouterr().out
+    for each in FORMATS:
+        assert f"{each.name}: {each.title}\n" in shown
+        assert each.example in shown
+    assert main(["formats", "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)) == [each.name for each in FORMATS]
+
+
+def parsed(*words: str) -> ReadOptions:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    return read_options(parser.parse_args(words))
+
+
+@pytest.mark.parametrize(
+    ("zone", "hours"), [("UTC", 0), ("+02:00", 2), ("-0530", -5.5), ("Europe/Berlin", 2)]
+)
+def test_dates_without_a_zone_are_in_the_one_that_is_named(zone: str, hours: float) -> None:
+    clock = Clock(zone=parsed("--tz", zone).zone)
+    expected = datetime(2026, 9, 21, 14, tzinfo=UTC) - timedelta(hours=hours)
+    assert clock.read("2026-09-21 14:00:00") == expected.timestamp()
+    assert clock.read("2026-09-21T14:00:00Z") == datetime(2026, 9, 21, 14, tzinfo=UTC).timestamp()
+    assert not clock.cautions()
+
+
+@pytest.mark.parametrize(
+    "words", [["--tz", "Nowhere/Here"], ["--tz", "+99"], ["--format", "x"], ["--time-unit", "h"]]
+)
+def test_options_that_mean_nothing_are_refused(words: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parsed(*words)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "unit", "is_sure"),
+    [
+        ([1_790_000_000 + i for i in range(30)], "s", True),
+        ([1_790_000_000_000 + i for i in range(30)], "ms", True),
+        ([i * 250 for i in range(30)], "ms", False),
+        ([i * 0.25 for i in range(30)], "s", True),
+        ([i * 250_000 for i in range(30)], "us", False),
+        ([i * 3 for i in range(30)], "s", False),
+        ([0, 4, 9], "s", True),
+        ([5] * 30, "s", True),
+    ],
+)
+def test_units_are_found_or_said_to_be_a_guess(
+    numbers: list[float], unit: str, is_sure: bool
+) -> None:
+    clock = Clock()
+    for number in numbers:
+        clock.read(number)
+    assert clock.guess()[0] == unit
+    assert bool(clock.cautions()) is not is_sure
