@@ -32,7 +32,7 @@ SERIES: Mapping[str, _Kind] = {
     "headroom_steps": _Kind("gauge", "Decode steps for which memory is kept free."),
     "host_used_ratio": _Kind("gauge", "Used share of the host memory for KV."),
     "swapped_requests": _Kind("gauge", "Requests with their KV in host memory."),
-    "yields_total": _Kind("counter", "Running requests that left the GPU.", ("reason", "way")),
+    "preemptions_total": _Kind("counter", "Running requests that left the GPU.", ("reason", "way")),
     "moved_bytes_total": _Kind("counter", "KV moved to host memory and back, by this rank."),
     "moved_seconds_total": _Kind(
         "counter", "Time for which the scheduler stood still for these moves."

@@ -26,8 +26,8 @@ _MAX_COUNT = 2**31 - 1
 def asked_of_chat(request: Any) -> Asked:
     """Read a ChatCompletionRequest (entrypoints/openai/protocol.py), checked by pydantic."""
     tools, choice, effort = request.tools or (), request.tool_choice, request.reasoning_effort
-    told = _texts(request.messages, ("system", "developer"))
-    system = digest(*told)
+    instructions = _texts(request.messages, ("system", "developer"))
+    system = digest(*instructions)
     opening = _texts(request.messages, ("user",))[:1]
     return Asked(
         thinks=_thinks(request.chat_template_kwargs or {}, thinking_of(request), effort),
@@ -37,7 +37,7 @@ def asked_of_chat(request: Any) -> Asked:
         is_constrained=request.response_format is not None
         and getattr(request.response_format, "type", None) != "text",
         num_turns=len(request.messages),
-        system=system if told else "",
+        system=system if instructions else "",
         # A conversation that goes on sends its beginning again.
         session=digest(system, *opening) if opening else "",
     )

@@ -55,7 +55,7 @@ class Dispatch:
             return False
         try:
             if len(self._rank_of) >= len(alive):
-                # An abort may end a request without news from its scheduler.
+                # An abort may end a request without a report from its scheduler.
                 gone = [rid for rid in self._rank_of if rid not in alive]
                 self.heard((rid, 0, True) for rid in gone)
             self._send(request, given)
@@ -99,12 +99,12 @@ class Dispatch:
         ledger.sent(request.rid, rank, newcomer, now_s)
         self._rank_of[request.rid] = rank
 
-    def heard(self, told: Iterable[tuple[str, int, bool]]) -> None:
-        """News of requests: id, tokens of the answer so far, whether it has ended."""
+    def heard(self, reports: Iterable[tuple[str, int, bool]]) -> None:
+        """Reports of requests: id, tokens of the answer so far, whether it has ended."""
         if self._ledger is None:
             return
         now_s = time.monotonic()
-        for rid, age_tokens, has_ended in told:
+        for rid, age_tokens, has_ended in reports:
             rank = self._rank_of.get(rid)
             if rank is None:
                 continue
@@ -114,9 +114,9 @@ class Dispatch:
             else:
                 self._ledger.grown(rid, rank, age_tokens, now_s)
 
-    def told(self, news: StepTimes) -> None:
-        """A replica tells its step times. All are of one kind, so the latest count for all."""
-        self._step_time, self._source = StepTime(*news.seconds), news.source
+    def updated(self, update: StepTimes) -> None:
+        """A replica reports its step times. All are of one kind, so the latest count for all."""
+        self._step_time, self._source = StepTime(*update.seconds), update.source
         if self._ledger is not None:
             self._ledger.go_by(self._step_time)
 
@@ -132,7 +132,7 @@ class Dispatch:
         """For /server_info. num_picked: requests placed, by rank. num_given: requests placed by
         their clients. num_unfinished, num_waiting (no token yet): by rank, as known at the last
         pick. num_failed: requests left to SGLang after an error. dead: the ranks that have died.
-        step_time: what it goes by, and its source (patches.scheduler.calibration)."""
+        step_time: what it uses, and its source (patches.scheduler.calibration)."""
         return {
             "dispatch": self._name,
             "num_picked": self._num_picked,

@@ -41,7 +41,7 @@ class HttpState:
         if dispatches(server_args, self.config):
             loads = manager.load_snapshot_reader
             self.dispatch = Dispatch(server_args.dp_size, self.config, loads)
-            manager._result_dispatcher += TypeBasedDispatcher([(StepTimes, self.dispatch.told)])
+            manager._result_dispatcher += TypeBasedDispatcher([(StepTimes, self.dispatch.updated)])
         self.settings = add_settings_route(manager)
         if self.predicts:
             self.client.start()  # the schedulers are loading the model meanwhile

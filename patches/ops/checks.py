@@ -175,7 +175,7 @@ def gpu(flags: Mapping[str, Any]) -> str:
 
 
 def host_memory(asked_gib: float) -> str:
-    """Whether there is enough for the KV of requests that yield. asked_gib: the setting."""
+    """Whether there is enough for the KV of preempted requests. asked_gib: the setting."""
     free_gib = free_bytes() / 2**30
     if asked_gib > free_gib:
         raise FaultError(
@@ -183,7 +183,7 @@ def host_memory(asked_gib: float) -> str:
             "lower it, or leave it out",
         )
     taken = f"{asked_gib:g} GiB a rank" if asked_gib else f"{SHARE * free_gib:.1f} GiB"
-    return f"{free_gib:.1f} GiB free; KV of requests that yield may take {taken}"
+    return f"{free_gib:.1f} GiB free; KV of preempted requests may take {taken}"
 
 
 def chunks(config: SageConfig, flags: Mapping[str, Any]) -> str:

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found)
     else:
-        lines = told(found) if args.summary else timeline(events, args.rid)
+        lines = summary_lines(found) if args.summary else timeline(events, args.rid)
         print("\n".join(map(printable, lines)))
     return 0
 
@@ -122,7 +122,7 @@ def timeline(events: Iterable[Event], rid: str) -> list[str]:
     """A line for each of these, in plain words."""
     return [
         f"{event['t']:9.3f} s  "
-        + (_said(event) if event["rid"] == rid else f"{event['rid']} yields to it")
+        + (_said(event) if event["rid"] == rid else f"{event['rid']} is preempted for it")
         for event in of_request(events, rid)
     ]
 
@@ -133,7 +133,7 @@ def _said(event: Event) -> str:
         answer = "nothing is known of its answer"
         if event["p50_tokens"] is not None:
             answer = (
-                f"its answer is foreseen to have {event['p50_tokens']} tokens, with 80 % at most "
+                f"its answer is predicted to have {event['p50_tokens']} tokens, with 80 % at most "
                 f"{event['p80_tokens']} ({event['source']})"
             )
         return (
@@ -145,8 +145,8 @@ def _said(event: Event) -> str:
         again = f" again, at {event['tokens']} tokens" if event["tokens"] else ""
         return f"starts{again}, having waited {event['waited_s']:.3f} s{place}"
     if what == "preempt":
-        to = f" to {event['to']}" if event.get("to") else ""
-        return f"yields{to}: {event['reason']}; {event['way']}"
+        to = f" for {event['to']}" if event.get("to") else ""
+        return f"is preempted{to}: {event['reason']}; {event['way']}"
     if what == "ends":
         return f"ends with {event['tokens']} tokens ({event['why']})"
     promised = ", as it was promised its turn" if event.get("promised") else ""
@@ -156,25 +156,25 @@ def _said(event: Event) -> str:
 
 @dataclass(slots=True, eq=False)
 class _Known:
-    """Of one request: when it came, what was foreseen, how long it has waited."""
+    """Of one request: when it came, what was predicted, how long it has waited."""
 
     rid: str
     arrival: int
     p50_tokens: float
     waited_s: float = 0.0
-    num_yields: int = 0
+    num_preemptions: int = 0
 
 
 _BEFORE, _SHORTER, _OTHERWISE = (
     "for one that had come before",
-    "for one that had come later and was foreseen to be shorter",
+    "for one that had come later and was predicted to be shorter",
     "for one that had come later, by its prompt, its age, a promise or a hint",
 )
 
 
 def summary(events: Sequence[Event]) -> dict[str, Any]:
     """Who waited for whom, and why: while a request waits it waits for those that run, for each by
-    the same share. Seconds; see told."""
+    the same share. Seconds; see summary_lines."""
     why_s, known = Counter[str](), dict[str, _Known]()
     for seconds, waiting, running in _intervals(events, known):
         for each in waiting:
@@ -186,19 +186,19 @@ def summary(events: Sequence[Event]) -> dict[str, Any]:
     return {
         "num_requests": len(known),
         "waited_s": sum(each.waited_s for each in known.values()),
-        "num_yields": sum(each.num_yields for each in known.values()),
+        "num_preemptions": sum(each.num_preemptions for each in known.values()),
         "waited_for_s": dict(why_s.most_common()),
         "num_decided": dict(reasons.most_common()),
         "longest": _longest(events, longest),
     }
 
 
-def told(found: Mapping[str, Any]) -> list[str]:
+def summary_lines(found: Mapping[str, Any]) -> list[str]:
     """A summary as lines for people."""
     total_s = found["waited_s"]
     lines = [
-        f"{found['num_requests']} requests waited {total_s:.3f} s in all and yielded "
-        f"{found['num_yields']} times",
+        f"{found['num_requests']} requests waited {total_s:.3f} s in all and were preempted "
+        f"{found['num_preemptions']} times",
         *(f"{seconds / total_s:7.1%}  {why}" for why, seconds in found["waited_for_s"].items()),
         "",
         "how often what was decided:",
@@ -239,13 +239,13 @@ def _intervals(
                 running[rid] = known[rid]
             elif what != "ends":
                 waiting[rid] = known[rid]
-                known[rid].num_yields += what == "preempt"
+                known[rid].num_preemptions += what == "preempt"
 
 
 def _shares(waiting: Sequence[_Known], running: Sequence[_Known]) -> dict[str, float]:
     """How many requests wait for which reason; parts of one where it waits for several."""
     if not running:
-        return {"nobody ran": len(waiting)}
+        return {"no request ran": len(waiting)}
     mine, theirs = (
         np.array([[each.arrival, each.p50_tokens] for each in group])
         for group in (waiting, running)

@@ -18,7 +18,7 @@ from sage_sched.plan import UNLIMITED, Budget
 def run_decode_pass(scheduler: Scheduler, original: Callable[[], None]) -> None:
     """Scheduler.process_decode_queue by the policy's plan."""
     if not scheduler.sage.plans():
-        scheduler.sage.room.go_by_sglang()
+        scheduler.sage.room.open_to_all()
         theirs = scheduler.server_args.num_reserved_decode_tokens
         scheduler.disagg_decode_prealloc_queue.num_reserved_decode_tokens = theirs
         original()

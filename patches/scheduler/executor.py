@@ -190,7 +190,7 @@ def timed_out(scheduler: Scheduler, poll: Callable[[], list[Any]]) -> list[Any]:
     it run: its time away counts as neither. Only one rank asks, and tells the others."""
     away: list[Req] = []
     if envs.SGLANG_REQ_WAITING_TIMEOUT.get() > 0:  # looking at a long queue takes a while
-        away = [req for req in scheduler.waiting_queue if req.sage.is_away]
+        away = [req for req in scheduler.waiting_queue if req.sage.is_preempted]
     aborts: list[Any] = without(scheduler, away, poll)
     if not aborts:
         return []

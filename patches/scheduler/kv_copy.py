@@ -122,7 +122,7 @@ def swap_out(scheduler: Scheduler, running_batch: Batch, req: Req) -> bool:
     if not least(scheduler, copied):  # it failed on some rank
         drop(scheduler, req)
         return False
-    req.sage.left_slots = _in_tree(scheduler, req)
+    req.sage.shared_slots = _in_tree(scheduler, req)
     retract(running_batch, req)
     return True
 
@@ -281,7 +281,7 @@ def _restored(scheduler: Scheduler, req: Req) -> bool:
         req.reset_for_retract()
         drop(scheduler, req)
         return False
-    req.sage.left_slots = ()
+    req.sage.shared_slots = ()
     req.time_stats.set_forward_entry_time()
     return True
 
@@ -311,7 +311,7 @@ def _in_tree(scheduler: Scheduler, req: Req) -> torch.Tensor:
 def _locked_again(scheduler: Scheduler, req: Req) -> torch.Tensor:
     """Slots of what the radix tree still has of a swapped request, in whole pages, locked for it.
     Only those that it left: what was evicted and computed again may differ in its last bits."""
-    left: torch.Tensor = req.sage.left_slots
+    left: torch.Tensor = req.sage.shared_slots
     if not len(left):
         return left
     tree = scheduler.tree_cache

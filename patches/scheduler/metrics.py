@@ -79,14 +79,14 @@ class SchedulerMetrics(Listener):
 
     def _report_moves(self, series: Series) -> None:
         preemption = self._scheduler.sage.last_preemption
-        num_yields = {} if preemption is None else preemption.num_yields
+        num_preemptions = {} if preemption is None else preemption.num_preemptions
         for short, reason in ((True, "out_of_memory"), (False, "waiting")):
             for way, name in (
                 (PreemptionMode.SWAP, "swap"),
                 (PreemptionMode.RECOMPUTE, "recompute"),
             ):
-                number = num_yields.get((short, way), 0)
-                series.count("yields_total", number, reason=reason, way=name)
+                number = num_preemptions.get((short, way), 0)
+                series.count("preemptions_total", number, reason=reason, way=name)
         moves = {} if preemption is None else preemption.stats()
         series.count("moved_bytes_total", moves.get("swapped_bytes", 0))
         series.count("moved_seconds_total", moves.get("swapped_s", 0.0))

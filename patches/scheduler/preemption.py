@@ -14,7 +14,7 @@ from sglang.srt.utils.rank_consensus_checker import rank_consensus
 from patches.engine_types import Batch, Req, Scheduler
 from patches.scheduler import kv_copy, queues
 from patches.scheduler.host_memory import pool_bytes
-from patches.scheduler.survival import why_it_stays, why_none_yields
+from patches.scheduler.survival import why_none_is_preemptible, why_not_preemptible
 from patches.scheduler.swap_meter import SwapMeter
 from sage_sched.app.config import PreemptionConfig
 from sage_sched.app.switch import Settings
@@ -36,19 +36,19 @@ def preemption_of(
     config = settings.config.preemption
     config = replace(config, enabled=config.enabled and not settings.is_stock)
     if present is not None:
-        present.go_by(config)
+        present.use(config)
         return present
     if not config.enabled or queues.only_prefills(scheduler):
         return None
-    if reason := why_none_yields(scheduler):
-        logger.warning("running requests do not yield on this server: it has %s", reason)
+    if reason := why_none_is_preemptible(scheduler):
+        logger.warning("running requests cannot be preempted on this server: it has %s", reason)
         return None
     return Preemption(scheduler, config)
 
 
 class Preemption:
-    """Preemption on one scheduler. num_yields: how many requests left, by whether memory ran out
-    (else they yielded to a waiting request) and by way."""
+    """Preemption on one scheduler. num_preemptions: by whether memory ran out (else for a waiting
+    request) and by mode."""
 
     def __init__(self, scheduler: Scheduler, config: PreemptionConfig) -> None:
         self._scheduler = scheduler
@@ -56,13 +56,13 @@ class Preemption:
         self._token_bytes = kv_copy.token_bytes(scheduler)
         self._own_pool_bytes = kv_copy.least(scheduler, pool_bytes(scheduler.server_args))
         self._meter = SwapMeter(scheduler, scheduler.sage.calibration)
-        self.num_yields: Counter[tuple[bool, PreemptionMode]] = Counter()
+        self.num_preemptions: Counter[tuple[bool, PreemptionMode]] = Counter()
         self._num_staying: Counter[str] = Counter()
         self._counts = Counter(dict.fromkeys(_COUNTED, 0))
-        self.go_by(config)
+        self.use(config)
 
-    def go_by(self, config: PreemptionConfig) -> None:
-        """From now on go by these settings. What is in host memory stays. If nobody may leave any
+    def use(self, config: PreemptionConfig) -> None:
+        """Follow these settings from now on. What is in host memory stays. If nobody may leave any
         more, those that have left come back."""
         self.config = config
         own_bytes = int(config.host_pool_gib * 2**30) or self._own_pool_bytes
@@ -71,13 +71,13 @@ class Preemption:
         self._host_pool_tokens = own_tokens if tier_tokens is None else tier_tokens
 
     def stats(self) -> dict[str, Any]:
-        """Counters for /server_info. num_staying: requests that were chosen to yield but may not,
-        by what they use. swap_token_us: estimated cost of moving a token one way."""
+        """num_not_preemptible: requests that were chosen but cannot be preempted, by what they use.
+        swap_token_us: estimated cost of moving a token one way."""
         return {
-            "num_yields": self.num_yields.total(),
-            "num_out_of_memory": sum(self.num_yields[True, way] for way in PreemptionMode),
+            "num_preemptions": self.num_preemptions.total(),
+            "num_out_of_memory": sum(self.num_preemptions[True, way] for way in PreemptionMode),
             "num_left_in_tree": sum(
-                self.num_yields[short, PreemptionMode.RECOMPUTE] for short in (True, False)
+                self.num_preemptions[short, PreemptionMode.RECOMPUTE] for short in (True, False)
             ),
             "host_pool_gib": self._host_pool_tokens * self._token_bytes / 2**30,
             "host_pool_tokens": self._host_pool_tokens,
@@ -85,7 +85,7 @@ class Preemption:
             "swapped_bytes": self._meter.total_tokens * self._token_bytes,
             "swapped_s": self._meter.total_s,
             "swap_token_us": 1e6 * self._meter.token_s,
-            "num_staying": dict(self._num_staying),
+            "num_not_preemptible": dict(self._num_staying),
         }
 
     def host_free_tokens(self, in_host_memory: Iterable[Req]) -> int:
@@ -128,17 +128,17 @@ class Preemption:
     def _survives(self, req: Req) -> bool:
         """Whether all that a request uses is known to survive a swap."""
         state = req.sage
-        if not state.was_asked_to_yield:
-            state.was_asked_to_yield = True
-            reason = why_it_stays(req)
+        if not state.was_checked:
+            state.was_checked = True
+            reason = why_not_preemptible(req)
             if self._only_decodes and reason is None:
                 reason = kv_copy.what_is_lost(req)
-            state.why_it_stays = reason
+            state.why_not_preemptible = reason
             if reason is not None:
                 if reason not in self._num_staying:
-                    logger.info("requests that use %s do not yield", reason)
+                    logger.info("requests that use %s cannot be preempted", reason)
                 self._num_staying[reason] += 1
-        return state.why_it_stays is None
+        return state.why_not_preemptible is None
 
     def preempt(self, running_batch: Batch, action: Preempt) -> Req | None:
         """A running request leaves the device; None, and it goes on running, if its copy fails."""
@@ -155,7 +155,7 @@ class Preemption:
             kv_copy.leave_in_tree(self._scheduler, running_batch, req)
         req.sage.job.num_preemptions += 1
         req.sage.waits.begins()
-        self.num_yields[action.to is None, action.mode] += 1
+        self.num_preemptions[action.to is None, action.mode] += 1
         return req
 
     def resume(self, running_batch: Batch, reqs: Sequence[Req]) -> tuple[Batch, list[Req]]:

@@ -74,7 +74,7 @@ class Room:
         self._open: set[int] | None = None
         self.refused: Req | None = None
 
-    def go_by_sglang(self) -> None:
+    def open_to_all(self) -> None:
         """Everybody may."""
         self._open = self.refused = None
 

@@ -29,7 +29,7 @@ class Waits:
     retracted_s: float = 0.0
 
     def begins(self) -> None:
-        """It has yielded."""
+        """It was preempted."""
         self.since_s = time.monotonic()
 
     def ends(self) -> None:
@@ -88,21 +88,21 @@ class TokenTimes:
 
 @dataclass(slots=True)
 class RequestState:
-    """`Req.sage`. token_times: None without an SLO. was_asked_to_yield, why_it_stays: whether it
-    was ever chosen to yield, and what keeps it from that. left_slots: when it left the device,
-    where the radix tree had the beginning of its KV."""
+    """`Req.sage`. token_times: None without an SLO. was_checked, why_not_preemptible: whether it
+    was ever chosen to be preempted, and what rules that out. shared_slots: where the radix tree had
+    the beginning of its KV when it left the device."""
 
     job: Job
     waits: Waits
     token_times: TokenTimes | None = None
     has_ended: bool = False
-    was_asked_to_yield: bool = False
-    why_it_stays: str | None = None
-    left_slots: Any = ()
+    was_checked: bool = False
+    why_not_preemptible: str | None = None
+    shared_slots: Any = ()
 
     @property
-    def is_away(self) -> bool:
-        """Whether it has yielded and is not back yet."""
+    def is_preempted(self) -> bool:
+        """Whether it was preempted and is not back yet."""
         return self.job.num_preemptions > 0 and self.waits.since_s is not None
 
 
@@ -131,6 +131,6 @@ class Explanation:
         facts = {
             "place_at_arrival": waits.num_before,
             "wait_ms": round(1e3 * waits.so_far_s(), 3),
-            "num_yields": self._req.sage.job.num_preemptions,
+            "num_preemptions": self._req.sage.job.num_preemptions,
         }
         return [self._predicted | facts]

@@ -1,8 +1,8 @@
-"""Which requests may yield: an allow-list of what is known to survive a swap.
+"""Which requests can be preempted: an allow-list of what is known to survive a swap.
 
 A swapped request loses its row and its KV slots, and gets others. Whatever else SGLang keeps by
-row, by slot or by step would be lost or mixed up. So a request yields only if everything that it
-and its server use is named in survival.toml. So those that use what a later release adds stay.
+row, by slot or by step would be lost or mixed up. So a request is preemptible only if
+survival.toml names everything that it and its server use. What a later release adds is not there.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _OF_SECTIONS = {field.name for section in _SECTIONS for field in msgspec.structs
 _FLAGS = _ALLOWED["flags"] | (_OF_SECTIONS - _ALLOWED["not_of_sections"])
 
 
-def why_none_yields(scheduler: Scheduler) -> str | None:
-    """What keeps all requests of this server from yielding; None if nothing does."""
+def why_none_is_preemptible(scheduler: Scheduler) -> str | None:
+    """Return what rules preemption out on this server; None if nothing does."""
     allocator = scheduler.token_to_kv_pool_allocator
     pool, tree = allocator.get_kvcache(), scheduler.tree_cache
     model = scheduler.model_config
@@ -67,8 +67,8 @@ def why_none_yields(scheduler: Scheduler) -> str | None:
     return f"--{flags[0].replace('_', '-')}, which has not been tried with it" if flags else None
 
 
-def why_it_stays(req: Req) -> str | None:
-    """What a request uses that is not known to survive a swap; None if nothing."""
+def why_not_preemptible(req: Req) -> str | None:
+    """Return what a request uses that is not known to survive a swap; None if nothing."""
     if req.beam_group is not None:
         return "beam search"
     for owner, defaults in zip((req, req.sampling_params), _defaults(), strict=True):

@@ -165,7 +165,7 @@ class Prompts:
         taken = before - tree.evictable_size()
         tree.unlock(lock)
         shared_tokens = int(req.prefix_len) - taken
-        return min(shared_tokens, len(req.sage.left_slots)) if is_swapped(req) else shared_tokens
+        return min(shared_tokens, len(req.sage.shared_slots)) if is_swapped(req) else shared_tokens
 
     def common_tokens(self, position: int, other: int | Job) -> int:
         """The length of the shared prefix (see SchedulerView.common_tokens). As in the radix tree,

@@ -337,18 +337,18 @@ def measure(args: argparse.Namespace) -> int:
         found = ask(server, asked, restless.at_a_time, "they yield", restless.sampling)
         yielding = server.decode if isinstance(server, Pair) else server
         counts = scheduler_state(yielding)["preemption"]
-    num_recomputed = sum(answer.num_retractions for answer in found) - counts["num_yields"]
+    num_recomputed = sum(answer.num_retractions for answer in found) - counts["num_preemptions"]
     print(
         f"{len(asked)} requests, {sum(len(answer.ids) for answer in found)} tokens, "
         f"{args.policy}, {args.dtype}, {attention.upper()}, "
         f"pages of {args.page_size}, {'no overlap' if args.no_overlap else 'overlap'}, "
         f"{args.tp} rank(s)\n"
-        f"{counts['num_yields']} yields, {counts['num_resumed']} came back, "
+        f"{counts['num_preemptions']} yields, {counts['num_resumed']} came back, "
         f"{num_recomputed + counts['num_recomputed']} computed again, "
         f"{counts['swapped_bytes'] / 1e6:.1f} MB moved"
     )
     agrees = calm.agrees_with(found, "they yield")
-    if counts["num_yields"] < restless.least_yields * len(asked):
+    if counts["num_preemptions"] < restless.least_yields * len(asked):
         print("exactness: too few requests yielded for this to mean anything", file=sys.stderr)
         return 2
     return int(not agrees)

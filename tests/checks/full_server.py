@@ -40,7 +40,7 @@ class FullServer(Server):
         )
         self.state.preemption = Preemption(self.scheduler, _NO_HOST_MEMORY)
         for request in requests:
-            request.sage.was_asked_to_yield = True  # it uses nothing that would not survive a swap
+            request.sage.was_checked = True  # it uses nothing that would not survive a swap
         self.batch = self.scheduler.running_batch
         self.set_free(0)
         view = self.state.view(self.batch)

@@ -78,13 +78,13 @@ def main(argv: list[str] | None = None) -> int:
         ),
     )
     servers.warm([Observation(prompt, num_tokens) for prompt, num_tokens in crowd(200, seed=99)])
-    asked = failed = num_yields = 0
+    asked = failed = num_preemptions = 0
     try:
         with servers.server("trail", "ranks") as server:
             for seed in range(_MAX_ROUNDS):
                 asked_now = crowd(_ROUND, seed)
                 try:
-                    answers = ask(server, asked_now, _AT_A_TIME, f"{num_yields} yields so far")
+                    answers = ask(server, asked_now, _AT_A_TIME, f"{num_preemptions} yields so far")
                 except ServerError as error:
                     print(f"probe_ranks: {error}", file=sys.stderr)
                     return 1
@@ -94,18 +94,18 @@ def main(argv: list[str] | None = None) -> int:
                     for answer, (_, num_tokens) in zip(answers, asked_now, strict=True)
                 )
                 state = scheduler_state(server)
-                num_yields = state["preemption"]["num_yields"]
-                print(f"{asked} requests, {num_yields} yields", flush=True)
-                if num_yields >= args.yields:
+                num_preemptions = state["preemption"]["num_preemptions"]
+                print(f"{asked} requests, {num_preemptions} yields", flush=True)
+                if num_preemptions >= args.yields:
                     break
     except ServerError as error:
         print(f"probe_ranks: {error}", file=sys.stderr)
         return 2
     print(
-        f"{asked} requests, {failed} of another length; {num_yields} yields, "
+        f"{asked} requests, {failed} of another length; {num_preemptions} yields, "
         f"{state['probe']['num_scores']} scores, {state['num_policy_errors']} policy errors"
     )
-    if num_yields < args.yields or not state["probe"]["num_scores"]:
+    if num_preemptions < args.yields or not state["probe"]["num_scores"]:
         print("probe_ranks: too few yields for this to mean anything", file=sys.stderr)
         return 2
     return int(failed > 0 or state["num_policy_errors"] > 0)

@@ -50,7 +50,7 @@ def yields_a_round(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def state(server: None) -> dict[str, Any]:
         return {
-            "preemption": {"num_yields": sum(done)},
+            "preemption": {"num_preemptions": sum(done)},
             "probe": {"num_scores": 1000 * len(done)},
             "num_policy_errors": 0,
         }

@@ -210,8 +210,8 @@ def run(server: Server, prompts: list[WorkloadRequest], minutes: float, seed: in
     state = scheduler_state(server)
     moves = state["preemption"]
     back = moves["num_resumed"] + moves["num_recomputed"]
-    if back > moves["num_yields"]:
-        problems.append(f"{back} came back of {moves['num_yields']} that yielded")
+    if back > moves["num_preemptions"]:
+        problems.append(f"{back} came back of {moves['num_preemptions']} that yielded")
     if state["num_policy_errors"]:
         problems.append(f"the policy failed {state['num_policy_errors']} times")
     # SGLang flushes only if nobody holds anything.

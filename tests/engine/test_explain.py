@@ -35,7 +35,7 @@ def test_whoever_asks_is_told_and_nobody_else(server: SageServer) -> None:
     told = generate(server, LONG_PROMPT, 300, sampling_params=EXPLAIN)["meta_info"]["sage"]
     assert told["source"] == "warm"
     assert 200 < told["p50_tokens"] <= told["p80_tokens"] <= 300
-    assert (told["num_yields"], told["place_at_arrival"]) == (0, 0)
+    assert (told["num_preemptions"], told["place_at_arrival"]) == (0, 0)
     assert told["wait_ms"] > 0
     assert "sage" not in generate(server, LONG_PROMPT)["meta_info"]
     for refused in ({"explain": 1}, {"explain": "true"}, {"__sage_explain": True}):
@@ -81,9 +81,9 @@ def test_who_yields_is_told_so_and_its_answer_stays_the_same(server: SageServer)
 
     told = stage.together(server, [partial(say, one, **EXPLAIN) for one in asked])
     facts = [answer["meta_info"]["sage"] for answer in told]
-    assert sum(each["num_yields"] for each in facts) > 0
+    assert sum(each["num_preemptions"] for each in facts) > 0
     for each, answer in zip(facts, told, strict=True):
-        assert each["num_yields"] == answer["meta_info"]["num_retractions"]
+        assert each["num_preemptions"] == answer["meta_info"]["num_retractions"]
     # All were there before the first started, in an order that has them all.
     assert sorted(each["place_at_arrival"] for each in facts) == list(range(len(asked)))
     assert [answer["text"] for answer in told] == [say(one)["text"] for one in asked]
@@ -94,15 +94,15 @@ def test_a_trace_becomes_timelines_and_a_summary(
 ) -> None:
     trace = server.log.parent / "trace.jsonl"
     assert stat.S_IMODE(trace.stat().st_mode) == 0o600
-    before = server.stats()["preemption"]["num_yields"]
+    before = server.stats()["preemption"]["num_preemptions"]
     ask_together(server, crowd(12, seed=4))
-    assert (num_yields := server.stats()["preemption"]["num_yields"] - before) > 0
+    assert (num_preemptions := server.stats()["preemption"]["num_preemptions"] - before) > 0
     generate(server, SHORT_PROMPT, rid="the last")
     wait_until(lambda: '"ends","rid":"the last"' in trace.read_text())
     events = [json.loads(line) for line in trace.read_text().splitlines()]
     names = [event["is"] for event in events]
     stats = server.stats()
-    assert names.count("preempt") == stats["preemption"]["num_yields"] >= num_yields
+    assert names.count("preempt") == stats["preemption"]["num_preemptions"] >= num_preemptions
     assert names.count("resume") == stats["preemption"]["num_resumed"]
     assert {event["rid"] for event in events if event["is"] == "came"} == {
         event["rid"] for event in events if event["is"] == "ends"
@@ -112,7 +112,14 @@ def test_a_trace_becomes_timelines_and_a_summary(
     yielded = next(event for event in events if event["is"] == "preempt")
     assert cli.main(["explain", yielded["rid"], str(trace)]) == 0
     said = capsys.readouterr().out
-    for what in ("comes with", "starts, having waited", f"yields to {yielded['to']}", "ends with"):
+    for what in (
+        "comes with",
+        "starts, having waited",
+        f"is preempted for {yielded['to']}",
+        "ends with",
+    ):
         assert what in said
     assert cli.main(["explain", "--summary", str(trace)]) == 0
-    assert f"yielded {stats['preemption']['num_yields']} times" in capsys.readouterr().out
+    assert (
+        f"were preempted {stats['preemption']['num_preemptions']} times" in capsys.readouterr().out
+    )

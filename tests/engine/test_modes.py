@@ -80,8 +80,8 @@ def all_yield_and_come_back(
         stage.together(server, [partial(answer, server, i, **body) for i, body in asked]) == alone
     )
     stats = server.stats()["preemption"]
-    assert stats["num_yields"] == stats["num_resumed"] >= NUM_ASKED
-    assert stats["num_staying"] == {}
+    assert stats["num_preemptions"] == stats["num_resumed"] >= NUM_ASKED
+    assert stats["num_not_preemptible"] == {}
     return alone
 
 
@@ -116,9 +116,9 @@ def test_a_hierarchical_cache_takes_what_leaves_the_device(model: Path, tmp_path
         calls = [partial(answer, server, i) for i in range(NUM_ASKED)]
         for _ in range(5):
             stage.together(server, calls, then=partial(abort_swapped, server), swapped=4)
-        num_yields = server.stats()["preemption"]["num_yields"]
+        num_preemptions = server.stats()["preemption"]["num_preemptions"]
         assert stage.together(server, calls) == alone
-        assert server.stats()["preemption"]["num_yields"] >= num_yields + NUM_ASKED
+        assert server.stats()["preemption"]["num_preemptions"] >= num_preemptions + NUM_ASKED
         # What was evicted from the device comes back, and goes before what has to be computed.
         switch(server, {"schedule_policy": "sage"})
         kept, first, second, new = ([100 * i + j for j in range(300)] for i in range(1, 5))
@@ -382,9 +382,9 @@ def test_prompts_of_embeddings_are_served_and_stay(model: Path, tmp_path: Path) 
         said = stage.together(server, calls)
         assert [len(ids) for ids in said] == [num_tokens for _, num_tokens in ASKED[:NUM_ASKED]]
         stats = server.stats()
-        assert stats["preemption"]["num_yields"] == stats["preemption"]["num_resumed"] > 0
+        assert stats["preemption"]["num_preemptions"] == stats["preemption"]["num_resumed"] > 0
         assert stats["num_policy_errors"] == 0
-        assert set(stats["preemption"]["num_staying"]) == {"input_embeds"}
+        assert set(stats["preemption"]["num_not_preemptible"]) == {"input_embeds"}
 
 
 def chat(server: SageServer, rid: str, text: str) -> None:
@@ -413,17 +413,17 @@ def test_each_attention_group_decides_for_itself_and_its_ranks_alike(tmp_path: P
         def of(i: int, group: int) -> list[int]:
             return answer(server, i, routed_dp_rank=group)
 
-        def num_yields() -> list[int]:
+        def num_preemptions() -> list[int]:
             info = requests.get(f"{server.url}/server_info", timeout=300).json()
             states = [state["sage"]["preemption"] for state in info["internal_states"]]
-            assert all(state["num_yields"] == state["num_resumed"] for state in states)
-            return sorted(state["num_yields"] for state in states)
+            assert all(state["num_preemptions"] == state["num_resumed"] for state in states)
+            return sorted(state["num_preemptions"] for state in states)
 
         alone = [of(i, i % 2) for i in range(NUM_OF_GROUP)]
         with ThreadPoolExecutor(NUM_OF_GROUP) as pool:
             # All of one group: the other one takes the same steps, and decides nothing.
             assert list(pool.map(of, range(NUM_OF_GROUP), [1] * NUM_OF_GROUP)) == alone
-            none, some = num_yields()
+            none, some = num_preemptions()
             assert none == 0 < some
             assert list(pool.map(of, range(NUM_OF_GROUP), [0] * NUM_OF_GROUP)) == alone
-            assert min(num_yields()) > 0
+            assert min(num_preemptions()) > 0

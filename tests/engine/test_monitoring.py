@@ -152,10 +152,10 @@ def slow_plans(server: SageServer, folder: Path) -> Iterator[None]:
 @contextmanager
 def slow_moves(server: SageServer, folder: Path) -> Iterator[None]:
     with under(server, "fastserve"):
-        before = server.stats()["preemption"]["num_yields"]
+        before = server.stats()["preemption"]["num_preemptions"]
         with ordered(folder, hardship.SLOW_MOVES):
             ask_together(server, crowd(16))
-        assert server.stats()["preemption"]["num_yields"] - before >= 10
+        assert server.stats()["preemption"]["num_preemptions"] - before >= 10
         yield
 
 

@@ -82,7 +82,7 @@ def test_a_pair_says_what_one_server_says_and_the_decode_server_learns(
     states = requests.get(f"{pair.url}/server_info", timeout=300).json()["internal_states"]
     assert [state["sage"]["num_policy_errors"] for state in states] == [0, 0]
     moved = pair.decode.stats()["preemption"]
-    assert moved["num_resumed"] == moved["num_yields"] > 0
+    assert moved["num_resumed"] == moved["num_preemptions"] > 0
     assert moved["num_left_in_tree"] == 0
 
 
@@ -137,8 +137,8 @@ def all_came_back(pair: Pair[SageServer]) -> None:
     states = requests.get(f"{pair.url}/server_info", timeout=300).json()["internal_states"]
     assert {state["sage"]["num_policy_errors"] for state in states} == {0}
     moved = pair.decode.stats()["preemption"]
-    assert moved["num_resumed"] == moved["num_yields"] > 0
-    assert moved["num_staying"] == {}
+    assert moved["num_resumed"] == moved["num_preemptions"] > 0
+    assert moved["num_not_preemptible"] == {}
 
 
 def test_two_ranks_each(

@@ -63,7 +63,7 @@ class TestPagesOf16WithoutOverlapAndLittleHostMemory:
         stats = paged.stats()["preemption"]
         assert stats["num_resumed"] > 0
         assert stats["num_left_in_tree"] > 0
-        assert stats["num_yields"] == stats["num_resumed"] + stats["num_left_in_tree"]
+        assert stats["num_preemptions"] == stats["num_resumed"] + stats["num_left_in_tree"]
 
     def test_what_is_counted_in_an_answer_goes_on_where_it_was(
         self, paged: SageServer, stock: Stock
@@ -123,8 +123,8 @@ def test_an_answer_is_the_same_whoever_it_yielded_to(yielding: SageServer, stock
     assert num_different == 0
     assert largest < 1e-3
     after = counters(yielding)
-    num_yields = after["num_yields"] - before["num_yields"]
-    assert num_yields == after["num_resumed"] - before["num_resumed"] >= len(ASKED)
+    num_preemptions = after["num_preemptions"] - before["num_preemptions"]
+    assert num_preemptions == after["num_resumed"] - before["num_resumed"] >= len(ASKED)
     assert after["copies_alive"] == 0
 
 
@@ -142,7 +142,7 @@ def test_those_that_share_a_prompt_share_it_again_when_they_come_back(
 
 
 def test_a_stream_has_no_gap_and_no_repeat(yielding: SageServer, stock: Stock) -> None:
-    before = counters(yielding)["num_yields"]
+    before = counters(yielding)["num_preemptions"]
 
     def stream(i: int) -> tuple[str, list[int]]:
         """The text of the deltas, and their token counts where the server sends them."""
@@ -172,7 +172,7 @@ def test_a_stream_has_no_gap_and_no_repeat(yielding: SageServer, stock: Stock) -
         return text, counts
 
     streamed = stage.together(yielding, [lambda i=i: stream(i) for i in range(len(ASKED))])
-    assert counters(yielding)["num_yields"] - before >= len(ASKED)
+    assert counters(yielding)["num_preemptions"] - before >= len(ASKED)
     assert [text for text, _ in streamed] == [answer.text for answer in stock.answers]
     for (_, counts), (_, num_tokens) in zip(streamed[::2], ASKED[::2], strict=True):
         assert counts == sorted(counts)  # a retracted token makes a chunk with nothing new
@@ -215,7 +215,7 @@ def test_a_client_that_leaves_takes_its_copy_along_and_nothing_else(
             assert answer["text"] == said[rid]
     after = counters(yielding)
     came_back = sum(after[name] - before[name] for name in ("num_resumed", "num_recomputed"))
-    assert after["num_yields"] - before["num_yields"] == came_back + len(groups[1])
+    assert after["num_preemptions"] - before["num_preemptions"] == came_back + len(groups[1])
     generate(yielding, SHORT_PROMPT)  # the last batch of a server is let go with the next
     wait_until(lambda: counters(yielding)["copies_alive"] == 0)
 

@@ -54,7 +54,7 @@ def test_where_the_copy_fails_a_request_goes_on(
     after = counters(yielding)
     assert differences(stock.answers, found)[0] == 0
     assert yielding.log.read_text().count("it goes on running") > 3
-    assert after["num_yields"] > before["num_yields"]
+    assert after["num_preemptions"] > before["num_preemptions"]
     assert after["num_recomputed"] == before["num_recomputed"]
 
 
@@ -69,7 +69,7 @@ def test_where_copying_back_fails_a_request_is_computed_again(
     num_recomputed = after["num_recomputed"] - before["num_recomputed"]
     assert num_recomputed > 3
     num_resumed = after["num_resumed"] - before["num_resumed"]
-    assert num_resumed + num_recomputed == after["num_yields"] - before["num_yields"]
+    assert num_resumed + num_recomputed == after["num_preemptions"] - before["num_preemptions"]
 
 
 def test_one_that_finds_no_room_keeps_its_copy_and_tries_again(
@@ -82,8 +82,8 @@ def test_one_that_finds_no_room_keeps_its_copy_and_tries_again(
     assert differences(stock.answers, found)[0] == 0
     assert after["num_without_device_room"] - before["num_without_device_room"] > 3
     assert after["num_recomputed"] == before["num_recomputed"]
-    num_yields = after["num_yields"] - before["num_yields"]
-    assert after["num_resumed"] - before["num_resumed"] == num_yields > 3
+    num_preemptions = after["num_preemptions"] - before["num_preemptions"]
+    assert after["num_resumed"] - before["num_resumed"] == num_preemptions > 3
 
 
 def test_killed_with_requests_swapped_the_next_server_starts_on_its_store(
@@ -126,5 +126,5 @@ def test_where_the_copy_fails_on_one_rank_both_go_on(two_ranks: SageServer) -> N
     with ThreadPoolExecutor(6) as pool:
         alone = list(pool.map(lambda one: ask_one(two_ranks, one), ASKED[:18]))
     assert differences(alone, found)[0] == 0
-    assert counters(two_ranks)["num_yields"] > before["num_yields"] + 3
+    assert counters(two_ranks)["num_preemptions"] > before["num_preemptions"] + 3
     assert two_ranks.log.read_text().count("it goes on running") > 3

@@ -36,15 +36,15 @@ def those_of_higher_priority_go_first(server: SageServer, policy: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "priority", "num_yields"),
+    ("policy", "priority", "num_preemptions"),
     [("fcfs-fill", 10, 0), ("fcfs-fill", 11, 1), ("sage", 11, 1), ("fcfs", 11, 0)],
 )
 def test_a_running_request_yields_to_one_of_a_priority_high_enough(
-    classes: SageServer, policy: str, priority: int, num_yields: int
+    classes: SageServer, policy: str, priority: int, num_preemptions: int
 ) -> None:
     """Under ours with its KV in host memory; SGLang computes it again."""
     settings(classes, {"schedule_policy": policy})
-    assert num_yielding_to(classes, priority, num_slots=3) == num_yields
+    assert num_yielding_to(classes, priority, num_slots=3) == num_preemptions
 
 
 def test_two_ranks_decide_alike(two_ranks: SageServer) -> None:
@@ -57,7 +57,7 @@ def test_two_ranks_decide_alike(two_ranks: SageServer) -> None:
 def num_yielding_to(server: SageServer, priority: int, num_slots: int) -> int:
     """How many of those that fill all slots yield to a request of this priority."""
     explained = {"ignore_eos": True, "custom_params": {"explain": True}}
-    before = server.stats()["preemption"]["num_yields"]
+    before = server.stats()["preemption"]["num_preemptions"]
     high: list[Future[Any]] = []
 
     def ask_high(held: dict[str, Any]) -> None:
@@ -75,6 +75,9 @@ def num_yielding_to(server: SageServer, priority: int, num_slots: int) -> int:
     answers.append(high[0].result())
     lengths = [answer["meta_info"]["completion_tokens"] for answer in answers]
     assert lengths == [*[60] * num_slots, 4]
-    num_yields: int = server.stats()["preemption"]["num_yields"] - before
-    assert sum(answer["meta_info"]["sage"]["num_yields"] for answer in answers[:-1]) == num_yields
-    return num_yields
+    num_preemptions: int = server.stats()["preemption"]["num_preemptions"] - before
+    assert (
+        sum(answer["meta_info"]["sage"]["num_preemptions"] for answer in answers[:-1])
+        == num_preemptions
+    )
+    return num_preemptions

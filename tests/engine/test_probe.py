@@ -63,7 +63,7 @@ class TestStatesAreRead:
         assert num_different == 0
         assert largest < 1e-3
         stats = reading.stats()
-        assert stats["preemption"]["num_yields"] > 20
+        assert stats["preemption"]["num_preemptions"] > 20
         assert stats["num_policy_errors"] == 0
         # Each token of each answer but the last, whose answer is complete by then.
         assert stats["probe"]["num_scores"] > 0.8 * sum(num_tokens for _, num_tokens in ASKED)
@@ -98,12 +98,12 @@ class TestStatesAreRead:
 
 def test_two_ranks_go_by_the_same_scores(two_ranks: SageServer) -> None:
     """SGLang compares what the ranks do, and ends the server if they differ."""
-    before = two_ranks.stats()["preemption"]["num_yields"]
+    before = two_ranks.stats()["preemption"]["num_preemptions"]
     trail = {"schedule_policy": "trail", "policy": {"trail": {"limit": 1000.0}}}
     settings(two_ranks, trail | {"preemption": {"enabled": True}})
     answers = ask(two_ranks, ASKED[:18], 18)
     assert [len(answer.ids) for answer in answers] == [num for _, num in ASKED[:18]]
     stats = two_ranks.stats()
-    assert stats["preemption"]["num_yields"] - before > 10
+    assert stats["preemption"]["num_preemptions"] - before > 10
     assert stats["probe"]["num_scores"] > 0
     assert stats["num_policy_errors"] == 0

@@ -75,7 +75,7 @@ def latent_kv_comes_back_as_it_went(server: SageServer) -> None:
     before = server.stats()
     found = ask_in_waves(server, waves, every_tokens=20, ignore_eos=False)
     stats = server.stats()
-    assert stats["preemption"]["num_yields"] == stats["preemption"]["num_resumed"] >= 8
+    assert stats["preemption"]["num_preemptions"] == stats["preemption"]["num_resumed"] >= 8
     num_ranked = sum(stats["num_ranked"].values()) - sum(before["num_ranked"].values())
     assert num_ranked == len(found)
     alone = ask(server, [*long, *short], 1, sampling=[{"ignore_eos": False}])

@@ -80,8 +80,8 @@ def test_no_request_is_lost_or_changed_by_switches(
     assert stats["num_policy_errors"] == stats["num_malformed"] == 0
     preemption = stats["preemption"]
     came_back = preemption["num_resumed"] + preemption["num_recomputed"]
-    assert preemption["num_yields"] == came_back
-    assert preemption["num_yields"] - before["preemption"]["num_yields"] >= num_switches
+    assert preemption["num_preemptions"] == came_back
+    assert preemption["num_preemptions"] - before["preemption"]["num_preemptions"] >= num_switches
     assert sum(answer.num_retractions > 0 for answer in switched) >= num_switches
     settings(server, {"schedule_policy": "fcfs"})
     assert differences(asked_alone(server, asked), switched) == (0, pytest.approx(0, abs=1e-3))
@@ -122,7 +122,8 @@ def test_those_in_host_memory_come_back_under_sglangs_own_order(server: SageServ
     after = server.stats()["preemption"]
     assert len(swapped) >= 4
     assert (
-        after["num_resumed"] - before["num_resumed"] == after["num_yields"] - before["num_yields"]
+        after["num_resumed"] - before["num_resumed"]
+        == after["num_preemptions"] - before["num_preemptions"]
     )
     assert differences(asked_alone(server, asked), found)[0] == 0
 

@@ -50,7 +50,7 @@ class Tally:
     def __str__(self) -> str:
         yields = {
             name: self.counters[name]
-            for name in ("num_yields", "num_resumed", "num_left_in_tree", "num_recomputed")
+            for name in ("num_preemptions", "num_resumed", "num_left_in_tree", "num_recomputed")
             if name in self.counters
         }
         return (
@@ -240,9 +240,11 @@ class Trial:
         names = ("num_resumed", "num_recomputed", "num_left_in_tree")
         accounted = sum(found.get(name, 0) for name in names)
         aborted = evidence.states_met()["swapped"]
-        if found["num_yields"] == accounted + aborted:
+        if found["num_preemptions"] == accounted + aborted:
             return []
-        return [f"{found['num_yields']} yields, but {found}, and {aborted} aborted while swapped"]
+        return [
+            f"{found['num_preemptions']} yields, but {found}, and {aborted} aborted while swapped"
+        ]
 
     def _count(self, played: Played) -> None:
         self.tally.num_episodes += 1

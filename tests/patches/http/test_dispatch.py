@@ -113,7 +113,7 @@ def test_deadlines_are_told_by_the_replicas_own_steps(monkeypatch: pytest.Monkey
     router.heard([("6", 1, True)])
     # On these it takes 0.03 and 0.05: none has anything to do.
     fast = replace(StepTimeConfig().step_time(), prefill_token_s=1.7e-5)
-    router.told(StepTimes(seconds=[*astuple(fast)], source="learned"))
+    router.updated(StepTimes(seconds=[*astuple(fast)], source="learned"))
     assert ask(7) == 0
     told = router.stats()["step_time"]
     assert (told["source"], told["prefill_token_ms"]) == ("learned", 0.017)

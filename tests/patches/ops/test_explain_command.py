@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from patches.ops.explain_command import last_run, of_request, summary, timeline, told
+from patches.ops.explain_command import last_run, of_request, summary, summary_lines, timeline
 from sage_sched.cli import main
 
 
@@ -55,14 +55,14 @@ EVENTS: list[dict[str, Any]] = [
 
 def test_a_timeline_says_what_happened_when_and_why() -> None:
     assert timeline(EVENTS, "long") == [
-        "    0.000 s  comes with 7 tokens; its answer is foreseen to have 900 tokens, with 80 % at "
-        "most 900 (history); 0 run and 0 wait",
+        "    0.000 s  comes with 7 tokens; its answer is predicted to have 900 tokens, with 80 % "
+        "at most 900 (history); 0 run and 0 wait",
         "    0.500 s  starts, having waited 0.500 s, with 0 before it at first",
-        f"    2.000 s  yields to short: {WORTH_IT}; to host memory",
+        f"    2.000 s  is preempted for short: {WORTH_IT}; to host memory",
         "    3.000 s  comes back: there is room for it, as it was promised its turn",
         "    5.000 s  ends with 9 tokens (done)",
     ]
-    assert "    1.000 s  long yields to it" in timeline(EVENTS, "short")
+    assert "    1.000 s  long is preempted for it" in timeline(EVENTS, "short")
     assert "nothing is known of its answer" in timeline(EVENTS, "unknown")[0]
     assert timeline(EVENTS, "nobody") == []
     assert [(event["t"], event["is"]) for event in of_request(EVENTS, "short")] == [
@@ -75,13 +75,13 @@ def test_a_summary_says_who_waited_for_whom_and_why() -> None:
     assert found["longest"][0]["for"][0] == {
         "rid": "long", "seconds": 3.0, "why": "for one that had come before",
     }  # fmt: skip
-    lines = told(found)
+    lines = summary_lines(found)
     # long: 0.5 s for nobody, 1 s for short; short: 1 s for long; unknown: 4 s for both.
     assert lines[:4] == [
-        "3 requests waited 6.500 s in all and yielded 1 times",
+        "3 requests waited 6.500 s in all and were preempted 1 times",
         "  76.9%  for one that had come before",
-        "  15.4%  for one that had come later and was foreseen to be shorter",
-        "   7.7%  nobody ran",
+        "  15.4%  for one that had come later and was predicted to be shorter",
+        "   7.7%  no request ran",
     ]
     assert f"      1  preempt: {WORTH_IT}" in lines
     longest = lines[lines.index("the longest waits, and for whom:") + 1 :]
@@ -92,7 +92,7 @@ def test_a_summary_says_who_waited_for_whom_and_why() -> None:
 
 def test_a_trace_whose_beginning_is_lost_is_read_as_far_as_it_goes() -> None:
     for number in range(len(EVENTS) + 1):
-        told(summary(EVENTS[number:]))
+        summary_lines(summary(EVENTS[number:]))
         for rid in ("long", "short", "unknown"):
             timeline(EVENTS[number:], rid)
 

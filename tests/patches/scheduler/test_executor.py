@@ -129,14 +129,14 @@ def test_sglangs_timeouts_do_not_count_the_time_after_a_preemption(
     situation = (_WAITS, _WAITS_LONG, _AWAY_LONG, _RUNS, _RUNS_LONG, _BACK)
     requests = [*queue, *server.batch.reqs]
     for i, (request, times) in enumerate(zip(requests, situation, strict=True)):
-        started_s, ran_s, queued_s, is_away = times
+        started_s, ran_s, queued_s, is_preempted = times
         request.rid = f"{i}"
         request.time_stats = SimpleNamespace(
             wait_queue_entry_time=time.perf_counter() - queued_s,
             forward_entry_time=time.perf_counter() - started_s if started_s else 0.0,
         )
         request.sage.waits = Waits(came_s=now_s - started_s, waited_s=started_s - ran_s)
-        if is_away:
+        if is_preempted:
             request.sage.job.num_preemptions = 1
             request.sage.waits = Waits(now_s - started_s, since_s=now_s - queued_s)
     monkeypatch.setenv("SGLANG_REQ_WAITING_TIMEOUT", f"{waiting_s}")

@@ -50,7 +50,7 @@ def away(tree: RadixCache, num_left: int) -> Any:
     return SimpleNamespace(
         origin_input_ids=array("q", range(NUM_SHARED)),
         output_ids=array("q", [1000]),
-        sage=SimpleNamespace(left_slots=torch.arange(num_left, dtype=torch.int32)),
+        sage=SimpleNamespace(shared_slots=torch.arange(num_left, dtype=torch.int32)),
         extra_key=None,
         cache_salt=None,
         lock=None,

@@ -99,9 +99,9 @@ def test_a_server_without_metrics_reports_nothing() -> None:
 def test_counts_stay_while_no_request_may_leave(server: Server) -> None:
     state, preemption = server.state, Preemption(server.scheduler, PreemptionConfig())
     state.preemption = state.last_preemption = preemption
-    preemption.num_yields[True, PreemptionMode.SWAP] = 3
-    assert reported(server)["yields_total out_of_memory swap"] == 3
+    preemption.num_preemptions[True, PreemptionMode.SWAP] = 3
+    assert reported(server)["preemptions_total out_of_memory swap"] == 3
     # Under one of SGLang's policies, to which it was switched. Back from there, the three would
     # count once more.
     state.preemption = None
-    assert reported(server)["yields_total out_of_memory swap"] == 3
+    assert reported(server)["preemptions_total out_of_memory swap"] == 3

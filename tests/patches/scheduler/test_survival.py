@@ -26,7 +26,7 @@ from sglang.srt.server_args import ServerArgs
 
 from patches import compat
 from patches.scheduler import survival
-from patches.scheduler.survival import why_it_stays, why_none_yields
+from patches.scheduler.survival import why_none_is_preemptible, why_not_preemptible
 
 # Flags that this release does not have yet.
 _LATER = {"prefill_decode_interval_min_bs"} if compat._release() == "0.5.22" else set[str]()
@@ -67,8 +67,10 @@ def request(sampling: dict[str, Any] | None = None, **parameters: Any) -> Any:
 
 
 def test_on_a_plain_server_plain_requests_yield() -> None:
-    assert why_none_yields(scheduler(max_total_tokens=2000, page_size=16, tp_size=2)) is None
-    assert why_it_stays(request()) is None
+    assert (
+        why_none_is_preemptible(scheduler(max_total_tokens=2000, page_size=16, tp_size=2)) is None
+    )
+    assert why_not_preemptible(request()) is None
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_on_a_plain_server_plain_requests_yield() -> None:
 def test_a_server_with_anything_else_has_none_that_yields(
     what: dict[str, Any], reason: str
 ) -> None:
-    assert reason in str(why_none_yields(scheduler(**what)))
+    assert reason in str(why_none_is_preemptible(scheduler(**what)))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +110,7 @@ def test_a_server_with_anything_else_has_none_that_yields(
     ],
 )
 def test_a_request_with_anything_else_stays(parameters: dict[str, Any], reason: str) -> None:
-    assert why_it_stays(request(**parameters)) == reason
+    assert why_not_preemptible(request(**parameters)) == reason
 
 
 @pytest.mark.parametrize(
@@ -123,7 +125,7 @@ def test_a_request_with_anything_else_stays(parameters: dict[str, Any], reason: 
     ],
 )
 def test_what_is_named_yields(parameters: dict[str, Any]) -> None:
-    assert why_it_stays(request(**parameters)) is None
+    assert why_not_preemptible(request(**parameters)) is None
 
 
 def test_the_lists_name_what_this_release_has_and_all_else_can_be_looked_up() -> None:

@@ -92,5 +92,5 @@ def test_on_a_decode_server_only_the_admitted_get_room() -> None:
     assert room.refused is None
     assert room.needed_tokens(other, 5, 100) == 5
     assert room.refused is other
-    room.go_by_sglang()
+    room.open_to_all()
     assert room.needed_tokens(one, 5, 100) == 5
