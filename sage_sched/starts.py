@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from itertools import islice
 
+from sage_sched.candidates import WINDOW
 from sage_sched.index import Indices
 from sage_sched.job import Job
 from sage_sched.view import SchedulerView
@@ -103,7 +104,7 @@ class Starts:
             self.next_s = min(self.next_s, now_s + wait_s)
             return
         self.next_s = now_s  # until all have started
-        shared_s = step_time.prefill_base_s / len(prompts_s)
+        shared_s = step_time.prefill_base_s / min(len(prompts_s), WINDOW)
         for job, prompt_s in prompts_s.items():
             self._due[job] = math.log(max(1e-9, shared_s + prompt_s))
 
