@@ -15,7 +15,7 @@ from sage_sched.limits import Limits
 from sage_sched.plan import Plan
 from sage_sched.policy import Policy
 from sage_sched.steps import ServerFacts
-from sage_sched.view import SchedulerView
+from sage_sched.view import Holding, SchedulerView
 
 MAX_LENGTH = 5000
 SERVER = ServerFacts(
@@ -67,6 +67,22 @@ def waiting(*jobs: Job, served_tokens: int = 0) -> SchedulerView:
 def decide(view: SchedulerView, policy: Policy, limits: Limits | None = None) -> Plan:
     """The plan of a pass, without limits unless some are given."""
     return deciding.decide(view, policy, limits or Limits())
+
+
+def job(arrival: int, input_tokens: int = 10, cap: int = 10, **about: object) -> Job:
+    return Job(arrival, input_tokens, cap, None, 0, **about)  # type: ignore[arg-type]
+
+
+def full(view: SchedulerView, *running: Job) -> SchedulerView:
+    """No room beside these that run, each of which may leave."""
+    return replace(
+        view,
+        running=running,
+        batch_is_full=True,
+        free_slots=0,
+        free_tokens=0,
+        holding=lambda job: Holding(job.input_tokens, 0, job.input_tokens, True),
+    )
 
 
 @st.composite

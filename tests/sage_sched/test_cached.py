@@ -11,8 +11,8 @@ from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 from sage_sched.steps import attended_pairs, seconds_on
 from sage_sched.view import SchedulerView
-from tests.sage_sched.strategies import SERVER, decide, waiting
-from tests.sage_sched.test_decide import decided, job
+from tests.sage_sched.strategies import SERVER, decide, job, waiting
+from tests.sage_sched.test_decide import decided
 
 KNOWN = LengthDistribution.from_samples([30, 40], "history")
 

@@ -6,107 +6,19 @@ import math
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sage_sched.job import Hints, Job
-from sage_sched.plan import Admit, Budget, Plan, Preempt, PreemptionMode, Resume
+from sage_sched.plan import Budget, Plan, Preempt, PreemptionMode
 from sage_sched.policy import NoParameters, Policy
 from sage_sched.view import Holding, SchedulerView
-from tests.sage_sched.strategies import SERVER, decide, waiting
-
-
-class ByInput(Policy):
-    """The shortest prompt first; it pushes out any that is longer."""
-
-    def key(self, job: Job, view: SchedulerView) -> float:
-        return float(job.input_tokens)
-
-    def should_preempt(
-        self, running: Job, waiting: Job, price_s: float, view: SchedulerView
-    ) -> bool:
-        return waiting.input_tokens < running.input_tokens
-
-
-def job(arrival: int, input_tokens: int = 10, cap: int = 10, **about: object) -> Job:
-    return Job(arrival, input_tokens, cap, None, 0, **about)  # type: ignore[arg-type]
+from tests.sage_sched.situations import ByInput, view_of
+from tests.sage_sched.strategies import SERVER, decide, full, job, waiting
 
 
 def decided(view: SchedulerView, policy: type[Policy] = ByInput) -> Plan:
     return decide(view, policy(NoParameters(), SERVER))
-
-
-def full(view: SchedulerView, *running: Job) -> SchedulerView:
-    """No room beside these that run, each of which may leave."""
-    return replace(
-        view,
-        running=running,
-        batch_is_full=True,
-        free_slots=0,
-        free_tokens=0,
-        holding=lambda job: Holding(job.input_tokens, 0, job.input_tokens, True),
-    )
-
-
-def test_while_there_is_room_all_may_enter_in_their_order() -> None:
-    long, short = job(0, 50), job(1, 5)
-    plan = decided(waiting(long, short))
-    assert plan.order == [1, 0]
-    assert plan.actions == (Admit(short, "no other job runs"), Admit(long, "no other job runs"))
-    assert plan.num_open == 0
-
-
-def test_nobody_gets_into_a_full_batch_but_those_to_whom_others_yield() -> None:
-    running, newcomer, behind = job(0, 500, 50), job(1, 20), job(2, 30, 1000)
-    plan = decided(full(waiting(newcomer, behind), running))
-    yields, enters = plan.actions
-    assert isinstance(yields, Preempt)
-    assert (yields.job, yields.to, yields.mode) == (running, newcomer, PreemptionMode.SWAP)
-    assert enters == Admit(newcomer, "others are preempted for it")
-    assert plan.num_open == 0
-
-
-def test_nobody_yields_for_kv_that_others_hold_already() -> None:
-    running = [job(0, 500, 50), job(1, 500, 50)]
-    newcomer = job(2, 400, 50)
-    view = replace(full(waiting(newcomer), *running), batch_is_full=False, free_slots=1)
-    view = replace(view, free_tokens=300)
-    assert any(isinstance(each, Preempt) for each in decided(view).actions)
-    shares = replace(view, shared_tokens=lambda place: 380)
-    assert not any(isinstance(each, Preempt) for each in decided(shares).actions)
-    # Each job is asked of by where it waits, not by its place in the order.
-    longer = replace(view, waiting=[job(3, 450, 50), newcomer], num_arrivals=4)
-    for sharing, yields in ((1, False), (0, True)):
-        shared = [0, 0]
-        shared[sharing] = 380
-        plan = decided(replace(longer, shared_tokens=shared.__getitem__))
-        taken = [each.to for each in plan.actions if isinstance(each, Preempt)]
-        assert yields is (newcomer in taken)
-
-
-def test_nobody_yields_to_one_whose_adapter_finds_no_room() -> None:
-    running, other, behind = job(0, 500, 50), job(1, 20), job(2, 30)
-    view = replace(full(waiting(other, behind), running), has_adapter=lambda place: place == 1)
-    plan = decided(view)
-    assert plan.order == [1]
-    assert [each.job for each in plan.actions if isinstance(each, Admit)] == [behind]
-
-
-def test_nobody_passes_a_promised_one_that_waits_for_its_adapter() -> None:
-    other, behind = job(1, 20), job(2, 30)
-    other.pass_starvation_bound()
-    view = replace(waiting(other, behind), running=[job(0)], has_adapter=lambda place: place == 1)
-    plan = decided(view)
-    assert not plan.actions
-    assert plan.num_open == 0
-
-
-def test_nor_one_whose_adapter_has_room_until_another_enters() -> None:
-    first, promised, behind = job(0), job(1), job(2)
-    for one in (first, promised):
-        one.pass_starvation_bound()
-    view = replace(waiting(first, promised, behind), adapters_in_order=lambda: (0, 2).__contains__)
-    plan = decided(view)
-    assert [each.job for each in plan.actions] == [first]
-    assert plan.num_open == 0
 
 
 def test_nobody_yields_for_the_sake_of_those_without_room_for_their_adapters() -> None:
@@ -126,22 +38,6 @@ def test_nobody_yields_for_the_sake_of_those_without_room_for_their_adapters() -
         decided(replace(view, has_adapter=lambda at, these=these: these[at] in fitting), Noting)
     assert all(each == fitting for each in seen)
     assert len(seen) >= 2
-
-
-def test_a_full_batch_is_left_alone_until_there_is_news() -> None:
-    running, newcomer = job(0, 500, 50, generated_tokens=7), job(1, 20)
-    view = full(waiting(newcomer), running)
-    assert decided(view).actions
-    planned = replace(view, num_arrivals_planned=view.num_arrivals)
-    assert decided(planned) == Plan(order=None)
-    running.grow(ByInput.refresh_interval_tokens)
-    assert decided(planned).actions
-    # A step with drafts may pass over the boundary by as many tokens as it sets memory aside for.
-    running.grow(ByInput.refresh_interval_tokens + 3)
-    assert decided(planned) == Plan(order=None)
-    drafts = replace(planned, server=replace(SERVER, reserve_tokens=4))
-    assert decided(drafts).actions
-    assert decided(replace(view, can_swap=False, may_preempt=False)) == Plan(order=None)
 
 
 def test_the_kv_of_one_that_yields_goes_to_host_memory_or_it_stays() -> None:
@@ -167,48 +63,6 @@ def test_the_kv_of_one_that_yields_goes_to_host_memory_or_it_stays() -> None:
         for stays_whole in (False, True):
             assert way(token_s, stays_whole) is PreemptionMode.SWAP
             assert way(token_s, stays_whole, host_free_tokens=499) is None
-
-
-def test_victims_share_what_host_memory_has_room_for() -> None:
-    running = [job(0, 500, 50), job(1, 500, 50)]
-    view = full(waiting(job(2, 20), job(3, 20)), *running)
-    both = decided(replace(view, host_free_tokens=1000))
-    assert sum(isinstance(each, Preempt) for each in both.actions) == 2
-    one = decided(replace(view, host_free_tokens=999))
-    assert sum(isinstance(each, Preempt) for each in one.actions) == 1
-    assert one.num_without_host_room == 1
-
-
-def test_a_swapped_job_resumes_and_nobody_overtakes_it() -> None:
-    back, fresh = job(0, 10, 20, generated_tokens=5), job(1, 30)
-    view = replace(waiting(back, fresh), swapped={back}, running=[job(2)])
-    plan = decided(view)
-    assert plan.actions[0] == Resume(back, "there is room for it")
-    assert plan.swapped_go_first
-
-
-def test_a_swapped_job_comes_back_if_nobody_runs_without_headroom() -> None:
-    back = job(0, 10, 4000, generated_tokens=5)
-    view = replace(waiting(back), swapped={back}, free_tokens=20)
-    assert decided(view).actions == (Resume(back, "no other job runs"),)
-    assert decided(replace(view, running=[job(1)])).actions == ()
-
-
-def test_if_preemption_is_switched_off_nobody_yields_and_those_that_have_come_back() -> None:
-    running, newcomer, swapped = job(0, 500, 50), job(1, 20), job(2, 20, 1000)
-    view = waiting(newcomer)
-    assert decided(replace(full(view, running), may_preempt=False)).actions == ()
-    # One that the new policy cannot rank too, which others stay behind.
-    for is_ranked in (True, False):
-        swapped.is_ranked = is_ranked
-        in_host_memory = replace(waiting(swapped), swapped={swapped}, may_preempt=False)
-        plan = decided(replace(in_host_memory, running=[job(3)]))
-        assert plan.actions == (Resume(swapped, "there is room for it"),)
-
-
-def test_nobody_yields_to_a_session_which_keeps_its_memory() -> None:
-    running, newcomer = job(0, 500, 50), job(1, 20, keeps_memory=True)
-    assert decided(full(waiting(newcomer), running)).actions == ()
 
 
 class HoldsUrgencyFive(ByInput):
@@ -260,25 +114,95 @@ def test_a_deadline_sets_the_budget_and_decode_only() -> None:
     assert not decided(replace(view, now_s=9.0), FirstTokenByDeadline).decode_only
 
 
-def test_without_preemption_all_in_the_queue_may_enter_as_far_as_memory_goes() -> None:
-    view = replace(waiting(job(0), job(1)), can_swap=False, may_preempt=False)
-    plan = decided(view)
-    assert (plan.order, plan.num_open, plan.actions) == ([0, 1], 2, ())
-
-
 @pytest.mark.parametrize("tokens", [-1, 2.5, math.nan, True, "5"])
 def test_a_budget_is_of_whole_tokens(tokens: object) -> None:
     with pytest.raises(ValueError, match="prefill_tokens"):
         Budget(prefill_tokens=tokens)  # type: ignore[arg-type]
 
 
-class NoNumber(ByInput):
-    """A bug."""
+class Frugal(ByInput):
+    """A policy with a budget."""
 
-    def key(self, job: Job, view: SchedulerView) -> float:
-        return math.nan
+    def budget(self, view: SchedulerView) -> Budget:
+        return Budget(prefill_tokens=100, chunk_tokens=90)
+
+
+def test_piggybacked_prefills_share_a_policys_budget_with_the_chunk() -> None:
+    view = view_of("chunk 0:3000/512; run 1:50; wait 2:20 3:200")
+    plan = decided(view, Frugal)
+    assert plan.budget == Budget(prefill_tokens=100, chunk_tokens=80)
+    assert [each.job.arrival for each in plan.actions] == [2]
+
+
+class Stingy(ByInput):
+    """A job is preempted only if its move takes less than 11 ms: the KV of 550 tokens."""
+
+    def should_preempt(
+        self, running: Job, waiting: Job, price_s: float, view: SchedulerView
+    ) -> bool:
+        return super().should_preempt(running, waiting, price_s, view) and price_s < 0.011
+
+
+def test_a_job_whose_move_costs_too_much_stays() -> None:
+    plan = decided(view_of("run 0:2000 1:500; wait 2:20; full"), Stingy)
+    assert [each.job.arrival for each in plan.actions] == [1, 2]
+    assert decided(view_of("run 0:2000; wait 2:20; full"), Stingy).actions == ()
+
+
+@given(st.lists(st.integers(1, 700), min_size=1, max_size=30), st.sampled_from([1, 16]))
+def test_piggybacked_prefills_and_the_chunk_fill_a_pass_at_most(
+    lengths: list[int], page: int
+) -> None:
+    jobs = [job(2 + i, length) for i, length in enumerate(lengths)]
+    view = replace(view_of("chunk 0:3000/512; run 1:50"), page_size=page)
+    view = replace(view, waiting=jobs, num_arrivals=len(jobs) + 2)
+    plan = decided(view)
+    taken = sum(-(-each.job.input_tokens // page) * page for each in plan.actions)
+    chunk_tokens = plan.budget.chunk_tokens
+    if chunk_tokens is None:
+        assert taken == 0
+    else:
+        assert chunk_tokens >= page
+        assert taken + chunk_tokens <= view.pass_tokens
+    assert plan.order is not None
+    assert sorted(plan.order) == list(range(len(jobs)))
+
+
+def test_as_many_leave_as_the_headroom_of_the_others_takes() -> None:
+    free = replace(SERVER, swap_token_s=0.0)
+    running = " ".join(f"{number}:{10 + number}<4000+5" for number in range(10))
+    view = replace(view_of(f"run {running}; short"), server=free)
+    gone = [action.job for action in decide(view, ByInput(NoParameters(), free)).actions]
+    assert gone == list(view.running)[: -len(gone) - 1 : -1]
+    # Each gives back what it holds, and the others need 8 tokens each.
+    num_left = len(view.running) - len(gone)
+    assert sum(one.input_tokens for one in gone) >= 8 * num_left
+    assert sum(one.input_tokens for one in gone[:-1]) < 8 * (num_left + 1)
+
+
+def test_a_plan_that_frees_memory_keeps_the_gap_bound() -> None:
+    view = view_of("run 0:1<4000+5 1:1<4000+5; short")
+    assert decided(view).is_out_of_memory
+    assert not decided(view_of("wait 0:5")).is_out_of_memory
+
+
+def test_no_prompt_waits_for_a_prefix_that_is_cached_or_that_waits_itself() -> None:
+    view = view_of("wait 0:2000 1:2100 2:2200; prefix 1900 0 1; pass 8000")
+    cached = decided(replace(view, cached_tokens=lambda position: 1900))
+    assert [each.job.arrival for each in cached.actions] == [0, 1, 2]
+    # Two documents in one: the third shares with the second what that does not compute now.
+    pairs: dict[tuple[int, int | Job], int] = {(1, 0): 1000, (2, 1): 1000}
+    plan = decided(
+        replace(view, common_tokens=lambda position, other: pairs.get((position, other), 0))
+    )
+    assert [each.job.arrival for each in plan.actions] == [0, 2]
+    assert not plan.is_new  # so that the next pass plans again
 
 
 def test_a_key_that_is_not_a_number_is_an_error() -> None:
+    class NoNumber(ByInput):
+        def key(self, job: Job, view: SchedulerView) -> float:
+            return math.nan
+
     with pytest.raises(ValueError, match="not a number"):
         decided(waiting(job(0)), NoNumber)

@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sage_sched.job import Hints, Job
 from sage_sched.order import retention_order, serving_order
-from sage_sched.plan import Plan
 from sage_sched.policies.sage import Sage, SageParameters
-from sage_sched.policy import FcfsFill, NoParameters, Policy
+from sage_sched.policy import FcfsFill, NoParameters
 from sage_sched.view import SchedulerView
-from tests.sage_sched.strategies import IDLE, SERVER, decide, distributions, waiting
-from tests.sage_sched.test_decide import ByInput, full, job
+from tests.sage_sched.situations import ByInput
+from tests.sage_sched.strategies import IDLE, SERVER, decide, distributions, job, waiting
 
 GAP = 10
 
@@ -58,49 +56,6 @@ def test_one_that_is_held_back_is_behind_all_levels() -> None:
     view = replace(waiting(first, last), running=[job(2, 20)])
     plan = decide(view, HoldsBackLong(NoParameters(), SERVER))
     assert [view.waiting[position] for position in plan.order or ()] == [last, first]
-
-
-def decided(newcomer: Job, *running: Job, policy: type[Policy] = FcfsFill) -> Plan:
-    server = replace(SERVER, level_gap=GAP)
-    view = replace(full(waiting(newcomer), *running), server=server)
-    return decide(view, policy(NoParameters(), server))
-
-
-@pytest.mark.parametrize(("level", "yields"), [(GAP, False), (GAP + 1, True)])
-def test_a_running_job_yields_to_one_that_is_far_enough_above(level: int, yields: bool) -> None:
-    """Even if the policy lets nobody yield, and at any price; whatever it was promised."""
-    newcomer, running = job(1, 500), job(0, 600, level=level)
-    running.pass_starvation_bound()
-    actions = decided(newcomer, running).actions
-    assert [action.job for action in actions] == ([running, newcomer] if yields else [])
-
-
-def test_of_those_below_the_last_of_the_order_yields() -> None:
-    lowest, low, same = job(0, 600, level=40), job(1, 600, level=20), job(2, 600)
-    first, second = decided(job(3, 5), lowest, low, same).actions
-    assert (first.job, second.job.arrival) == (lowest, 3)
-
-
-def test_nobody_yields_to_one_of_a_larger_level_but_within_a_level_the_policy_decides() -> None:
-    longer = job(0, 600)
-    assert decided(job(1, 5, level=1), longer, policy=ByInput).actions == ()
-    assert decided(job(1, 5), longer, policy=ByInput).actions[0].job is longer
-    assert decided(job(1, 5), longer).actions == ()
-
-
-def test_by_default_nobody_yields_for_a_level() -> None:
-    view = full(waiting(job(1, 5, level=-100)), job(0, 600))
-    assert decide(view, FcfsFill(NoParameters(), SERVER)).actions == ()
-
-
-def test_beside_a_chunk_those_of_a_smaller_level_enter() -> None:
-    chunked = job(0, 3000, prefilled_tokens=512)
-    above, below = job(1, 400, level=-1), job(2, 20, level=1)
-    for is_ranked in (True, False):
-        chunked.is_ranked = is_ranked
-        view = replace(waiting(above, below), chunked=chunked, running=[job(3, 50)])
-        plan = decide(view, ByInput(NoParameters(), SERVER))
-        assert [action.job for action in plan.actions] == [above]
 
 
 def test_fair_shares_are_given_within_a_level() -> None:

@@ -16,8 +16,7 @@ from sage_sched.plan import Preempt
 from sage_sched.urgency import Urgency, UrgencyParameters
 from sage_sched.view import Holding, SchedulerView
 from tests.sage_sched.fairness.test_starvation_bound import NUM_RUNS, Engine, stepped
-from tests.sage_sched.strategies import SERVER, decide, waiting
-from tests.sage_sched.test_decide import full
+from tests.sage_sched.strategies import SERVER, decide, full, waiting
 
 POOL = SERVER.kv_pool_tokens
 PIECE_POOLS = 0.02
