@@ -34,7 +34,12 @@ def json_values(pieces: Iterator[str], *, is_array: bool) -> Iterator[Any]:
             if end == len(text) and not is_whole:
                 raise json.JSONDecodeError("a number may go on", text, end)
         except (ValueError, RecursionError) as error:
-            if is_whole or not _may_go_on(error, text) or len(text) - at > MOST_CHARS:
+            if len(text) - at > MOST_CHARS:
+                raise ValueError(
+                    f"value {number + 1} has more than {MOST_CHARS} characters: write JSON lines, "
+                    "a row each"
+                ) from error
+            if is_whole or not _may_go_on(error, text):
                 raise ValueError(f"after value {number}: {error}") from error
             text, is_whole = _more(text[at:], pieces)
             at = 0

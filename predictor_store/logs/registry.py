@@ -10,30 +10,35 @@ from predictor_store.logs.format import Format
 from predictor_store.logs.formats import (
     aiperf,
     azure,
+    bailian,
     bench_serving,
     burstgpt,
-    conversations,
     dynamo,
     guidellm,
     inference_perf,
     langfuse,
     litellm,
+    lmsys,
     mooncake,
     openai_batch,
     openai_chat,
     otel,
     sglang,
+    shadow,
+    sharegpt,
     table,
+    ultrachat,
     weka,
+    wildchat,
 )
 
 # The first that recognises a row has it.
 FORMATS: tuple[Format, ...] = (
-    sglang.REQUEST_LOG, sglang.SHADOW, bench_serving.FORMAT, aiperf.FORMAT, guidellm.FORMAT,
-    inference_perf.FORMAT, dynamo.FORMAT, mooncake.BAILIAN, mooncake.MOONCAKE, weka.FORMAT,
+    sglang.FORMAT, shadow.FORMAT, bench_serving.FORMAT, aiperf.FORMAT, guidellm.FORMAT,
+    inference_perf.FORMAT, dynamo.FORMAT, bailian.FORMAT, mooncake.FORMAT, weka.FORMAT,
     burstgpt.FORMAT, azure.FORMAT, litellm.FORMAT, langfuse.FORMAT, otel.FORMAT,
-    openai_batch.OUTPUT, openai_batch.INPUT, conversations.WILDCHAT, conversations.LMSYS,
-    conversations.ULTRACHAT, openai_chat.FORMAT, conversations.SHAREGPT, table.TABLE,
+    openai_batch.OUTPUT, openai_batch.INPUT, wildchat.FORMAT, lmsys.FORMAT,
+    ultrachat.FORMAT, openai_chat.FORMAT, sharegpt.FORMAT, table.FORMAT,
 )  # fmt: skip
 BY_NAME = {each.name: each for each in FORMATS}
 # Objects that stand around rows in exports, and lists in them.

@@ -71,10 +71,9 @@ def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
     else:
         request.prompt = prompt_of(data[asked] if asked else _own_prompt(data))
     request.cap_tokens = cap_of(row, *(place for place in (asked, "") if place or not asked))
-    times = next(table.read(Row(_times_of(data, response), {}), context))
+    times = next(table.read(Row(_times_of(data, response), row.usage), context))
     request.arrival, request.end, request.ttlt_s = times.arrival, times.end, times.ttlt_s
     request.session = times.session
-    row.used("arrival", "created or the record's time")
     yield request
 
 

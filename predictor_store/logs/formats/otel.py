@@ -141,7 +141,10 @@ def _numbered(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _is_other(attributes: Row) -> bool:
     kind = value_at(attributes.data, "openinference.span.kind") or "LLM"
-    return attributes.text("gen_ai.operation.name") in _OTHERS or kind != "LLM"
+    # Vercel's AI SDK has a span around each call, with the same usage.
+    operation = attributes.text("ai.operationId")
+    is_around = bool(operation) and not operation.endswith(("doGenerate", "doStream"))
+    return attributes.text("gen_ai.operation.name") in _OTHERS or kind != "LLM" or is_around
 
 
 def _failed(span: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""SGLang's request log, and the record of shadow mode."""
+"""SGLang's request log."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from predictor_store.logs.errors import NoRequestError
-from predictor_store.logs.fields import Row, value_at
+from predictor_store.logs.fields import Row
 from predictor_store.logs.format import Context, Format
-from predictor_store.logs.formats import table
 from predictor_store.logs.messages import was_cut
 from predictor_store.logs.request import LoggedRequest
-from sage_sched.distribution import LengthDistribution
 
 # SGLang cuts longer texts in their middle at --log-requests-level 2.
 _CUT_TEXT_CHARS = 2048 + len("...")
@@ -58,14 +56,7 @@ def _cap_of(asked: Mapping[str, Any]) -> int | None:
     return 0 if cap is None else int(cap)
 
 
-def _read_shadow(row: Row, context: Context) -> Iterator[LoggedRequest]:
-    for request in table.read(row, context):
-        if (forecast := row.data["prediction"]) is not None:
-            request.forecast = LengthDistribution.from_fields(forecast)
-        yield request
-
-
-REQUEST_LOG = Format(
+FORMAT = Format(
     "sglang",
     "SGLang's request log: `--log-requests --log-requests-level 2 --log-requests-format json`, or "
     '`POST /configure_logging` with `{"log_requests": true, "log_requests_level": 2, '
@@ -76,13 +67,4 @@ REQUEST_LOG = Format(
     "arrivals, lengths, caps, prompts",
     _is_event,
     _read,
-)
-SHADOW = Format(
-    "shadow",
-    "a record of shadow mode: `--sage-shadow FILE`",
-    '{"arrival_s": 3.0, "input_tokens": 7, "output_tokens": 5, "max_new_tokens": 64, "is_cut": '
-    'false, "ttlt_s": 0.4, "prediction": null}',
-    "arrivals, lengths, caps, predictions",
-    lambda row: "prediction" in row and value_at(row, "arrival_s") is not None,
-    _read_shadow,
 )

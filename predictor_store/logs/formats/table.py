@@ -181,7 +181,7 @@ def _failure(fields: _Fields) -> str:
     return ""
 
 
-TABLE = Format(
+FORMAT = Format(
     "table",
     "CSV, Parquet or JSON lines of your own, in fields of common names",
     '{"arrival_s": 3.0, "input_tokens": 7, "output_tokens": 5, "max_new_tokens": 64, "ttlt_s": '
