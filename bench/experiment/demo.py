@@ -159,6 +159,6 @@ def _how(experiment: Experiment) -> str:
 
 def _limit(capacity: float) -> str:
     return (
-        f"If nobody waits, no order can help: below {capacity:.1f} requests/s, which SGLang at its "
-        "best sustains here, all of these answer about equally fast."
+        f"If no request waits, no order can help: below {capacity:.1f} requests/s, which SGLang at "
+        "its best sustains here, all of these answer about equally fast."
     )

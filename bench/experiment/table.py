@@ -61,7 +61,9 @@ def as_experiment(found: Sequence[Record], **fields: Any) -> Experiment:
     arms, loads = (ordered(getattr(r, of) for r in found) for of in ("arm", "load"))
     about: dict[str, Any] = {"name": "records", "title": "", **fields}
     return Experiment(
-        arms=[Arm(policy=arm) for arm in arms], loads=[Load(name=load) for load in loads], **about
+        arms=[Arm(policy=arm) for arm in arms],
+        loads=[Load(name=load, mix=load) for load in loads],
+        **about,
     )
 
 

@@ -161,8 +161,8 @@ class Served:
         pauses_s = tuple(self.pauses_s[place] for place in places)
         last_s = arrays["arrival_s"] + arrays["ttlt_s"]
         duration_s = float(last_s.max() - arrays["arrival_s"].min())
-        nobody: dict[str, Any] = {"cached_tokens": None, "gaps": Counter()}
-        return Served(**arrays, hints=hints, pauses_s=pauses_s, duration_s=duration_s, **nobody)
+        uncounted: dict[str, Any] = {"cached_tokens": None, "gaps": Counter()}
+        return Served(**arrays, hints=hints, pauses_s=pauses_s, duration_s=duration_s, **uncounted)
 
     def attainment(self) -> dict[str, Any]:
         """Return how many requests met their deadlines."""

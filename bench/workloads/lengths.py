@@ -78,7 +78,7 @@ class Promised(Source):
                 input_tokens=int(lengths[index, 0]),
                 output_tokens=min(cap, int(lengths[index, 1])),
                 max_new_tokens=cap,
-                distribution=self._foreseen(lengths[index, 0]),
+                distribution=self._predicted(lengths[index, 0]),
                 class_name=f"w{self._weights[of_class]:g}",
                 hints=Hints(
                     weight=self._weights[of_class],
@@ -91,7 +91,7 @@ class Promised(Source):
             for at, index, of_class in zip(arrivals_s, drawn, classes, strict=True)
         ]
 
-    def _foreseen(self, input_tokens: int) -> LengthDistribution:
+    def _predicted(self, input_tokens: int) -> LengthDistribution:
         """The answers of the requests of nearest input length."""
         inputs, outputs = self._history.T
         near = np.argsort(np.abs(inputs - input_tokens), kind="stable")

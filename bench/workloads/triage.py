@@ -50,7 +50,7 @@ class Urgent(Source):
         drawn = self._drawn(len(arrivals_s), seed)
         rng = np.random.default_rng([seed, 13])
         lengths = self.lengths[rng.integers(len(self.lengths), size=len(arrivals_s))]
-        foreseen = Supposed(lengths[:, 1].tolist()).predictions(self._gain, seed)
+        predictions = Supposed(lengths[:, 1].tolist()).predictions(self._gain, seed)
         return [
             SimRequest(
                 arrival_s=float(arrival_s),
@@ -65,7 +65,7 @@ class Urgent(Source):
                 self._levels(arm.said_by, drawn, seed),
                 self._said["expert"][drawn].tolist(),
                 arrivals_s,
-                foreseen,
+                predictions,
                 lengths.tolist(),
                 strict=True,
             )

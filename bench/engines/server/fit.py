@@ -51,7 +51,7 @@ def as_yaml(learned: dict[str, Any]) -> str:
         raise ValueError(f"{learned['num_steps']} steps are too few to learn from")
     head = (
         f"# learned from {learned['num_steps']} steps; half of the steps took at most "
-        f"{learned['error']:.1%} more or less than was foreseen\n"
+        f"{learned['error']:.1%} more or less than predicted\n"
     )
     section = {f.name: learned["latest"][f.name] for f in fields(StepTimeConfig)}
     return head + yaml.safe_dump({"step_time": section}, sort_keys=False)

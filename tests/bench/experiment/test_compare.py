@@ -43,7 +43,7 @@ def test_a_small_comparison_end_to_end(tmp_path: Path, capsys: pytest.CaptureFix
 
     log = next((output / "logs").glob(f"{tuned}*seed-0.log")).read_text()
     assert "'schedule_conservativeness': 0.3" in log
-    assert "mean, ratio" in capsys.readouterr().out
+    assert "mean TTLT, ratio" in capsys.readouterr().out
     assert (output / "report.html").read_text().count("<svg") == 1
 
     step_time = tmp_path / "step_time.yaml"

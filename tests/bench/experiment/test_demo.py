@@ -47,7 +47,7 @@ def test_the_report_opens_with_one_sentence_and_one_picture_of_two_lanes(shown: 
     assert "src=" not in text
     assert "href=" not in text
     assert "Simulated:" in text
-    assert "If nobody waits, no order can help" in text
+    assert "If no request waits, no order can help" in text
 
 
 def test_the_best_tuned_policy_has_a_queue_and_sage_a_shorter_one(

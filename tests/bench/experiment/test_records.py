@@ -12,6 +12,7 @@ from bench.experiment import records, table
 from bench.experiment.records import Provenance, Record
 from bench.experiment.table import stale
 from bench.experiment.table_command import pictures
+from sage_sched.cli import main
 from tests.bench.experiment.runs import record
 from tests.pages import DOCS
 
@@ -75,3 +76,10 @@ def test_pages_and_pictures_say_what_the_records_say() -> None:
     assert [page.name for page, _ in stale(pages)] == []
     for file, svg in pictures():
         assert file.read_text(encoding="utf-8") == svg, file.name
+
+
+def test_every_record_has_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    # The real model's are of predictions, not of runs.
+    names = [f.stem for f in records.FOLDER.glob("*.jsonl") if f.stem != "real_model"]
+    assert main(["bench", "table", *names]) == 0
+    assert capsys.readouterr().out.count("Made by `") >= len(names)

@@ -108,7 +108,7 @@ def test_the_table_comes_before_the_report(
     found = [on_server(policy, 0) for policy in ("fcfs", "sage")]
     with pytest.raises(OSError, match="no room"):
         report(as_experiment(found), found, tmp_path)
-    assert "mean, ratio" in capsys.readouterr().out
+    assert "mean TTLT, ratio" in capsys.readouterr().out
     with pytest.raises(ServerError, match="the first because: late"):
         report(as_experiment(found), [replace(found[0], problem="late")], tmp_path)
 

@@ -87,7 +87,7 @@ def test_a_setting_under_which_a_server_ends_is_not_the_best() -> None:
     assert best_tuned(experiment, loaded).policy == "fcfs@clip=16"
 
 
-def test_who_is_urgent_waits_less_if_somebody_says_so(tmp_path: Path) -> None:
+def test_urgent_requests_wait_less_if_a_level_is_said(tmp_path: Path) -> None:
     triage_like(tmp_path)
     experiment = replace(
         small("urgency"), loads=[replace(small("urgency").loads[0], num_requests=150)]

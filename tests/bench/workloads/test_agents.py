@@ -38,7 +38,7 @@ def asked(number: int, at_s: float = 3.0) -> list[SimRequest]:
     """Return the session a number of times, of half its tokens."""
     return requests_of(
         [SESSION] * number, [at_s] * number,
-        factor=2.0, engine=H800_QWEN3_32B, foreseen=None, max_pause_s=100.0,
+        factor=2.0, engine=H800_QWEN3_32B, prediction=None, max_pause_s=100.0,
     )  # fmt: skip
 
 
