@@ -1,8 +1,8 @@
-"""What the tests of a file may take of a processor: a pytest plugin.
+"""A pytest plugin: the CPU time that the tests of a file may take.
 
-Counted is CPU time, of servers and other processes too, so that it is the same beside others' work;
-what contention adds nevertheless is taken off by timing a fixed piece of work now and then. A file
-that takes more fails the run, and its dearest tests are named.
+CPU time of servers and other processes counts too, so the host's load changes the result little.
+Contention still adds some time; it is measured by a fixed piece of work and subtracted. A file that
+takes more fails the run, and its most expensive tests are named.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.nursery import Nursery
 # half as much on a busy host: what fails here is a new test that is out of all proportion.
 BUDGETS_S = {"long": math.inf, "server": 400.0, "slow": 300.0, "quick": 30.0}
 _PROPERTY = "cpu_s"
-# What the piece of work takes there, and after how much else it is timed.
+# Duration of the piece of work there, and the time between two measurements.
 _REFERENCE_S, _SHORT_S = 0.03, 0.5
 _NUM_SHOWN = 12
 
@@ -34,7 +34,7 @@ def kind_of(item: pytest.Item) -> str:
 
 
 def slowness() -> float:
-    """How much longer than on an idle host things take here and now; at least 1."""
+    """Return the slowdown against an idle host, at least 1."""
     began_s = time.thread_time()
     sum(i * i % 7 for i in range(300_000))
     return max(1.0, (time.thread_time() - began_s) / _REFERENCE_S)

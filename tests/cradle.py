@@ -1,13 +1,13 @@
-"""Where tests' servers are born: a process that has imported what takes long, and forks.
+"""A process that has imported the slow modules, and forks servers for tests.
 
 `python -m tests.cradle FD` starts a server, or a program, for each order that comes over the socket
 FD, whose other end is nursery.py. Most of a server's start is imports, in each of its processes.
-Here they are done once: of what others wrote, and of SGLang what all its processes import. Its
-modules that hold a process together each imports itself as ever, as plugins go by which of them are
-there; so it does with ours.
+Here they are done once: other packages, and the parts of SGLang that all its processes import. Each
+process imports SGLang's top modules itself, because plugins check which of them are loaded; it does
+the same with ours.
 
-What a server spawns is born likewise, of a copy of this process that has done nothing else: each
-process of a server has one, as a child of its own.
+A server's subprocesses are forked likewise, from a clean copy of this process: each process of a
+server has one as its child.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _DIE_WITH_PARENT, _ADOPT_ORPHANS = 1, 36
 
 
 def main(orders: socket.socket) -> None:
-    """Start what is asked for, until nobody asks any more."""
+    """Start the requested processes, until the socket is closed."""
     _prctl(_ADOPT_ORPHANS, 1)  # so that what they took is known
     path: list[str] = []
     while True:
@@ -180,7 +180,7 @@ def _have_cradle() -> None:
     if os.fork() == 0:
         _prctl(_DIE_WITH_PARENT, signal.SIGKILL)
         _close_all_but(listener.fileno(), alive_r)
-        # A scheduler that fails tells its parent, which is to tell the one that spawned it.
+        # A failing scheduler signals its parent, which has to signal the process that spawned it.
         signal.signal(signal.SIGQUIT, lambda *_: os.kill(os.getppid(), signal.SIGQUIT))
         try:
             forkserver.main(listener.detach(), alive_r, [])

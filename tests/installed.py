@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("sage_sched", "patches", "predictor_store", "bench")
-# Somebody's own packages, by the names of ours. Whoever takes them for ours fails.
+# A user's own packages with the names of ours. Code that takes them for ours fails.
 _THEIRS = "raise RuntimeError('not ours')\n"
 
 
@@ -72,22 +72,23 @@ class Installed:
         )
 
     def closure(self, extra: str, *without_requirements: str) -> dict[str, Distribution]:
-        """By name what the wheel and its extra ("" for none) require, and what that requires, as it
-        is installed here. without_requirements: names of packages that are installed as by
-        `pip install --no-deps`. What is not installed here is left out, so that a host without a
-        GPU can look at the extra of those that have one."""
+        """Return the wheel's requirements with an extra ("" for none), and theirs, by name.
+
+        Packages that are not installed here are left out, so a host without a GPU can read the
+        extra for GPUs. without_requirements: names of packages to install by `--no-deps`.
+        """
         (info,) = self.packages.glob("sage_sched-*.dist-info")
         wheel = Distribution.at(info)
         found = {each.name: each for each in _required(_asked(wheel, {extra, ""}))}
         return found | {name: distribution(name) for name in without_requirements}
 
     def add(self, found: Iterable[Distribution]) -> None:
-        """Of what is installed here, nothing else is found there then."""
+        """Link these packages of this host, and no others, into the environment."""
         for each in found:
             self._link(each)
 
     def _link(self, installed: Distribution) -> None:
-        """As it is here. Several may share a folder that is no package of its own."""
+        """Link its files. Several packages may share a namespace folder."""
         files = [
             file for file in installed.files or () if file.parts[0] not in ("..", "__pycache__")
         ]
@@ -119,7 +120,7 @@ def _required(requirements: Iterable[Requirement]) -> list[Distribution]:
 
 
 def _asked(of: Distribution, extras: Iterable[str]) -> list[Requirement]:
-    """What it requires here, with these extras."""
+    """Return its requirements on this host, with these extras."""
     return [
         one
         for one in map(Requirement, of.requires or ())

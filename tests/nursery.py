@@ -1,5 +1,4 @@
-"""Servers, and programs that use SGLang, which tests start without waiting for what takes long, see
-cradle.py; and what they take of a processor."""
+"""Servers and programs that use SGLang, started without slow imports (cradle.py), and their CPU time."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ class Born:
 
 
 class Nursery:
-    """What takes long is done for the first one that is asked for."""
+    """Slow imports are done for the first process that is requested."""
 
     def __init__(self) -> None:
         self._orders: socket.socket | None = None
@@ -64,7 +63,7 @@ class Nursery:
         """In the place of bench.engines.server.server.launch(). All commands but SGLang's usual
         one start as users start them, which takes four times as long."""
         order: dict[str, Any] = {"command": [*command]}
-        # The number of threads, and who runs Triton's kernels, is read by what has been imported.
+        # Imported modules have read the number of threads and the interpreter of Triton's kernels.
         if tuple(command[:3]) == server.STOCK_COMMAND and CPU_ENV.items() <= env.items():
             env = {"SGLANG_DISABLED_MODEL_ARCHS": ",".join(_other_models()), **env}
             if "TRITON_INTERPRET" not in env:

@@ -1,12 +1,11 @@
-"""An SGLang plugin for tests: the scheduler waits where a test tells it to.
+"""An SGLang plugin for tests: it holds the scheduler at a chosen point.
 
-A test so makes its situation (these have arrived, that one has said so much, two are swapped) and
-acts in it, however fast the host is. Orders come as POST /set_internal_state, which SGLang
-broadcasts: all ranks wait at the same pass. A waiting scheduler still takes in what arrives, aborts
-and questions too; it starts no batch.
+A test so builds a situation (these requests have arrived, that one has ten tokens, two are swapped
+out) and acts in it, on a host of any speed. Orders come as POST /set_internal_state, which SGLang
+broadcasts, so all ranks wait at the same pass. A held scheduler still receives requests, aborts and
+questions; it starts no batch.
 
-It also keeps a clock by which each step takes what the server is said to take for it, whatever it
-takes here.
+It also keeps a clock by which each step takes the configured time, not the time of this host.
 
 With SAGE_TEST_STEP_MS set no step takes less time than that: the host seems slower. With
 SAGE_TEST_NUM_LAYERS=1 the model has half its layers, and the host seems faster.
@@ -38,7 +37,7 @@ _Answer = TypeVar("_Answer")
 
 
 def hold(server: Server, **until: int) -> None:
-    """The scheduler waits from now on, or as soon as all that `until` says is so:
+    """Hold the scheduler from now on, or as soon as all conditions of `until` hold.
 
     tokens: some running request has said so many. swapped: so many that have said something are in
     the queue. prefilled: so many tokens of the prompt that is being chunked are done. Returns at
@@ -71,17 +70,17 @@ def once_held(server: Server) -> dict[str, Any]:
 
 
 def once_arrived(server: Server, num_requests: int) -> None:
-    """Return when so many have come since the scheduler was held."""
+    """Return when this number of requests has come since the scheduler was held."""
     wait_until(lambda: _state(server)["num_arrived"] >= num_requests)
 
 
 def once_aborted(server: Server, num_aborts: int) -> None:
-    """Return when the scheduler has been told of so many aborts since it was held."""
+    """Return when the scheduler has received this number of aborts since it was held."""
     wait_until(lambda: _state(server)["num_aborts"] >= num_aborts)
 
 
 def once_bootstrapped(server: Server, num_requests: int) -> None:
-    """Return when the decode server has room for so many requests that a prefill server has."""
+    """Return when the decode server has room for this number of a prefill server's requests."""
     wait_until(lambda: _state(server)["num_bootstrapped"] >= num_requests)
 
 
@@ -130,14 +129,14 @@ def _order(server: Server, **order: int) -> None:
 
 
 def _state(server: Server) -> dict[str, Any]:
-    """Of replicas, that to which the most has come."""
+    """Return the replica that has received the most requests."""
     info = requests.get(f"{server.url}/server_info", timeout=300).json()
     states: list[dict[str, Any]] = [state["stage"] for state in info["internal_states"]]
     return max(states, key=lambda state: state["num_arrived"])
 
 
 class Stage:
-    """One scheduler's orders, and what it counts. Knows nothing that another rank does not."""
+    """One scheduler's orders and counters, which are the same on all ranks."""
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
@@ -185,7 +184,7 @@ class Stage:
         return all(facts[name] >= wanted for name, wanted in self._until.items())
 
     def state(self) -> dict[str, Any]:
-        """For /server_info."""
+        """Return the counters for /server_info."""
         waiting = self._scheduler.waiting_queue
         return {
             "waits": self._waits,

@@ -1,4 +1,4 @@
-"""Each way into the server: what is predicted, from what text, and what is recorded."""
+"""Each way into the server: the prediction, its text, and the record."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def num_on_disk(server: SageServer) -> int:
 
 
 def recorded(server: SageServer, num_expected: int, num_before: int) -> list[tuple[str, int, bool]]:
-    """What was recorded since there were num_before records, once all is on disk."""
+    """Return the records after the first num_before, once all are on disk."""
     wait_until(lambda: len(server.history()) >= num_before + num_expected)
     news = server.history()[num_before:]
     assert len(news) == num_expected
@@ -293,15 +293,15 @@ def test_the_queue_goes_by_prediction_not_by_arrival(sage_server: SageServer) ->
         [partial(generate, sage_server, prompt, 20, rid=rid) for rid, prompt in asked.items()],
     )
     started = stage.started(sage_server)
-    # Which of the two short ones is foreseen to be shorter depends on what was asked before.
+    # Which of the two short requests has the shorter prediction depends on earlier requests.
     assert [rid.split()[0] for rid in started] == ["short", "short", "long", "long"]
 
 
-def test_requests_foreseen_to_be_short_are_let_in_and_bear_it_when_they_are_not(
+def test_requests_with_short_predictions_enter_and_survive_long_answers(
     sage_server: SageServer,
 ) -> None:
-    # SGLang asks for the whole cap of a newcomer, and lets in two of these. They are foreseen to
-    # get 5 to 7 tokens each.
+    # SGLang reserves the whole cap of a new request, and admits two of these. Their predictions
+    # are 5 to 7 tokens each.
     asked = [(f"{SHORT_PROMPT} Case {i}.", 250) for i in range(6)]
     unbounded = [{"ignore_eos": False}]
     running = []
@@ -309,7 +309,7 @@ def test_requests_foreseen_to_be_short_are_let_in_and_bear_it_when_they_are_not(
         sage_server, asked, unbounded, then=lambda state: running.extend(state["running"]), tokens=3
     )
     assert len(running) == len(asked)
-    # They get 40 times what was foreseen, and then the pool does not do for all of them.
+    # They become 40 times as long as predicted, and then the pool is too small for all of them.
     assert sum(answer.num_retractions for answer in together) > 0
     assert differences(ask(sage_server, asked[:3], 1, sampling=unbounded), together[:3])[0] == 0
 

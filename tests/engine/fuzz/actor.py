@@ -1,4 +1,4 @@
-"""Plays a scenario against a server, and collects what came back."""
+"""Plays a scenario against a server, and collects the answers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tests.engine.fuzz.scenario import (
     spelled,
 )
 
-# Looked for so often, a second apart, and nothing came back: the server is stuck.
+# If nothing came back after this number of looks, a second apart, the server is stuck.
 # Counted, as a clock goes on while this process and the server are stopped.
 _STALLED_LOOKS = 150
 _CHAT = "/v1/chat/completions"
 _GENERATE = "/generate"
 _SETTINGS = "/sage/settings"
-# What is counted there is looked at while requests come and go.
+# These counters are read while requests come and go.
 _COUNTS = ("/server_info", "/metrics", "/v1/loads")
 
 
@@ -41,7 +41,7 @@ class StalledError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a server is asked, but for how the answer is to come."""
+    """A request, without the way in which the answer comes."""
 
     route: str
     body: Mapping[str, Any]
@@ -52,14 +52,14 @@ class Question:
 
 @dataclass(slots=True)
 class Answer:
-    """What came back of one sample. rid: the sample's own. margins: by how much the first of a
+    """The answer of one sample. rid: the sample's own. margins: by how much the first of a
     token's top log probabilities is above the second. problems: what is wrong with the stream in
     itself."""
 
     text: str = ""
     rid: str = ""
     ids: list[int] = field(default_factory=list)
-    finish: str = ""  # "" as long as it is not at its end
+    finish: str = ""  # "" until it ends
     logprobs: list[float] = field(default_factory=list)
     input_logprobs: list[float] = field(default_factory=list)
     top_ids: list[int] = field(default_factory=list)
@@ -456,7 +456,7 @@ def _follow(answer: Answer, chunk: Mapping[str, Any]) -> None:
 
 
 def _follow_chat(answer: Answer, chunk: Mapping[str, Any]) -> None:
-    """A chunk of the OpenAI route, which has what is new."""
+    """A chunk of the OpenAI route, with the new text."""
     for choice in chunk["choices"]:
         if answer.finish:
             answer.problems.append("the answer went on after its end")

@@ -1,4 +1,4 @@
-"""Whether what came back is what has to, whatever the timing."""
+"""Whether the answers are right, under any timing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TOLERANCE = 1e-3
 
 @dataclass(slots=True)
 class Verdict:
-    """What is wrong with an episode's answers, and what was compared.
+    """The faults of an episode's answers, and the number of comparisons.
 
     num_uncertain: two undisturbed runs did not agree either, or SGLang retracted what it counts.
     """
@@ -143,7 +143,7 @@ def _was_stubbed(turn: Turn, answer: Answer) -> bool:
 
 
 def _not_a_start(answer: Answer, calm: Answer | None) -> list[str]:
-    """What was said up to an abort has to be the beginning of what would have been said."""
+    """The text up to an abort has to be the beginning of the full answer."""
     if calm is None or answer.ids == calm.ids[: len(answer.ids)]:
         return []
     return [f"said {answer.ids}, undisturbed {calm.ids}"]

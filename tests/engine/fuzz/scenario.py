@@ -1,7 +1,7 @@
-"""What happens to a server in one episode: who talks to it, what about, and what disturbs it.
+"""The events of one episode: clients, their requests, and disturbances.
 
-Drawn from a seed, and nothing else: the same seed gives the same scenario. What a server makes of
-it depends on timing too, so a failure need not come back the first time.
+The same seed gives the same scenario. The server's behaviour also depends on timing, so a failure
+may not come back at the first try.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.engine.fuzz.claims import NO_CLAIMS, Claims, draw_claims
 from tests.engine.fuzz.model import CHARACTERS, FIRST_ID, VOCAB_SIZE
 from tests.engine.serving import LONG_PROMPT, SHORT_PROMPT
 
-# Of sampling parameters, those that ask for a grammar.
+# Sampling parameters that ask for a grammar.
 GRAMMARS = frozenset({"regex", "json_schema"})
 # Of those, what SGLang counts token by token, and forgets where it retracts.
 COUNTED = frozenset(
@@ -45,7 +45,7 @@ _SCHEMAS: tuple[dict[str, Any], ...] = (
 
 
 class Kind(Enum):
-    """How a talk hangs together."""
+    """How the turns of a talk are connected."""
 
     PLAIN = "each turn for itself, after the talk's opening"
     CHAT = "each turn sends all that was said, answers included"
@@ -102,7 +102,7 @@ class Talk:
 
 
 class Trouble(Enum):
-    """What an operator does to the server meanwhile."""
+    """An operator's action on the server meanwhile."""
 
     FLUSH = "/flush_cache"
     ABORT_ALL = "/abort_request of all"
@@ -134,14 +134,14 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """What scenarios are drawn from. Weights need not sum to 1; shares are of turns.
+    """The distributions of scenarios. Weights need not sum to 1; shares are of turns.
 
     max_tokens: of a whole talk, so that it fits into the pool.
     penalties: and min_new_tokens. With overlap, SGLang's own depend on who else is served.
     num_stop_ids: of those that stop at some token. SGLang's check that ranks agree compares the
         text of sets, which for more than one id depends on how it was made: then 1.
     claims: turns whose client says how important they are.
-    policies: to which it is switched, by SWITCHes beside the other troubles.
+    policies: to which SWITCH troubles switch the server.
     """
 
     num_talks: int = 24
@@ -254,7 +254,7 @@ class _Draw:
         leave = None
         if rng.random() < self._mix.leaving:
             after_s = rng.choice((0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0))
-            # A sample has an id that nobody is told, and a batch one connection.
+            # A sample's id is unknown to clients, and a batch has one connection.
             closes = num_samples > 1 or (kind is not Kind.BATCH and rng.random() < 0.4)
             leave = Leave(closes, after_s * rng.uniform(0.5, 1.5))
         return Turn(
