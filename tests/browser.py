@@ -16,7 +16,7 @@ BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
 )
 
-# Each page in a frame of each width, since no browser's window is as narrow as a phone. What a
+# Each page in a frame of each width, since no browser window is as narrow as a phone. What a
 # reader can scroll by itself, a table say, may be wider than the page.
 _MEASURE = """
 const scrolls = (element, body) => {
@@ -50,8 +50,8 @@ const measure = async (page, width) => {
 
 
 def measured(site: Path, widths: tuple[int, ...], profile: Path) -> list[dict[str, Any]]:
-    """By page and width in pixels: `shown`, how many elements its text has, and `found`, what of it
-    is wider than the page. Raises queue.Empty if the browser says nothing."""
+    """Measure each page at each width in pixels: `shown`, the number of elements in its text, and
+    `found`, the parts wider than the page. Raises queue.Empty if the browser says nothing."""
     pages = sorted(str(path.relative_to(site)) for path in site.rglob("*.html"))
     script = _MEASURE.replace("WIDTHS", json.dumps(widths)).replace("PAGES", json.dumps(pages))
     told: queue.Queue[bytes] = queue.Queue()

@@ -1,4 +1,4 @@
-"""Servers and programs that use SGLang, started without slow imports (cradle.py), and their CPU time."""
+"""Servers and programs that use SGLang, started without slow imports, and their CPU time."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ DOCS = Path(__file__).parents[1] / "docs"
 class Block(NamedTuple):
     """A fenced block.
 
-    why_not_run: what the comment over it says, which readers of the site do not see: that no test
-        runs it as it stands, and why. "" if there is none.
-    title: "" if it has none.
+    why_not_run: the comment above it, hidden on the site, that says why no test runs it as it
+        stands; "" without one.
+    title: "" without one.
     """
 
     why_not_run: str
@@ -23,7 +23,7 @@ class Block(NamedTuple):
 
 
 def blocks(page: Path, language: str) -> list[Block]:
-    """Those in this language, in their order."""
+    """Return the page's blocks in this language, in order."""
     found = re.findall(
         rf'(?:^<!-- (Not run [^>]*?) -->\n)?^```{language}(?: title="(.*?)")?\n(.*?)^```$',
         page.read_text(encoding="utf-8"),

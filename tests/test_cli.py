@@ -1,4 +1,4 @@
-"""The command line, as somebody meets it who does not know it yet."""
+"""The command line, as a newcomer meets it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_package_that_is_not_installed_is_named(
     status, _, err = said(capsys, "set")
     assert status == 1
     assert err.startswith("sage-sched: the package 'no_such_package' is not installed; ")
-    # What is missing of ours is a fault of ours.
+    # A missing module of ours is our fault.
     monkeypatch.setattr(cli, "ALL", ("no_such_package",))
     with pytest.raises(ModuleNotFoundError):
         main(["set"])

@@ -1,4 +1,4 @@
-"""What the documentation shows can be run."""
+"""Examples in the documentation run, and the files that it names exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pages show for Kubernetes and for llm-d is well formed, and names what there is."""
+"""The examples for Kubernetes and llm-d are well formed, and their names exist."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sources_of(module: str) -> str:
 
 @pytest.fixture(scope="module")
 def manifest() -> dict[str, Any]:
-    """By kind."""
+    """The manifest's objects, by kind."""
     return {one["kind"]: one for one in yaml.safe_load_all(MANIFEST.read_text(encoding="utf-8"))}
 
 
@@ -59,7 +59,7 @@ def test_probes_ask_what_sglang_serves_at_the_port_that_it_listens_on(
         asked = server[probe]["httpGet"]
         assert asked["port"] == port["name"]
         assert f'@app.get("{asked["path"]}")' in routes
-        if asked["path"] == "/health":  # takes so long to say that nothing comes
+        if asked["path"] == "/health":  # fails after this time without an answer
             waits_s = re.search(r'"SGLANG_HEALTH_CHECK_TIMEOUT", (\d+)\)', routes)
             assert waits_s is not None
             assert server[probe]["timeoutSeconds"] > int(waits_s[1])

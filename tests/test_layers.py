@@ -175,7 +175,7 @@ def test_the_executors_compare_no_keys() -> None:
 
 
 def test_no_policy_reads_a_true_length() -> None:
-    # What a request carries for the benchmark (bench/workloads/forced_length.py) must stay unread.
+    # No policy may read the length that a benchmark's request carries (forced_length.py).
     pattern = re.compile(r"forced|true_length|recorded|custom_params|output_ids")
     files = sorted((ROOT / "sage_sched").rglob("*.py"))
     assert files

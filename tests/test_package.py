@@ -1,4 +1,4 @@
-"""What is built is what is meant to be, and works where there is no checkout."""
+"""The wheel and the source distribution are complete, and work without a checkout."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_command_says_what_it_does_in_an_empty_environment(
     shown = empty.run("sage-sched", "--help", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "bench run" in shown.stdout
-    # A folder that somebody works in is not hidden by one of ours, nor taken for it.
+    # A user's working folder is neither hidden by one of ours nor taken for it.
     theirs = somebodys_folder(tmp_path / "work")
     mine = empty.run("python", "-m", "bench.mine", cwd=theirs)
     assert mine.stdout == "mine\n", mine.stderr
@@ -84,7 +84,7 @@ RUN = (
     "explain --summary {work}/trace.jsonl",
     "whatif {work}/log.csv --preset h800-qwen3-32b --seeds 1 --output {work}/whatif",
     "bench run gaps --seeds 1 --arms fcfs sage --output {work}/bench",
-    "serve --help",  # in the place of this process
+    "serve --help",  # replaces this process
 )
 _RUNNER = """
 import json, sys
@@ -110,7 +110,7 @@ def test_the_extras_are_those_that_are_documented() -> None:
 def test_a_documented_install_has_all_that_its_commands_need(
     built: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """Which is the case for each of them if what they have in common is enough."""
+    """Each install has enough if their common part is enough."""
     environment = Installed(tmp_path / "environment", built[1], requirements=False)
     installs = [environment.closure(extra, *names) for extra, names in DOCUMENTED.items()]
     environment.add(installs[0][name] for name in set.intersection(*map(set, installs)))

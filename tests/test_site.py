@@ -1,4 +1,4 @@
-"""The site builds without a warning, and what it tells the reader to type is there."""
+"""The site builds without a warning, and the commands on its pages exist."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_no_page_is_wider_than_a_phone_or_a_window(site: Path, tmp_path: Path) -
     by_page = {(one["page"], one["width"]): one for one in found}
     for width in (400, 1400):  # so that it is known to be seen
         assert by_page.pop(("wide.html", width))["found"] == ["wide", "all of it: 2008"]
-    assert len(by_page) == 2 * (len(PAGES) + 1)  # and the page of what is not found
+    assert len(by_page) == 2 * (len(PAGES) + 1)  # and the 404 page
     assert all(one["shown"] for one in by_page.values())
     assert [one for one in by_page.values() if one["found"]] == []
 

@@ -1,7 +1,7 @@
-"""KV moved to host memory and back: whether every bit is the same, and how fast.
+"""Moves KV to host memory and back: is every bit the same, and how fast is it?
 
-SGLang's own pools, allocators and copies, as a request that yields uses them, without a server.
-Beside it what the bus carries: the same bytes in one piece, from memory that is pinned.
+It uses SGLang's own pools, allocators and copies, as a preempted request does, without a server.
+For comparison it moves the same bytes in one piece, from pinned memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def measure(
             -(2**15), 2**15, buffer.shape, dtype=torch.int16, device=device, generator=generator
         )
         buffer.copy_(bits.view(torch.bfloat16))
-    # Scattered, as those of a request that was served beside others are; back to other ones.
+    # Scattered, like the slots of a request in a busy batch; and back to other slots.
     order = torch.randperm(4 * num_tokens, generator=generator, device=device) + 1
     left, taken = order[:num_tokens], order[num_tokens : 2 * num_tokens]
     wanted = _bits(pool, left)

@@ -2,8 +2,8 @@
 
 Asks the package index, through pip, for the file of each version that pip would take here, and on
 each Python that is supported; nothing is downloaded. An index of this host may have builds that
-the public one has not (torch for the CPU, under the same version), so both are asked. A hash that
-the file has stays for as long as the version does: a build of another host is not lost.
+the public one has not (torch for the CPU, under the same version), so both are asked. Hashes in
+the file stay while the version does, so builds of other hosts are not lost.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PIN = re.compile(r"^(\S+==\S+)((?: --hash=sha256:[0-9a-f]{64})*)$")
 
 
 def read(file: Path) -> dict[str, set[str]]:
-    """By pin (`name==version`), the hashes of its files. Raises ValueError at any other line."""
+    """Return the hashes of files by pin (`name==version`). Raises ValueError at any other line."""
     found = {}
     for line in file.read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
@@ -38,13 +38,13 @@ def read(file: Path) -> dict[str, set[str]]:
 
 
 def installed() -> list[str]:
-    """Pins of what is installed, but for pip and what is editable."""
+    """Return pins of the installed packages, without pip and editable ones."""
     listed = _pip("freeze", "--all", "--exclude-editable").splitlines()
     return [pin.removesuffix("+cpu") for pin in listed if not pin.startswith("pip==")]
 
 
 def hashes(pins: list[str], python: str, public: bool) -> dict[str, str]:
-    """By normalized name, the hash of the file that pip would install."""
+    """Return the hash of the file that pip would install, by normalized name."""
     with tempfile.TemporaryDirectory() as folder:
         file, report = Path(folder) / "pins.txt", Path(folder) / "report.json"
         file.write_text("\n".join(pins), encoding="utf-8")

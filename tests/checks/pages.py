@@ -122,7 +122,7 @@ TABLES: dict[str, Callable[[], Iterator[tuple[str, ...]]]] = {
 
 
 def stale(pages: Sequence[Path]) -> Iterator[tuple[Path, str]]:
-    """Yield the pages whose tables are not what the code says, each with its new text."""
+    """Yield the pages whose tables differ from the code, each with its new text."""
 
     def block(match: re.Match[str]) -> str:
         head, *rows = TABLES[match[2]]()

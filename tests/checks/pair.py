@@ -28,14 +28,14 @@ _Server = TypeVar("_Server", bound=Server)
 
 
 def flags_of(mode: str, bootstrap_port: int) -> list[str]:
-    """Of the server of this mode; the port is the prefill server's."""
+    """Return the flags of the server of this mode; the port is the prefill server's."""
     port = ("--disaggregation-bootstrap-port", str(bootstrap_port))
     backend = ("--disaggregation-transfer-backend", _BACKEND)
     return ["--disaggregation-mode", mode, *backend, *(_CPU_BACKUP if mode == "decode" else port)]
 
 
 class Pair(Generic[_Server]):
-    """Both servers, for as long as a `with` block lasts. url: of the balancer, which sends each
+    """Both servers, within a `with` block. url: of the balancer, which sends each
     request to both and returns what the decode server answers, as SGLang's routers do."""
 
     def __init__(self, start: Callable[[str, Sequence[str]], _Server]) -> None:
@@ -73,12 +73,12 @@ class Pair(Generic[_Server]):
 
     @property
     def pid(self) -> int | None:
-        """Of the server that predicts."""
+        """Return the counters of the server that predicts."""
         return self.decode.pid
 
     @property
     def log(self) -> Path:
-        """Of the server that answers."""
+        """Return the counters of the server that answers."""
         return self.decode.log
 
     def log_tail(self) -> str:
@@ -86,7 +86,7 @@ class Pair(Generic[_Server]):
         return f"{self.prefill.log_tail()}\n{self.decode.log_tail()}"
 
     def bodies(self, body: bytes) -> bytes:
-        """What both are sent for a request."""
+        """Return the body that both servers get for a request."""
         room = random.randrange(_NUM_ROOMS)
         where = {"bootstrap_host": _LOCAL, "bootstrap_port": self._bootstrap_port}
         return json.dumps({**json.loads(body), **where, "bootstrap_room": room}).encode()

@@ -1,8 +1,7 @@
-"""What is installed, under which licences: `python -m tests.checks.sbom`.
+"""Lists installed packages with their licences: `python -m tests.checks.sbom`.
 
 Writes a bill of materials of this environment (CycloneDX 1.6, sbom.json) and a table by licence
-(licences.md) to a folder. What a package says of itself is all that it goes by: a licence that is
-not stated stays unknown.
+(licences.md) to a folder. Licences come from the packages' metadata; others stay unknown.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def installed() -> list[Distribution]:
 
 
 def licence(distribution: Distribution) -> str:
-    """As its metadata states it: the expression, else the classifiers, else the field's text."""
+    """Return the licence in the metadata: the expression, else the classifiers, else the text."""
     if expression := _field(distribution, "License-Expression"):
         return expression
     prefix = "License :: "
@@ -82,7 +81,7 @@ def _field(distribution: Distribution, name: str) -> str:
 
 
 def _name(distribution: Distribution) -> str:
-    """As the package index spells it."""
+    """Return the name as the package index spells it."""
     return str(distribution.metadata["Name"]).lower().replace("_", "-").replace(".", "-")
 
 

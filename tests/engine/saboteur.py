@@ -20,7 +20,7 @@ FAIL_BACKUP = "fail backup_kv_cache"
 FAIL_BACKUP_ON_ONE_RANK = "fail backup_kv_cache on rank 1"
 FAIL_RESTORE = "fail restore_kv_cache"
 NO_ROOM = "no room on the device"
-# Of the calls that an order concerns, one in so many fails.
+# One in this number of the calls of an order fails.
 ONE_IN = 3
 
 
@@ -30,7 +30,7 @@ def install(folder: Path) -> dict[str, str]:
 
 
 def orders_file(folder: Path) -> Path:
-    """Where the server's orders are written."""
+    """Return the file of the server's orders."""
     return folder / "orders"
 
 

@@ -1,4 +1,4 @@
-"""What a stock server is asked, with --sage-shadow and without."""
+"""Requests to a stock server, with --sage-shadow and without."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.engines.server.server import Server
 from tests.engine import stage
 from tests.engine.serving import generate
 
-# Its order goes by the prompts' lengths, and by arrival where they are alike.
+# It orders by prompt length, then by arrival.
 POLICY = ["--schedule-policy", "shortest-prefill-first"]
 SECRET = "Never write this down"
 PROMPTS = {

@@ -149,7 +149,7 @@ class Undisturbed:
 
 
 def outcome(answer: Answer, talk: Talk | None = None, **sampling: Any) -> Outcome:
-    """Of the only turn of a talk, or of one more of this one."""
+    """Return the request of a talk's only turn, or of one more turn."""
     turn = Turn(words=(), sampling={"temperature": 0, "max_new_tokens": 4, **sampling})
     talk = talk or Talk("t", 0.0, Kind.CHAT, (), (turn,))
     found = Outcome(talk, turn, "a", Question("/generate", {}), 0.0)

@@ -41,7 +41,7 @@ def test_a_request_goes_where_less_work_is_foreseen(server: SageServer) -> None:
     def ask(prompt: str, rank: int | None, cap: int) -> Any:
         return generate(server, prompt, cap, routed_dp_rank=rank)
 
-    # First in this file: what the replicas have learned would say what this host makes of it.
+    # First in this file: later the replicas have learned this host's step times.
     assert router(server)["step_time"]["source"] == "shipped"
     with ThreadPoolExecutor(4) as pool:
         with stage.held(server):
@@ -58,7 +58,7 @@ def test_a_request_goes_where_less_work_is_foreseen(server: SageServer) -> None:
 
 
 def test_gorouting_keeps_room_where_there_is_most(deadlines: SageServer) -> None:
-    """ProServe, Algorithm 2, by what prefills take and when first tokens are due."""
+    """ProServe, Algorithm 2: by prefill times and TTFT deadlines."""
     with ThreadPoolExecutor(6) as pool, stage.held(deadlines):
         sent: list[Future[Any]] = []
 
@@ -193,7 +193,7 @@ def scheduler_of(server: SageServer, rank: int) -> int:
 def test_what_ran_on_a_killed_replica_gets_an_error_and_nothing_else_does(
     server: SageServer,
 ) -> None:
-    # Last of those that share it, as one of the two is gone.
+    # The last test that shares the server, as one of the two replicas is dead.
     def ask(rank: int | None, cap: int, **more: Any) -> requests.Response:
         body = {
             "text": SHORT_PROMPT,
@@ -217,7 +217,7 @@ def test_what_ran_on_a_killed_replica_gets_an_error_and_nothing_else_does(
         answers = [each.result() for each in safe]
     assert [response.status_code for response in answers] == [200] * 3
     assert {response.json()["meta_info"]["completion_tokens"] for response in answers} == {40}
-    # All go to the one that is left, and one that asks for the dead is refused.
+    # All requests go to the other replica, and a request for the dead one is refused.
     more = [ask(None, 5) for _ in range(4)]
     assert {rank_of(response.json()) for response in more} == {0}
     refused = ask(1, 5)

@@ -1,4 +1,4 @@
-"""Classes and deadlines on a real server: who claims what, who goes first, what is counted."""
+"""Classes and deadlines on a real server: claims, order and counters."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_classes_come_by_every_route_and_what_is_not_trusted_is_ignored(
     say(server, "interactive", "/v1/completions", prompt=SHORT_PROMPT, **chat)
     say(server, "interactive", "/v1/messages", messages=said, **chat)
     say(server, "nobility", text=SHORT_PROMPT, sampling_params=sampling)
-    # Neither the body's priority nor what it forges of a class counts here.
+    # Neither the body's priority nor a forged class counts here.
     forged = {"__sage_hint_slo_class": "interactive", "__sage_came_s": 0.0, "slo_class": "bulk"}
     say(
         server,
@@ -178,7 +178,7 @@ def test_those_of_more_weight_go_first_and_best_effort_last(server: SageServer) 
 def test_who_would_be_late_goes_by_worth_and_then_the_others_by_deadline(
     deadlines: SageServer,
 ) -> None:
-    """ProServe, Algorithm 1: some are urgent and others are not, by what they are promised."""
+    """ProServe, Algorithm 1: deadlines decide which requests are urgent."""
     promised = {  # an hour for all four together: ttft_slo_ms, weight
         "cheap, urgent": (1.5e6, 1.0),
         "soon": (5e7, 1.0),

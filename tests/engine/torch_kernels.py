@@ -22,7 +22,7 @@ from torch.nn.functional import conv1d, scaled_dot_product_attention, silu
 
 from bench.engines.server import plugins
 
-# After so many tokens the next one is foretold.
+# This number of tokens determines the next draft.
 _CONTEXT = 3
 NUM_DRAFTED = 4
 NGRAM = [
@@ -37,7 +37,7 @@ def install(folder: Path) -> dict[str, str]:
 
 
 class Corpus:
-    """In the place of NgramCorpus, sglang/srt/speculative/cpp_ngram/ngram_corpus.py"""
+    """Replaces NgramCorpus (sglang/srt/speculative/cpp_ngram/ngram_corpus.py)."""
 
     def __init__(self, *, draft_token_num: int, **others: object) -> None:
         self._num_drafted = draft_token_num
@@ -155,7 +155,7 @@ def _fill_accepted(
 
 
 def _attend(backend: Any, q: Any, k: Any, v: Any, layer: Any, batch: Any) -> torch.Tensor:
-    """Each draft to all before it, and of the drafts to those that its mask names."""
+    """Let each draft attend to all tokens before it, and to the drafts in its mask."""
     from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
     pool, num_drafted = backend.token_to_kv_pool, batch.spec_info.draft_token_num

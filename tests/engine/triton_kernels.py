@@ -81,7 +81,7 @@ def _masked(original: Any, place: int) -> Any:
 
 
 def _interpret() -> None:
-    """What the interpreter lacks: masks may be numbers, and nothing is to be timed."""
+    """Add missing features of the interpreter: masks as numbers, and no timing."""
     from triton.runtime import autotuner, interpreter
 
     builder = interpreter.InterpreterBuilder

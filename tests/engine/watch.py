@@ -1,5 +1,5 @@
-"""Who watches a server's /metrics for tests: a Prometheus if there is one on the PATH, and what
-reads the expressions of docs/monitoring/alerts.yaml if there is none."""
+"""Watches a server's /metrics for tests: Prometheus if it is on the PATH, else a reader of the
+expressions in docs/monitoring/alerts.yaml."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.engine.serving import wait_until
 
 MONITORING = Path(__file__).parents[2] / "docs" / "monitoring"
 ALERTS = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"][0]["rules"]
-# In the place of the five minutes that the alerts' expressions look back.
+# Replaces the five minutes that the alerts' expressions look back.
 _LOOKS_BACK_S = 30
 Sample = tuple[str, dict[str, str], float]
 
@@ -73,7 +73,7 @@ class _Prometheus(Watch):
 
 @contextmanager
 def _prometheus(program: str, server: Server, folder: Path) -> Iterator[_Prometheus]:
-    """A real one, with our configuration, which it goes by faster."""
+    """A real Prometheus with our configuration, at shorter intervals."""
     rules = (MONITORING / "alerts.yaml").read_text()
     rules = re.sub(r"for: \w+", "for: 0s", rules).replace("[5m]", f"[{_LOOKS_BACK_S}s]")
     (folder / "alerts.yaml").write_text(rules)
@@ -111,8 +111,8 @@ def _is_scraped(watch: _Prometheus) -> bool:
 
 
 class _Reader(Watch):
-    """Reads the forms that our expressions have, and no other: a series, its rate or its increase
-    over a number; or over a share of another's increase; and several of these at once."""
+    """Reads only the forms of our expressions: a series, its rate or its increase, compared with a
+    number or with a share of another's increase; and several of these joined."""
 
     def __init__(self, server: Server) -> None:
         self._server = server

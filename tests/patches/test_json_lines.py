@@ -1,4 +1,4 @@
-"""How lines are written beside a server, and what happens when the disk is full."""
+"""Lines are written while a server runs, and lost if the disk is full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients say of their requests' importance: all of it allowed, much of it odd."""
+"""Clients' claims of importance: all allowed, many odd."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _HINTS: Mapping[str, tuple[Any, ...]] = {
     "tenant": _NAMES,
     "session": _NAMES,
     "explain": (True,),
-    # Reserved: what a client writes there is dropped.
+    # Reserved: a client's value is dropped.
     "__sage_lengths": ([1],),
     "__sage_hint_urgency": (1,),
     "__sage_came_s": (0.0,),

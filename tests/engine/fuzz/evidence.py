@@ -1,4 +1,4 @@
-"""What the witnesses of a server wrote down, and what has to be true of it."""
+"""The records of a server's witnesses, and the checks on them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Event = Mapping[str, Any]
 
 
 class Evidence:
-    """Of one server, from its start."""
+    """The records of one server, from its start."""
 
     def __init__(self, folder: Path) -> None:
         self._schedulers = {path.stem: _read(path) for path in folder.glob("scheduler-*.jsonl")}
         self._http = _read(folder / "http.jsonl")
 
     def states_met(self) -> Counter[str]:
-        """What aborted requests were doing when the abort met them."""
+        """Return the states of aborted requests when the abort came."""
         return Counter(
             state
             for name, events in self._schedulers.items()
@@ -57,7 +57,7 @@ class Evidence:
     def _lost_aborts(self) -> list[str]:
         """Requests that the HTTP process was told to abort, and that ran to their natural end."""
         found = []
-        # Of each that was let in: how often all had been aborted before.
+        # By admitted request: how often all had been aborted before.
         let_in: dict[str, int] = {}
         wanted: set[str] = set()
         num_of_all = 0
@@ -91,7 +91,7 @@ def _batches(events: Iterable[Event]) -> list[Event]:
 
 
 def _lost(rid: str, events: Iterable[Event], num_of_all_before: int) -> str | None:
-    """How an abort of a request was lost in one scheduler; None if it was not.
+    """Return how one scheduler lost the abort of a request; None if it did not.
 
     num_of_all_before: how often all were aborted before the request was there.
     """

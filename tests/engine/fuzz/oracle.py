@@ -1,4 +1,4 @@
-"""What an undisturbed stock server says, with room for all."""
+"""Answers of an undisturbed stock server with room for all requests."""
 
 from __future__ import annotations
 
@@ -30,8 +30,11 @@ def resume(server: Server) -> None:
 
 
 class Oracle:
-    """Answers of one server, each asked for once; the server is stopped in between, as an idle one
-    takes a core from the one that is tried. It starts when the first answer is wanted."""
+    """Answers of one server, each computed once.
+
+    The server starts for the first answer and is paused in between, because an idle server takes a
+    core from the tested one.
+    """
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -42,7 +45,7 @@ class Oracle:
         self._server.kill()
 
     def answers(self, questions: Sequence[Question]) -> list[Answer]:
-        """In the order of the questions."""
+        """Return the answers in the order of the questions."""
         new = {question.key(): question for question in questions}
         new = {key: question for key, question in new.items() if key not in self._known}
         if new:
@@ -51,11 +54,11 @@ class Oracle:
         return [self._known[question.key()] for question in questions]
 
     def alone(self, question: Question) -> Answer:
-        """Asked again, with nobody else there and nothing cached: a near tie may fall otherwise."""
+        """Ask again alone, with an empty cache: a near tie may break the other way."""
         return self._ask([question], 1, flush=True)[0]
 
     def margins(self, question: Question) -> list[float]:
-        """By how much each token of the answer was likelier than any other, in log probability."""
+        """Return each token's margin over the next likeliest, in log probability."""
         body = {**question.body, "return_logprob": True, "top_logprobs_num": 2}
         return self._ask([replace(question, body=body)], 1, flush=True)[0].margins
 

@@ -1,8 +1,8 @@
-"""An SGLang plugin for tests: each process of a server writes down what happened, in order.
+"""An SGLang plugin for tests: each process of a server records its events, in order.
 
-It stands on SGLang's own functions alone, so that it says the same of any policy, and of none. A
-scheduler notes which requests were in which batch, what arrived, what was aborted in which state,
-and what finished; the HTTP process what was asked for, aborted and answered.
+It hooks SGLang's own functions only, so it records the same under any policy. A scheduler records
+batches, arrivals, aborts with the request's state, and ends; the HTTP process records requests,
+aborts and answers.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _watch_scheduler() -> None:
 
 
 def _requests(scheduler: Any) -> Iterator[tuple[str, Any]]:
-    """All unfinished requests of a scheduler and what they are doing."""
+    """Return all unfinished requests of a scheduler, with their states."""
     for req in scheduler.waiting_queue:
         yield ("waiting" if req.kv.retraction_backup is None else "swapped"), req
     for req in scheduler.grammar_manager.grammar_queue:
@@ -173,7 +173,7 @@ def _requests(scheduler: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _copies_alive() -> int:
-    """Copies of KV in host memory, whoever holds on to them."""
+    """Return the copies of KV in host memory, of any holder."""
     from sglang.srt.mem_cache.common import RetractionBackup
 
     gc.collect()

@@ -18,7 +18,7 @@ NUM_TOKENS, NUM_LAYERS = 128, 3
 
 
 class Calibration:
-    """What the meter reads of one, and whether it was told that something came between steps."""
+    """The meter's readings, and whether it was warned of an interruption between steps."""
 
     def __init__(self) -> None:
         self.steps = self

@@ -1,4 +1,4 @@
-"""Nobody overtakes a job whose bound is passed: a scripted engine, run at random."""
+"""No job overtakes one that has reached its bound: a scripted engine, run at random."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Engine:
         self.started[job] = self.served_tokens, before
 
     def switch(self, policy: Sage) -> None:
-        """Another policy takes over, in place of one that has promised nothing."""
+        """Another policy takes over from a policy without a bound."""
         self.policy, self.has_just_switched = policy, True
         for job in sorted([*self.queue, *self.running], key=lambda job: job.arrival):
             job.forget_policy()
@@ -193,7 +193,7 @@ class Engine:
         running = {*self.running}
         for action in plan.actions:
             if isinstance(action, Preempt) and action.to is None and action.job.goes_first:
-                # Those who stay are before it.
+                # Running jobs that stay are before it.
                 assert all(one.goes_first and one.arrival < action.job.arrival for one in running)
 
     def stays_for_a_while(self, job: Job) -> None:
@@ -201,7 +201,7 @@ class Engine:
         assert job.generated_tokens - self.resumed_at.get(job, -99) >= FEWEST_STEPS
 
     def let_in(self, job: Job) -> None:
-        """Whoever is passed is not overtaken."""
+        """A job at its bound is not overtaken."""
         self.queue.remove(job)
         earlier = [one for one in self.queue if one.arrival < job.arrival]
         assert not self.passed.intersection(earlier)

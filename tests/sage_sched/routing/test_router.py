@@ -1,4 +1,4 @@
-"""Which node a request goes to."""
+"""The router's choice of a node."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def views(draw: st.DrawFn) -> ClusterView:
 
 
 def candidates(view: ClusterView, limits: GoRouting) -> set[int]:
-    """Algorithm 2, line by line, with loops: whom it may pick."""
+    """Return the allowed nodes by Algorithm 2, line by line, with loops."""
     nodes = range(view.num_nodes)
     queues = {
         p: [
@@ -213,7 +213,7 @@ def test_nothing_is_worked_off_before_it_is_there() -> None:
     ledger.sent("a", 0, REQUEST, 100.0)
     view = ledger.view(REQUEST, 101.0)
     assert view.queue_age_s.tolist() == [1.0]
-    # One that decodes is no reason to count the queue as older than it is.
+    # A decoding request does not make the queue look older.
     ledger.grown("a", 0, 1, 101.0)
     ledger.sent("b", 0, REQUEST, 111.0)
     assert ledger.view(REQUEST, 111.0).queue_age_s.tolist() == [0.0]
