@@ -99,7 +99,8 @@ class ModelHistory:
     def forecast(self, vector: NDArray[np.float32], scope: str, session: str = "") -> Forecast:
         """vector: of described(). scope: a name of asked.Scope. session: see Asked."""
         if threshold := self._config.predictor.threshold:
-            return Forecast(predict_by_threshold(self._history, vector, threshold), self.prior)
+            said = predict_by_threshold(self._history, vector, threshold)
+            return Forecast(said or self.prior, self.prior)
         said = predictor.predict(self._history, vector, scope)
         if said is not None:
             lengths = self._sessions.get(session, NEW_SESSION).lengths

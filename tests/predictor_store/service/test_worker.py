@@ -194,6 +194,19 @@ def test_minilm_may_make_the_vectors(config: SageConfig) -> None:
         Worker(config)
 
 
+def test_the_published_rule_counts_similar_prompts_alone(config: SageConfig) -> None:
+    published = PredictorConfig(encoder="minilm", threshold=0.8)
+    worker = Worker(dataclasses.replace(config, predictor=published))
+    worker.connect(1)
+    for handle in range(8):
+        answered(worker, predict(handle), finished(handle, 10))
+        other = predict(handle + 8, "Invert a matrix of three rows.")
+        answered(worker, other, finished(handle + 8, 500))
+    found = answered(worker, predict(16, "Who wrote the Faust?"))
+    worker.close()
+    assert (found.lengths.tolist(), found.source) == ([10], "history")
+
+
 def test_answers_that_go_on_foretell_too(worker: Worker) -> None:
     """The short ones end first: of those alone, all would be foreseen to be short."""
     for handle in range(40):
