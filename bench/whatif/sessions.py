@@ -9,6 +9,9 @@ from bench.simulator.presets import Engine
 from bench.simulator.result import alone_s
 from bench.whatif.log import Logged
 
+# Requests of a session that are looked at: one session may name a whole log.
+_MOST_BEFORE = 64
+
 
 class Link(NamedTuple):
     """follows: the place of the request whose answer this one waited for; None for none. pause_s:
@@ -43,15 +46,14 @@ def links_of(engine: Engine, requests: Sequence[Logged]) -> list[Link]:
 def _last_ended(requests: Sequence[Logged], earlier: Sequence[int], request: Logged) -> int | None:
     if not earlier or request.pause_s is not None:
         return earlier[-1] if earlier else None
-    ends = [
-        (each.arrival_s + each.ttlt_s, place)
-        for place in earlier
-        if (each := requests[place]).ttlt_s is not None
-    ]
-    if not ends:
-        return earlier[-1]
-    ended = [place for end_s, place in ends if end_s <= request.arrival_s]
-    return ended[-1] if ended else None
+    knows_ends = False
+    for place in reversed(earlier[-_MOST_BEFORE:]):
+        before = requests[place]
+        if before.ttlt_s is not None:
+            knows_ends = True
+            if before.arrival_s + before.ttlt_s <= request.arrival_s:
+                return place
+    return None if knows_ends else earlier[-1]
 
 
 def _link(engine: Engine, requests: Sequence[Logged], before: int, request: Logged) -> Link:

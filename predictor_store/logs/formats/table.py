@@ -183,10 +183,11 @@ def _failure(fields: _Fields) -> str:
 
 FORMAT = Format(
     "table",
-    "CSV, Parquet or JSON lines of your own, in fields of common names",
+    "CSV, Parquet or JSON lines of your own: `arrival_s`, `input_tokens`, `output_tokens`, "
+    "optionally `max_new_tokens`, `ttlt_s`, `prompt`, or other common names",
     '{"arrival_s": 3.0, "input_tokens": 7, "output_tokens": 5, "max_new_tokens": 64, "ttlt_s": '
     '0.4, "prompt": "Why?"}',
-    "what its fields give",
+    "as its fields",
     _is_row,
     read,
 )
