@@ -78,7 +78,6 @@ gpu-check: $(VENV)/ready
 # Of the others pip refuses a file whose hash is not in requirements.txt, which is complete.
 $(VENV)/ready: $(VENV)/packages pyproject.toml
 	$(BIN)/python -m pip install --no-deps --no-build-isolation --quiet --editable .
-	$(BIN)/python -c 'from predictor_store.predict.static_encoder import token_vectors; token_vectors()'
 	touch $@
 
 $(VENV)/packages: $(VENV)/python requirements.txt

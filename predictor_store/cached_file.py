@@ -1,17 +1,12 @@
-"""Our files in the user's cache: slow to make or learned, and no harm if they are lost."""
+"""Our files in the user's cache: learned, and no harm if they are lost."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import stat
-import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-
-_DIGEST_BYTES = 32
 
 
 def expanded(path: str | Path) -> Path:
@@ -27,21 +22,6 @@ def expanded(path: str | Path) -> Path:
 def cache_folder() -> Path:
     """The folder for files that have no configured place. Raises OSError if the user has none."""
     return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "sage-sched"
-
-
-def made_once(name: str, doing: str, make: Callable[[], bytes]) -> bytes:
-    """What make returns, from the cache if it is there and sound. doing: told on stderr if not."""
-    with contextlib.suppress(OSError):
-        kept = read_own(cache_folder() / name)
-        if kept[:_DIGEST_BYTES] == _digest(kept[_DIGEST_BYTES:]):
-            return kept[_DIGEST_BYTES:]
-    print(f"{doing}, once; it takes a moment", file=sys.stderr)
-    content = make()
-    try:
-        replace_own(cache_folder() / name, _digest(content) + content)
-    except OSError as error:
-        print(f"{doing} will be done at each start: {error}", file=sys.stderr)
-    return content
 
 
 def read_own(path: Path, max_bytes: int | None = None) -> bytes:
@@ -78,7 +58,3 @@ def _open_own(path: str, flags: int) -> int:
         os.close(fd)
         raise OSError(f"{path} is no file of this user's own")
     return fd
-
-
-def _digest(content: bytes) -> bytes:
-    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import sys
@@ -51,6 +52,14 @@ def add_store(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--store", default="", metavar="DIR", help="default: sage-sched/store in the user's cache"
     )
+
+
+def can_plot() -> bool:
+    """Whether pictures can be drawn. Otherwise stderr says how to get them."""
+    if importlib.util.find_spec("matplotlib") is not None:
+        return True
+    print('no pictures: pip install "sage-sched[plots]"', file=sys.stderr)
+    return False
 
 
 def speaker(args: argparse.Namespace) -> Callable[..., None]:

@@ -103,8 +103,10 @@ def test_the_extras_are_those_that_are_documented() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     page = (ROOT / "docs" / "index.md").read_text()
     assert set(re.findall(r"\[([a-z]+)\]\"", page)) == set(DOCUMENTED)
+    more = re.findall(r"sage-sched\[([a-z]+)\]`", page)
     # The others are what developers need.
-    assert set(project["optional-dependencies"]) == {*DOCUMENTED, "docs", "test"}
+    assert set(project["optional-dependencies"]) == {*DOCUMENTED, *more, "docs", "test"}
+    assert len(more) == 2
 
 
 def test_a_documented_install_has_all_that_its_commands_need(
@@ -127,7 +129,10 @@ def test_a_documented_install_has_all_that_its_commands_need(
     done = environment.run("python", "-c", _RUNNER, cwd=tmp_path, stdin=lines)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "it/s" not in done.stderr
-    assert (tmp_path / "whatif" / "whatif.svg").exists()
+    assert (tmp_path / "whatif" / "summary.json").exists()
+    # The picture takes an extra, and says so.
+    assert not (tmp_path / "whatif" / "whatif.svg").exists()
+    assert 'pip install "sage-sched[plots]"' in done.stderr
     assert "--sage-config" in done.stdout
     assert "cannot be looked at" not in done.stdout
     assert "ok    hooks" in done.stdout

@@ -14,6 +14,7 @@ from bench.engines.server.options import configure_servers
 from bench.engines.server.server import ServerError
 from bench.experiment import records
 from bench.experiment.records import METRIC_LISTS, Record
+from bench.experiment.report import write_report
 from bench.experiment.run import run as run_experiment
 from bench.experiment.spec import Experiment, Load, Options
 from bench.experiment.stats import headline
@@ -129,8 +130,6 @@ def report(
         print_json([asdict(record) for record in found])
     else:
         print(_text(experiment, valid), flush=True)
-    from bench.experiment.report import write_report  # matplotlib takes a second to load
-
     write_report(experiment, found, folder / "report.html")
     if not as_json:
         print(f"runs: {folder / 'records'}\nreport: {folder / 'report.html'}")

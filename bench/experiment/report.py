@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.engines.clock.device import device_note
-from bench.experiment import plot
 from bench.experiment.records import Record
 from bench.experiment.spec import Experiment
 from bench.experiment.stats import headline
 from bench.experiment.table import rows
+from predictor_store.terminal import can_plot
 
 _STYLE = Path(__file__).with_suffix(".css")
 
@@ -33,12 +33,20 @@ def write_report(experiment: Experiment, found: Sequence[Record], path: Path) ->
         "after the last arrival.</p>",
         html_table(experiment, records),
         _invalid(found),
-        "<h2>Mean against tail, by arrival rate</h2>",
-        f"<figure>{plot.mean_against_tail(records)}</figure>",
+        *_picture(records),
         "<h2>Settings</h2>",
         _settings(settings),
     ]
     write_page(path, "sage-sched: policies compared on real servers", sections)
+
+
+def _picture(records: Sequence[Record]) -> list[str]:
+    if not can_plot():
+        return []
+    from bench.experiment import plot  # matplotlib takes a second to load
+
+    figure = f"<figure>{plot.mean_against_tail(records)}</figure>"
+    return ["<h2>Mean against tail, by arrival rate</h2>", figure]
 
 
 def write_page(path: Path, title: str, sections: Sequence[str]) -> None:

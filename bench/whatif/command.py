@@ -27,6 +27,7 @@ from predictor_store.logs.options import add_options, read_options
 from predictor_store.terminal import (
     add_json,
     at_least_one,
+    can_plot,
     print_json,
     printable,
     server_url,
@@ -160,7 +161,8 @@ def run(args: argparse.Namespace) -> int:
         picture = _write(log, answer, args.output)
     except OSError as error:
         raise UserError(f"no picture: {error}") from error
-    say(f"\npicture: {picture}")
+    if picture is not None:
+        say(f"\npicture: {picture}")
     return 0
 
 
@@ -202,11 +204,13 @@ def _summary(log: TrafficLog, answer: Answer) -> dict[str, Any]:
     }
 
 
-def _write(log: TrafficLog, answer: Answer, folder: Path) -> Path:
-    from bench.whatif.plot import ratios_to_first  # matplotlib takes a second to load
-
+def _write(log: TrafficLog, answer: Answer, folder: Path) -> Path | None:
     text = json.dumps(_summary(log, answer), indent=2) + "\n"
     (folder / "summary.json").write_text(text, encoding="utf-8")
+    if not can_plot():
+        return None
+    from bench.whatif.plot import ratios_to_first  # matplotlib takes a second to load
+
     picture = folder / "whatif.svg"
     picture.write_text(ratios_to_first(answer.rows, "\n".join(answer.notes[:2])), encoding="utf-8")
     return picture

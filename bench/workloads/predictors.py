@@ -17,8 +17,8 @@ from bench.workloads.prompts import (
 from predictor_store.predict import predictor
 from predictor_store.predict.embedder import DEFAULT_ENCODER, Embedder
 from predictor_store.predict.history import History
-from predictor_store.predict.minilm import MODEL
 from predictor_store.predict.regression import GeneralLength
+from predictor_store.predict.static_encoder import TOKENIZER_FILE
 from predictor_store.predict.threshold import predict_by_threshold
 from predictor_store.store.file import Record
 from sage_sched.app.config import PredictorConfig
@@ -119,7 +119,7 @@ def of_all_records(history: History) -> LengthDistribution | None:
 
 def token_counter() -> Callable[[str], int]:
     """Return a counter that uses the packaged encoder's vocabulary."""
-    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(TOKENIZER_FILE))
     # Its file cuts and pads each text to 128 tokens.
     tokenizer.no_truncation()
     tokenizer.no_padding()

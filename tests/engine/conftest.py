@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import os
 import pickle
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,6 @@ import requests
 from bench.engines.server import plugins
 from bench.engines.server.model import write_model
 from bench.engines.server.server import Server
-from predictor_store.cached_file import cache_folder
-from predictor_store.predict.static_encoder import token_vectors
 from tests.checks.exactness import Spoken, ask, crowd
 from tests.engine import kinds, shadowing, stage
 from tests.engine.pool import Pool
@@ -75,23 +72,11 @@ def of_this_run(factory: pytest.TempPathFactory) -> Path:
     return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
 
-def cache_with_encoder(factory: pytest.TempPathFactory) -> Path:
-    """A user's cache that holds the encoder, which takes a minute to make, and no more."""
-    with (of_this_run(factory) / "encoder.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # for the other workers of this run
-        token_vectors()
-    folder = factory.mktemp("cache")
-    (folder / "sage-sched").mkdir(mode=0o700)
-    for made in (*cache_folder().glob("*.npy"), *cache_folder().glob("*.onnx")):
-        shutil.copy2(made, folder / "sage-sched")
-    return folder
-
-
 @pytest.fixture(scope="package", autouse=True)
 def _staged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Every server here has the stage, and learns its step times anew."""
     env = plugins.install(tmp_path_factory.mktemp("stage"), stage.__name__)
-    env |= {"XDG_CACHE_HOME": str(cache_with_encoder(tmp_path_factory))}
+    env |= {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in env.items():
             patch.setenv(name, value)

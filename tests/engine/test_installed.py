@@ -12,7 +12,6 @@ import pytest
 import requests
 
 from bench.engines.server.server import Server
-from tests.engine.conftest import cache_with_encoder
 from tests.engine.serving import CPU_FLAGS, UNHURRIED, wait_until
 from tests.installed import Installed, build, somebodys_folder
 from tests.nursery import Nursery
@@ -104,7 +103,7 @@ def test_it_serves_and_the_pages_commands_run(
     tmp_path_factory: pytest.TempPathFactory,
     nursery: Nursery,
 ) -> None:
-    cache = cache_with_encoder(tmp_path_factory)
+    cache = tmp_path_factory.mktemp("cache")
     reader = Reader(installed, somebodys_folder(tmp_path / "work"), model, cache)
 
     said = [reader.types(command) for command in reader.commands_of("predictor.md")]

