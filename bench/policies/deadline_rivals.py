@@ -16,8 +16,8 @@ from sage_sched.view import SchedulerView
 
 
 class SarathiFcfs(Policy):
-    """First come, first served, and so many tokens a step as leave a full batch its TPOT (Sarathi:
-    a fixed token budget, found by profiling)."""
+    """First come, first served, with a token budget per step that leaves a full batch its TPOT
+    (Sarathi: a fixed budget, found by profiling)."""
 
     moves: ClassVar[bool] = True
     has_deadlines = True
@@ -45,7 +45,7 @@ class SarathiPriority(SarathiFcfs):
 
 
 class Edf(SarathiFcfs):
-    """The same, the first token that is due first."""
+    """The same, ordered by the deadline of the first token."""
 
     def key(self, job: Job, view: SchedulerView) -> float:
         promise = Deadlines.of(job.hints)
@@ -67,8 +67,8 @@ class WeightedVtc(SarathiFcfs):
 
 
 class FairBatching(SarathiFcfs):
-    """First come, first served, and as much prefill as the least slack of those that run allows
-    (FairBatching: deadlines of an envelope, so that tokens ahead of it are slack)."""
+    """First come, first served, and as much prefill as the least slack of running requests
+    allows (FairBatching: deadlines of an envelope, so that tokens ahead of it are slack)."""
 
     def budget(self, view: SchedulerView) -> Budget | None:
         step_time = self.server.step_time

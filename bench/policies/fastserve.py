@@ -17,8 +17,8 @@ class FastServeParameters:
     """Settings of fastserve.
 
     quantum_ms: the quantum of the best level.
-    refresh_interval_tokens: while the batch is full, who yields is looked at every so many tokens.
-    max_preemptions: a request that has yielded so often yields no more.
+    refresh_interval_tokens: while the batch is full, tokens between two decisions on preemption.
+    max_preemptions: of one request.
     """
 
     quantum_ms: float = 100.0

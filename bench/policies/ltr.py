@@ -18,7 +18,8 @@ _STARVED = -1.0
 
 @dataclass(frozen=True, slots=True)
 class LtrParameters:
-    """starvation_pools: a request that has waited for so many KV pools of tokens goes first."""
+    """Settings of ltr. starvation_pools: a request that has waited for this many KV pools of
+    tokens goes first."""
 
     starvation_pools: float = 10.0
 
@@ -42,7 +43,7 @@ class Ltr(Ssjf):
     def __init__(self, parameters: LtrParameters, server: ServerFacts) -> None:
         super().__init__(parameters, server)
         self._most_tokens = parameters.starvation_pools * server.kv_pool_tokens
-        # Those that have begun to wait and do not starve yet, by arrival.
+        # Waiting jobs that do not starve yet, by arrival.
         self._patient: list[Job] = []
 
     def on_arrival(self, job: Job) -> bool:
@@ -53,12 +54,12 @@ class Ltr(Ssjf):
         return True
 
     def on_queued(self, job: Job) -> None:
-        """From now on it may begin to starve."""
+        """Let it begin to starve."""
         if self._most_tokens < math.inf:
             insort(self._patient, job, key=lambda job: job.arrival)
 
     def on_pass(self, view: SchedulerView) -> None:
-        """Find those that starve from now on."""
+        """Find the jobs that starve from now on."""
         while self._patient and self._starves(self._patient[0], view):
             self._patient.pop(0).changes()
 

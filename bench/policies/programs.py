@@ -14,13 +14,13 @@ from sage_sched.session_returns import SessionReturns
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
 
-# Continuum's time-to-live, which it sets by what the tools take. The best of 6, 12 and 30 s on the
-# tuning half of the recorded sessions.
+# Continuum's time-to-live, which it sets by the time of the tools. The best of 6, 12 and 30 s on
+# the tuning half of the recorded sessions.
 _TTL_S = 30.0
-# A rate for which nobody else has to wait. With room set aside for all that KV, sessions take twice
-# as long.
+# A rate for which no other request has to wait. With room set aside for all that KV, sessions take
+# twice the time.
 _LITTLE = 1e-6
-# For so long a session that is away counts as going on for ThunderAgent: the better of 10 and 30 s.
+# A session that is away counts as running for this long (ThunderAgent): the better of 10 and 30 s.
 _AWAY_S = 10.0
 
 
@@ -36,14 +36,14 @@ class Attained(Policy):
         self._served_tokens[job.hints.session] += job.served_tokens
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        """What its session was served before, and it by now."""
+        """Return the tokens that its session was served, itself included."""
         return float(self._served_tokens[job.hints.session] + job.served_tokens)
 
     moves = True
 
 
 class _TimeToLive(SessionReturns):
-    """A session is kept for so long, and no longer."""
+    """A session is kept for a fixed time."""
 
     knows = True
 
@@ -60,7 +60,7 @@ class _TimeToLive(SessionReturns):
         self._ended_s[session] = now_s
 
     def rate(self, session: str, now_s: float) -> float:
-        """As good as no other, until its time is over."""
+        """Return a rate above all others, until its time is over."""
         if session not in self._ended_s:
             return math.inf if session else 0.0
         return _LITTLE if now_s - self._ended_s[session] < _TTL_S else 0.0
@@ -83,13 +83,13 @@ class Continuum(Policy):
         return True
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        """When its session began."""
+        """Return when its session began."""
         return float(self._began[job.hints.session])
 
 
 class ThunderAgent(Policy):
-    """As many sessions go on as have room for all of their KV, those that began first; the others
-    pause (ThunderAgent, arXiv 2602.13692)."""
+    """Admits as many sessions as have room for all of their KV, in the order in which they
+    began; the others pause (ThunderAgent, arXiv 2602.13692)."""
 
     uses_clock = True
     moves = True
@@ -109,7 +109,7 @@ class ThunderAgent(Policy):
         self._sessions[job.hints.session] = job.input_tokens + job.generated_tokens, now_s
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        """By arrival; none while its session pauses."""
+        """Return its arrival; inf while its session pauses."""
         ahead = 0
         for session, (num_tokens, since_s) in self._sessions.items():
             ahead += num_tokens if view.now_s - since_s < _AWAY_S else 0

@@ -102,10 +102,10 @@ def policy_argument(text: str) -> str:
 
 
 def by_arrival(spec: str) -> str:
-    """Returns a policy with the same admission that serves requests in order of arrival.
+    """Return a policy with the same admission that serves requests in order of arrival.
 
-    It measures what a server sustains. Beyond that, an order by length serves short requests alone,
-    which take less.
+    It measures the rate that a server sustains. Beyond that, an order by length serves short
+    requests alone, which take less.
     """
     policy, at, settings = spec.partition("@")
     if policy in policy_names():

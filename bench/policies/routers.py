@@ -29,7 +29,7 @@ class TotalRequests(Router):
 
 
 class PowerOfTwo(Router):
-    """Of two at random, the one that has fewer unfinished requests (routers' power_of_two)."""
+    """The one of two random nodes with fewer unfinished requests (routers' power_of_two)."""
 
     def pick(self, view: ClusterView) -> int:
         two = self._generator.permutation(view.num_nodes)[:2]

@@ -51,7 +51,7 @@ class SageSchedParameters:
     cost: one of COSTS. The paper's is resource-bound (section 3.2); Fig. 10 compares output and
         overall with it; seconds is that of sage.
     index: gittins, or mean (Fig. 11).
-    bucket_tokens: a running request's index is computed anew every so many tokens (section 4.1).
+    bucket_tokens: the tokens after which a running request's index is computed anew (section 4.1).
     headroom: none, as in vLLM, where a prompt enters if it fits; or priced, as under sage
         (sage_sched.headroom).
     """

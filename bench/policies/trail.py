@@ -84,8 +84,8 @@ class TrailPrompt(Policy):
 class Trail(TrailPrompt):
     """TRAIL with hidden states.
 
-    The prompt's forecast orders those that have not begun. From the prefill on the remaining length
-    is predicted anew at each token (bench.policies.trail_filter).
+    The prompt's forecast orders requests that have not begun. From the prefill on the remaining
+    length is predicted anew at each token (bench.policies.trail_filter).
     """
 
     Parameters = TrailParameters
@@ -96,8 +96,8 @@ class Trail(TrailPrompt):
         return TrailFilter(float(edges[1]))
 
     def on_prediction(self, job: Job) -> None:
-        """What is left of it, by now. The limit is that of the first prediction by a hidden state,
-        the middle of its likeliest bin."""
+        """Return its remaining length. The limit is that of the first prediction by a hidden
+        state, the middle of its likeliest bin."""
         refined = job.refined
         if refined is None:
             return

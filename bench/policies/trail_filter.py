@@ -1,4 +1,5 @@
-"""TRAIL's filter over what is left of an answer (Shahout et al., ICLR 2025, section 3.1)."""
+"""TRAIL's filter over the remaining length of an answer (Shahout et al., ICLR 2025, section
+3.1)."""
 
 from __future__ import annotations
 
@@ -11,17 +12,17 @@ import numpy as np
 from sage_sched.distribution import Floats, Refined
 from sage_sched.job import Job
 
-# What no score has said, so that one that is wrong for sure can be corrected.
+# The least probability, so that a score that is wrong for sure can be corrected.
 _LEAST = 1e-12
 
 
 def moved_down(q: Floats, width_tokens: float, num_tokens: int = 1) -> Floats:
-    """Where the bins of q, shape (..., bins), are after so many tokens: T q.
+    """Return the bins of q, shape (..., bins), after num_tokens: T q.
 
     T[i, i] = 1 - 1 / width, T[i, i + 1] = 1 / width: lengths are alike within a bin, so at each
     token one in width moves to the bin below. (The matrix printed in appendix A has 1 / width
     below the diagonal, which would move them up; section 3.1 is right.) Of the first bin, one in
-    width has ended; given that it has not, what is left is scaled to sum to 1.
+    width has ended; given that it has not, the rest is scaled to sum to 1.
     """
     for _ in range(num_tokens):
         down = np.zeros_like(q)
@@ -32,8 +33,10 @@ def moved_down(q: Floats, width_tokens: float, num_tokens: int = 1) -> Floats:
 
 
 def filtered(q: Floats, p: Floats, width_tokens: float, num_tokens: int = 1) -> Floats:
-    """By the text of section 3.1: q(t) ~ (T q(t-1)) * p(t); shapes (..., bins). (As step 2 is
-    printed, the prior moves on without what was seen, so that all evidence but the latest is lost.)
+    """Filter by the text of section 3.1: q(t) ~ (T q(t-1)) * p(t); shapes (..., bins).
+
+    As step 2 is printed, the prior moves on without the scores, so that all evidence but the latest
+    is lost.
     """
     return _normalized(moved_down(q, width_tokens, num_tokens) * p)
 
@@ -64,7 +67,7 @@ class TrailFilter:
     def refine(self, jobs: Sequence[Job], ages: Sequence[int], log_p: Floats) -> list[Job]:
         """See sage_sched.probe.refining.Refiner."""
         p = np.exp(log_p)
-        # Of a job that is told of twice, one age comes after the other; and those of one gap, more
+        # If a job has two scores, one age comes after the other; and those of one gap, more
         # than a token where a message was late, go together.
         alike: dict[tuple[int, int], list[int]] = {}
         turns, last = Counter[Job](), dict[Job, int]()

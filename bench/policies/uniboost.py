@@ -25,9 +25,8 @@ class UniBoost(Policy):
     """`key = arrival - (1/g) ln(1 / (1 - exp(-g w)))` (UniBoost, ICML 2026; the boost is that of
     Yu and Scully 2024, which minimizes the tail's decay in an M/G/1 queue).
 
-    arrival is in tokens that the server has served, the clock that all ranks share; w is what is
-    known of the work, the prompt's tokens that are not cached; 1/g is boost_pools KV pools of
-    tokens.
+    arrival is in tokens that the server has served, the clock that all ranks share; w is
+    the known part of the work, the prompt's uncached tokens; 1/g is boost_pools KV pools of tokens.
     """
 
     Parameters = UniBoostParameters
