@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from predictor_store.logs.errors import RowError
-from predictor_store.logs.fields import Row, parsed, plain_name
+from predictor_store.logs.fields import Row, parsed
 from predictor_store.logs.format import Context
 from predictor_store.logs.formats import table
 from predictor_store.logs.messages import CHATS, first_exchange, is_turn
@@ -33,14 +33,9 @@ def reader_of(*times: str) -> Callable[[Row, Context], Iterator[LoggedRequest]]:
         when = row.find("arrival", *times) if times else None
         yield LoggedRequest(
             arrival=None if when is None else context.clock.read(when),
-            output_tokens=_recorded(row),
+            output_tokens=table.recorded_lengths(row)[1],
             prompt=prompt,
             output=output,
         )
 
     return read
-
-
-def _recorded(row: Row) -> int | None:
-    names = [name for name in row.data if plain_name(name)[0] in table.OUTPUT]
-    return row.tokens("output", *(name for name in names if name not in ("output", "response")))

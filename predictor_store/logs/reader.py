@@ -178,8 +178,8 @@ def _unknown(path: str, first: Sequence[tuple[str, Any]]) -> str:
     fields = ", ".join(sorted(seen)[:_MOST_SEEN]) or "none"
     return (
         f"{path} is in no known format (fields seen: {fields}{wrong}). `sage-sched formats` lists "
-        "the formats, --format names one; call fields of your own arrival_s, input_tokens, "
-        "output_tokens, prompt, output"
+        "the formats, --format names one. A CSV file begins with the names of its columns; call "
+        "your own arrival_s, input_tokens, output_tokens, prompt, output"
     )
 
 

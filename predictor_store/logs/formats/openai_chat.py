@@ -59,9 +59,11 @@ def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
     if data.get("error"):
         raise RowError("that failed", str(data["error"])[:80])
     request = answered(row, response, response_field)
-    if request.output_tokens is None:  # beside the response
+    if request.output_tokens is None and response_field:  # usage beside the response
         of_row = answered(row, data, "")
         request.input_tokens, request.output_tokens = of_row.input_tokens, of_row.output_tokens
+    if request.output_tokens is None:
+        request.input_tokens, request.output_tokens = table.recorded_lengths(row)
     chat = parsed(value_at(data, f"{asked}.messages" if asked else "messages"))
     if isinstance(chat, list):
         # A row without lengths belongs to a data set, and is read as other conversations are.

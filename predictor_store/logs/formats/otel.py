@@ -124,7 +124,7 @@ def _attributes_of(span: Mapping[str, Any]) -> dict[str, Any]:
 def _value(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
-    inner = next(iter(value.values()), None)
+    inner = next((each for each in value.values() if each is not None), None)
     if isinstance(inner, Mapping) and isinstance(inner.get("values"), list):
         return [_value(each) for each in inner["values"]]
     return inner

@@ -158,6 +158,16 @@ def _count(
     return None
 
 
+def recorded_lengths(row: Row) -> tuple[int | None, int | None]:
+    """Return input and output tokens if the row has fields for them. Raises RowError."""
+    fields = _fields_of(row.data)
+    is_chat = True  # a field that may be a text or a number is a text
+    return (
+        _count(row, "input", fields, INPUT, is_chat),
+        _count(row, "output", fields, OUTPUT, is_chat),
+    )
+
+
 def _text(fields: _Fields, names: tuple[str, ...]) -> Any:
     for name in names:
         if name in fields and isinstance(fields[name][1], str | Mapping | list):

@@ -284,6 +284,9 @@ VARIANTS: dict[str, Variant] = {
         "created": a.start_s, "choices": [{"message": ANSWER}], "usage": {
             "prompt_tokens": a.inputs, "completion_tokens": a.outputs - 5,
             "reasoning_tokens": 5, "total_tokens": a.inputs + a.outputs}})),
+    "messages with lengths beside": Variant("openai-chat", lines_of(lambda a: {
+        "ts": date(a.start_s), "messages": [*a.messages, CALL], "latency_ms": a.ttlt_s * 1e3,
+        "prompt_tokens": a.inputs, "completion_tokens": a.outputs}), "pt"),
     "choices with usage": Variant("openai-chat", lines_of(lambda a: {
         "object": "chat.completion", "created": int(a.start_s), "usage": a.usage,
         "choices": [{"message": ANSWER, "finish_reason": "stop"}],
