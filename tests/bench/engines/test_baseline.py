@@ -99,7 +99,7 @@ def test_the_simulator_keeps_up_below_its_capacity_and_not_above() -> None:
 
 
 @given(st.integers(1, 20_000), st.integers(1, 500))
-def test_a_device_clock_knows_what_a_request_takes_alone(inputs: int, outputs: int) -> None:
+def test_a_device_clock_knows_the_time_of_a_request_alone(inputs: int, outputs: int) -> None:
     device = Device.named("h800-qwen3-32b", speed=4.0)
     alone = SimRequest(0.0, inputs, outputs, outputs, None, "")
     result = simulate(device.engine, "fcfs", SageConfig(), [alone])

@@ -75,7 +75,7 @@ def test_step_times_are_fitted_to_a_real_server(
     assert "half of the steps" in capsys.readouterr().out
 
 
-def test_what_cannot_be_compared_says_why(
+def test_a_comparison_without_data_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", "--data", str(tmp_path), "--output", str(tmp_path)]) == 2

@@ -70,7 +70,7 @@ def test_the_results_page_has_no_figure_that_is_not_a_record_s() -> None:
     assert re.findall(r"\d+\.\d+|\d+ (?:%|ms\b|s\b)", rest) == []
 
 
-def test_pages_and_pictures_say_what_the_records_say() -> None:
+def test_pages_and_pictures_agree_with_the_records() -> None:
     """If not: `sage-sched bench table --pages`."""
     pages = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
     assert [page.name for page, _ in stale(pages)] == []

@@ -36,7 +36,7 @@ def test_all_arms_have_the_same_requests_and_other_seeds_have_others() -> None:
     assert loaded.requests(Arm(policy="sage"), 1) != asked[1]
 
 
-def test_nothing_is_tuned_on_what_is_reported() -> None:
+def test_nothing_is_tuned_on_reported_prompts() -> None:
     source = Prompts(None, "mixed")
     reported, tuned, measured = (
         {request.prompt for request in source._chosen(200, 0, purpose)} for purpose in Purpose
@@ -125,7 +125,7 @@ def test_every_dispatcher_has_its_row() -> None:
 
 
 @pytest.mark.parametrize("name", ["best-effort", "gaps"])
-def test_what_needs_no_data_runs_small(name: str) -> None:
+def test_experiments_without_data_run_small(name: str) -> None:
     experiment = small(name)
     found = run(experiment, Options(), lambda _: None)
     assert len(found) == len(experiment.arms)
@@ -133,7 +133,7 @@ def test_what_needs_no_data_runs_small(name: str) -> None:
         assert {*experiment.columns, *experiment.ratios} <= set(record.metrics), record.arm
 
 
-def test_what_is_missing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_data_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(WorkloadError, match="give --data"):
         run(small("tail"), Options(), lambda _: None)
     with pytest.raises(SpecError, match="there is no workload 'nothing'"):
@@ -176,7 +176,7 @@ def test_loads_of_a_mix_share_a_setting_and_a_capacity() -> None:
     assert sorted(r.line() for r in again) == sorted(r.line() for r in found)
 
 
-def test_an_order_by_length_sustains_what_arrival_order_does() -> None:
+def test_capacity_is_measured_in_order_of_arrival() -> None:
     load = Load(
         name="", rate="1x", capacity_by="fcfs@clip=64", max_new_tokens=512,
         workload={"name": "mixed"}, engine={"max_running_requests": 8},

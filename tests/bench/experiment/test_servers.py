@@ -52,7 +52,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, run: Run) -> tuple[dict[str, Any], Ran]
     return sent, servers._serve(arm, [SHARED, LONGER], "any")
 
 
-def test_a_server_is_told_what_the_simulator_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_gets_the_hints_of_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
     sent, found = ran(monkeypatch, Run([ANSWERED] * 2, {}, None, ""))
     first, second = sent["bodies"]
     assert len(second["input_ids"]) == 60

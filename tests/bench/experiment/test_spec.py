@@ -57,7 +57,7 @@ def test_a_new_experiment_is_under_twenty_lines_of_data(
         ({"defaults": {"engine": {"wheels": 4}}}, "'wheels', allowed"),
     ],
 )
-def test_what_cannot_be_says_where_and_what_is_allowed(wrong: dict[str, object], said: str) -> None:
+def test_a_wrong_key_says_where_and_the_allowed_ones(wrong: dict[str, object], said: str) -> None:
     with pytest.raises(SpecError, match=said):
         Experiment.parse("any", {"title": "", "arms": ["sage"], **wrong})
 
@@ -70,7 +70,7 @@ def test_rates_are_absolute_or_of_the_capacity() -> None:
             requests_per_s(wrong, capacity=1.0)
 
 
-def test_those_that_come_along_are_listed_and_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+def test_experiments_are_listed_in_order(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "list"]) == 0
     told = capsys.readouterr().out
     assert [line.split()[0] for line in told.splitlines()] == names()

@@ -57,7 +57,7 @@ def test_the_earliest_deadline_goes_first() -> None:
 
 
 @pytest.mark.parametrize("name", RIVALS)
-def test_each_decides_itself_what_a_promised_tpot_is_worth(name: str) -> None:
+def test_rivals_have_no_gap_bound_for_a_tpot_slo(name: str) -> None:
     running = replace(waiting(), running=[job(0, HIGH)], pass_tokens=1 << 20)
     bound = DecodeConfig(max_gap_ms=math.inf).limits(rival(name)).gap
     assert bound.within(UNLIMITED, running) is UNLIMITED

@@ -53,7 +53,7 @@ def test_settings_reach_flags_environment_and_simulator(spec: str, rival: Rival)
         ("sage@clip=3", "sage brings another"),
     ],
 )
-def test_what_is_no_policy_says_why(
+def test_an_unknown_policy_is_refused(
     spec: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -62,7 +62,7 @@ def test_what_is_no_policy_says_why(
 
 
 @pytest.mark.parametrize("conservativeness", [0.0, 0.1, 0.3, 1.0, 2.0])
-def test_the_simulator_expects_of_answers_what_sglang_does(conservativeness: float) -> None:
+def test_the_new_token_ratio_is_sglangs(conservativeness: float) -> None:
     tracker_module = pytest.importorskip(
         "sglang.srt.managers.scheduler_components.new_token_ratio_tracker"
     )

@@ -24,7 +24,7 @@ def made_up(name: str, level: float, slope: float = 4.0, seed: int = 0) -> Promp
 SETS = [made_up(str(i), level, seed=i) for i, level in enumerate((3.0, 5.0, 7.0))]
 
 
-def test_what_prompts_add_is_found_whatever_the_levels() -> None:
+def test_the_effect_of_prompts_is_found_at_any_level() -> None:
     general = fit(SETS, ENCODER)
     assert general.weights[0] == pytest.approx(4, abs=0.3)
     assert abs(general.weights[1:]).max() < 0.3
@@ -46,7 +46,7 @@ def test_a_set_that_is_held_out_has_no_say() -> None:
     assert held_out([*SETS, spoilt], ENCODER, every) is None
 
 
-def test_what_is_written_is_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coefficients_survive_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert regression.SHIPPED_FILE.stat().st_size < 30_000
     monkeypatch.setattr(regression, "SHIPPED_FILE", tmp_path / "general.json")
     general = fit(SETS, ENCODER)

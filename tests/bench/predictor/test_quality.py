@@ -55,7 +55,7 @@ def answered(num: int) -> list[Observation]:
     return found
 
 
-def test_no_predictor_sees_what_it_is_asked_for(embedder: Embedder) -> None:
+def test_no_predictor_sees_the_answer(embedder: Embedder) -> None:
     answers = answered(NUM_FIRST + 10)
     changed = [*answers[:-1], Observation(answers[-1].prompt, answers[-1].output_tokens + 999)]
     for candidate, predict in CANDIDATES.items():
@@ -81,9 +81,7 @@ def test_prompts_that_tell_are_understood(embedder: Embedder) -> None:
     assert gain > 0.5
 
 
-def test_the_command_reads_what_warm_reads(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_reads_datasets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "mine.jsonl"
     rows = [{"prompt": o.prompt, "output_tokens": o.output_tokens} for o in answered(250)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -20,7 +20,7 @@ ENGINE = replace(PRESETS["h800-qwen3-32b"], max_loras_per_batch=1)
 @pytest.mark.parametrize(
     "policy", ["sage", "urgency", "qllm", "fcfs-fill", "proserve", "ltr", "ssjf"]
 )
-def test_nobody_waits_for_ever_for_an_adapter(policy: str, preempt: bool) -> None:
+def test_no_request_starves_for_an_adapter(policy: str, preempt: bool) -> None:
     """A request of adapter b comes after 30 s; requests of adapter a never run out, at a third
     of the server's capacity."""
     rng = random.Random(0)

@@ -36,7 +36,7 @@ def test_alone_a_request_is_prefilled_sent_and_decoded() -> None:
     assert result.ttlt_s[0] == pytest.approx(result.alone_s[0] + sent_s)
 
 
-def test_nobody_that_decodes_waits_for_a_prefill() -> None:
+def test_decoding_requests_do_not_wait_for_a_prefill() -> None:
     requests = [request(0.0, 10, 300), request(1.0, 400, 2), request(2.0, 400, 2)]
     assert served("fcfs", requests).longest_gap_s.max() < STEP_TIME.prefill_s(1, 400, 0)
 
@@ -50,7 +50,7 @@ def test_no_request_is_lost_though_memory_runs_out(policy: str) -> None:
     assert result.prefill_tokens == result.input_tokens.sum()  # nothing is computed twice
 
 
-def test_sglang_keeps_what_it_is_told_to_free_for_each_and_we_what_steps_need() -> None:
+def test_sglang_reserves_decode_tokens_and_we_headroom() -> None:
     requests = [request(0.0, 16, 30, 40) for _ in range(20)]
     much, little, ours = (
         float(np.max(served(policy, requests, replace(MANY_SLOTS, **kept)).ttft_s))

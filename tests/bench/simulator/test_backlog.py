@@ -17,7 +17,7 @@ SERVER = H800_QWEN3_32B.server_facts()
 @pytest.mark.parametrize("number", [1, 20, 200, 1000])
 @pytest.mark.parametrize("mean_tokens", [60.0, 300.0])
 @pytest.mark.parametrize("policy", ["sage", "fcfs-fill"])
-def test_it_is_when_nine_in_ten_are_done(number: int, mean_tokens: float, policy: str) -> None:
+def test_a_backlog_ends_with_nine_in_ten(number: int, mean_tokens: float, policy: str) -> None:
     """All are there at once; the forecast is the distribution that lengths are drawn from."""
     rng = np.random.default_rng(number)
     drawn = np.clip(rng.lognormal(np.log(mean_tokens), 0.8, 4000), 1, 2048).astype(int).tolist()

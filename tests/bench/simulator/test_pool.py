@@ -75,7 +75,7 @@ def test_the_kv_of_the_session_that_comes_back_last_goes_first() -> None:
     assert tree.kept_for() == {"late": 10}
 
 
-def test_the_branch_that_a_session_has_left_is_nobodys() -> None:
+def test_a_branch_that_a_session_has_left_loses_its_owner() -> None:
     tree = RadixTree(1)
     tree.insert([(DOCUMENT, 0, 10), (7, 0, 3), (8, 0, 4)], "a")
     tree.insert([(DOCUMENT, 0, 10), (9, 0, 5)], "b")
@@ -86,7 +86,7 @@ def test_the_branch_that_a_session_has_left_is_nobodys() -> None:
 
 
 @pytest.mark.parametrize("writes_back", [False, True])
-def test_what_the_device_evicts_comes_back_from_host_memory(writes_back: bool) -> None:
+def test_evicted_kv_comes_back_from_host_memory(writes_back: bool) -> None:
     pool = KvPool(40, 1, HostTier(60, writes_back))
     first, other = progress(DOCUMENT, 30), progress(OTHER, 25)
     prefill(pool, first)
@@ -111,7 +111,7 @@ _SEQUENCES = st.lists(
 
 
 @given(_SEQUENCES, st.sampled_from([1, 4]), st.lists(st.integers(0, 40), max_size=5))
-def test_a_tree_finds_what_a_list_of_sequences_does(
+def test_a_tree_finds_the_longest_common_beginning(
     sequences: list[list[tuple[int, int]]], page: int, evicted: list[int]
 ) -> None:
     """No memory of its own: the longest common beginning with any sequence that it was given."""
@@ -179,7 +179,7 @@ def test_invariants_hold_with_a_host_tier(policy: str, write_policy: str) -> Non
     assert computed[1] < computed[0]
 
 
-def test_one_that_follows_comes_after_the_answer_and_a_pause() -> None:
+def test_a_follower_comes_after_the_answer_and_a_pause() -> None:
     spans = ((DOCUMENT, 0, 90), (OTHER, 0, 30))
     requests = [
         request(1.0, 100, 5, spans=((DOCUMENT, 0, 100),)),

@@ -51,11 +51,11 @@ ALONE_S = np.array([10.0, 5.0, 20.0])
         ([10.0, 15.0, 35.0], 0.0),  # first come, first served
     ],
 )
-def test_who_comes_later_and_ends_earlier_overtakes(last_s: list[float], largest: float) -> None:
+def test_a_later_request_that_ends_earlier_overtakes(last_s: list[float], largest: float) -> None:
     assert largest_overtaking(ARRIVAL_S, np.array(last_s), ALONE_S) == largest
 
 
-def test_slowdowns_are_told_by_length_and_by_how_even_they_are() -> None:
+def test_slowdowns_by_length_and_jains_index() -> None:
     last_s = ARRIVAL_S + ALONE_S * np.array([1.0, 2.0, 3.0])
     prompts, answers = np.array([300, 200, 100]), np.array([1, 2, 3])
     found = fairness_metrics(ARRIVAL_S, last_s, ALONE_S, prompts, answers)

@@ -40,7 +40,7 @@ LONG, SENSITIVE = asked(0.0, 3, 900), asked(0.25, 2, 100)  # 1 s, cut every 0.1 
         (ENGINE, LONG, asked(0.25, 5, 100), 0.75),  # best effort does not pass
     ],
 )
-def test_who_comes_meanwhile_waits_for_the_next_cut(
+def test_a_newcomer_waits_for_the_next_cut(
     engine: Engine, first: SimRequest, late: SimRequest, waits_s: float
 ) -> None:
     result = served(engine, first, late)
@@ -61,7 +61,7 @@ def test_a_cut_takes_its_time_and_other_policies_have_none() -> None:
     assert served(slow, LONG, policy="urgency").ttft_s[0] == pytest.approx(1.0)
 
 
-def test_nobody_passes_without_a_slot_or_memory_for_the_parked_ones_answer() -> None:
+def test_no_request_passes_without_a_slot_or_memory() -> None:
     one_slot = replace(ENGINE, max_running_requests=1)
     assert served(one_slot, LONG, SENSITIVE).ttft_s[1] == pytest.approx(0.95)
     narrow = replace(ENGINE, kv_pool_tokens=1005)

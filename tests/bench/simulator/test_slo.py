@@ -51,7 +51,7 @@ def traffic(
 
 
 @pytest.mark.parametrize("engine", [SHORT_STEPS, MIXED], ids=["unmixed, short steps", "mixed"])
-def test_under_sage_a_promised_tpot_is_kept_by_who_stays(engine: Engine) -> None:
+def test_sage_keeps_a_tpot_slo_of_requests_that_stay(engine: Engine) -> None:
     whole = replace(engine, chunked_prefill_size=1024)
 
     def longest_gap_s(hints: Hints) -> float:
@@ -64,7 +64,7 @@ def test_under_sage_a_promised_tpot_is_kept_by_who_stays(engine: Engine) -> None
     assert longest_gap_s(Hints(tpot_slo_ms=90.0)) < 0.095  # each newcomer makes the batch longer
 
 
-def test_those_that_run_decode_beside_a_prefill() -> None:
+def test_running_requests_decode_in_a_mixed_step() -> None:
     requests = [request(0.0, 100, 50, 300), request(0.2, 200, 2, 300)]
     mixed, apart = (simulate(engine, "fcfs", CONFIG, requests) for engine in (MIXED, ENGINE))
     pairs, step_time = attended_pairs(0, 200), ENGINE.step_time
@@ -77,7 +77,7 @@ def test_those_that_run_decode_beside_a_prefill() -> None:
 
 @pytest.mark.parametrize("engine", [ENGINE, MIXED], ids=["unmixed", "mixed"])
 @pytest.mark.parametrize("policy", ["proserve", "proserve-expected"])
-def test_without_promises_it_is_sage_without_a_ttft_target(engine: Engine, policy: str) -> None:
+def test_proserve_without_slos_is_sage_without_a_ttft_target(engine: Engine, policy: str) -> None:
     requests = traffic(80, 2, [NO_HINTS])
     ours = simulate(engine, policy, CONFIG, requests, CHECKED)
     no_target = SageConfig(policy={"sage": SageParameters(ttft_ms=math.inf)})

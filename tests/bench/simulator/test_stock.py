@@ -70,7 +70,7 @@ def test_a_retracted_request_queues_at_the_end() -> None:
     assert ends_s[retracted].min() > ends_s[100]
 
 
-def test_to_fill_the_pool_under_fcfs_admits_more_and_overtakes_nobody() -> None:
+def test_fcfs_fill_admits_more_in_the_same_order() -> None:
     requests = mixed(200, 8.0, 11)
     stock, ours = (simulate(SMALL, name, CONFIG, requests) for name in ("fcfs", "fcfs-fill"))
     assert ours.ttlt_s.mean() < 0.9 * stock.ttlt_s.mean()

@@ -107,7 +107,7 @@ def test_supposed_predictions_are_as_good_as_asked_and_calibrated() -> None:
         assert 0.75 < within < 0.9
 
 
-def test_a_prompt_is_foreseen_by_answers_that_had_ended_and_by_no_other() -> None:
+def test_a_prompt_is_predicted_by_answers_that_had_ended() -> None:
     requests = [
         Logged(float(i), 9, 700 if i < 40 else 3, prompt=f"Name a colour, please: {i}")
         for i in range(80)
@@ -126,7 +126,7 @@ def test_a_prompt_is_foreseen_by_answers_that_had_ended_and_by_no_other() -> Non
     assert soon.quality()["num_answers"] > 50
 
 
-def test_each_request_is_told_by_the_best_that_there_is_of_it() -> None:
+def test_each_request_gets_its_best_prediction() -> None:
     said = LengthDistribution.from_samples([7], "history")
     recorded = Logged(0.0, 9, 20, 400, forecast=said, prompt="Why?")
     by_prompt, unknown = Logged(1.0, 9, 30, 400, prompt="How?"), Logged(2.0, 9, 40, 400)
@@ -143,7 +143,7 @@ def test_each_request_is_told_by_the_best_that_there_is_of_it() -> None:
         assert predictions.description.startswith(described)
 
 
-def test_it_says_what_is_left_out_and_where_the_simulation_is_far_off() -> None:
+def test_notes_name_left_out_requests_and_a_far_off_simulation() -> None:
     log = traffic()
     too_long = Logged(log.arrivals_s, 4000, 200, 400)
     answer = asked(replace(log, requests=(*log.requests, too_long)), "fcfs")
@@ -172,7 +172,7 @@ def info(**changed: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_an_engine_is_what_its_server_says() -> None:
+def test_an_engine_is_read_from_server_info() -> None:
     server = of_info(info(), None, "info")
     engine = server.engine
     assert (engine.kv_pool_tokens, engine.page_size, engine.max_running_requests) == (4992, 16, 32)
@@ -233,7 +233,7 @@ def test_the_command(
     assert len(found["without_caps"]) == 3
 
 
-def test_what_cannot_be_said_is_known_before_anything_is_simulated(
+def test_errors_are_found_before_the_simulation(
     command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def simulated(*_: object, **__: object) -> None:

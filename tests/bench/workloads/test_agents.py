@@ -42,7 +42,7 @@ def asked(number: int, at_s: float = 3.0) -> list[SimRequest]:
     )  # fmt: skip
 
 
-def test_steps_follow_each_other_and_share_what_was_recorded() -> None:
+def test_steps_follow_each_other_and_share_prefixes() -> None:
     requests = asked(2)
     assert [request.input_tokens for request in requests[:4]] == [500, 750, 900, 850]
     assert [request.output_tokens for request in requests[:4]] == [50, 20, 10, 10]
@@ -71,7 +71,7 @@ def test_clients_tell_about_when_the_next_step_comes_and_which_is_the_last() -> 
     assert [replace(each, hints=requests[0].hints) for each in told[:4]] == requests[:4]
 
 
-def test_sessions_are_scaled_foreseen_by_others_and_for_one_purpose() -> None:
+def test_sessions_are_scaled_and_split_by_purpose() -> None:
     factor = factor_for([SESSION], H800_QWEN3_32B)
     assert 1800 / factor == pytest.approx(H800_QWEN3_32B.kv_pool_tokens / 2)  # the longest prompt
     known = known_lengths([SESSION], 2.0)

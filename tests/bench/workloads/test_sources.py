@@ -16,7 +16,7 @@ from bench.workloads.triage import LENGTHS, SHARES, Urgent
 from tests.bench.recordings import azure_like, triage_like
 
 
-def test_levels_have_their_shares_whoever_says_them_and_lengths_do_not_depend(
+def test_levels_have_their_shares(
     tmp_path: Path,
 ) -> None:
     source = Urgent(triage_like(tmp_path))
@@ -49,7 +49,7 @@ def test_without_recordings_there_is_nothing_to_simulate(tmp_path: Path) -> None
         read_lengths(tmp_path, "azure")
 
 
-def test_what_is_reported_on_was_not_tuned_on_and_classes_have_priorities(tmp_path: Path) -> None:
+def test_reports_use_no_lengths_of_tuning(tmp_path: Path) -> None:
     data = azure_like(tmp_path)
     known, tuned, reported = (set(map(tuple, rows)) for rows in read_lengths(data, "azure"))
     assert not known & (tuned | reported)

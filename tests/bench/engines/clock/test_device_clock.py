@@ -67,7 +67,7 @@ def decode_batch(*kv_tokens: int) -> Any:
     return batch("decode", reqs=reqs)
 
 
-def test_what_steps_take() -> None:
+def test_step_times() -> None:
     assert MODEL.step_s(decode_batch(100, 200)) == pytest.approx(DECODE_S)
     tokens = {"reqs": [1, 2], "prefix_lens": [0, 50], "extend_lens": [10, 20]}
     prefill = batch("extend", **tokens)

@@ -16,7 +16,7 @@ HEADS, KV_HEADS, SIZE = 4, 2, 8
     ("num_layers", "config", "reach"),
     [(1, {}, 16), (2, {}, 10_000), (2, {"num_local_experts": 8}, 16)],
 )
-def test_a_token_attends_to_the_newest_ones_and_where_states_matter_to_all(
+def test_a_light_model_attends_to_the_newest_tokens(
     num_layers: int, config: dict[str, int], reach: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(light_model, "lighten", lambda model: None)

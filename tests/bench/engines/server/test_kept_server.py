@@ -39,7 +39,7 @@ def _did(late_s: float, num_unpredicted: int) -> dict[str, Any]:
     return {STATE: did, "sage": {"predictor": {"num_deadline_misses": num_unpredicted}}}
 
 
-def test_what_the_host_held_up_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_the_host_held_up_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     run, sent = held_up(monkeypatch, 30.0, 1.0)
     assert (run.late, sent) == ("", ["prepared", "sage"] * 2)
     assert run.use is not None
