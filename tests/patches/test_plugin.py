@@ -186,7 +186,7 @@ from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 print([hasattr(one, "__wrapped__") for one in (
     TokenizerManager._send_one_request,
-    TokenizerManager._tokenize_one_request, Scheduler.get_new_batch_prefill)])
+    TokenizerManager._init_req_state, Scheduler.get_new_batch_prefill)])
 """
     )
     *said, kept, hooked = result.stdout.splitlines()[-8:]
