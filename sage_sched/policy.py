@@ -34,7 +34,6 @@ class Policy(ABC):
     moves: whether keys change while jobs wait, which Job does not tell. Then all waiting jobs are
         put in order in each plan.
     has_deadlines: whether it orders by them, and decides itself what a promised TPOT is worth.
-    bounds_swap_outs: whether decode.max_away_ms bounds how long a swapped-out job waits.
     uses_clock: whether it reads SchedulerView.now_s or Job.arrival_s, which rank 0 then broadcasts.
     refiner: makes a sage_sched.probe.Refiner from the edges of a probe's bins; then servers need
         a probe. None: the policy uses no scores.
@@ -52,7 +51,6 @@ class Policy(ABC):
     variants: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     moves: ClassVar[bool] = False
     has_deadlines: ClassVar[bool] = False
-    bounds_swap_outs: ClassVar[bool] = True
     retention: ClassVar[type[SessionReturns] | None] = None
     uses_clock: bool = False
     refiner: Callable[[Any], Any] | None = None

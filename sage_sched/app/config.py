@@ -6,7 +6,6 @@ docs/settings.md shows the text below each field (tests/checks/pages.py).
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -174,10 +173,9 @@ class DecodeConfig:
 
     def limits(self, policy: Policy) -> Limits:
         """The limits of a server that runs by this policy."""
-        away_s = self.max_away_ms / 1e3 if policy.bounds_swap_outs else math.inf
         return Limits(
             Gap(self.max_gap_ms / 1e3, not policy.has_deadlines, self.cuts),
-            SwapOutBound(away_s),
+            SwapOutBound(self.max_away_ms / 1e3),
             sessions=None if policy.retention is None else policy.retention(),
         )
 

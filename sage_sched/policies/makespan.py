@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -86,12 +85,13 @@ class Makespan(Policy):
     Samples of one prompt inform each other: when one ends, its length joins the prediction of the
     others, and the ages of running ones count as "at least this long" (Kaplan-Meier). While slots
     are what is short, starts wait until several are free, as a prefill step delays every running
-    job; a job of a better priority does not wait. `decode.max_away_ms` does not hold: calling jobs
-    back in the order in which they left made batches 4 % longer (reasoning, 500 at once, H800).
+    job; a job of a better priority does not wait.
+
+    `decode.max_away_ms` calls swapped-out jobs back, which finds those that are longer than
+    predicted.
     """
 
     Parameters = MakespanParameters
-    bounds_swap_outs: ClassVar[bool] = False
 
     def __init__(self, parameters: MakespanParameters, server: ServerFacts) -> None:
         super().__init__(parameters, server)
