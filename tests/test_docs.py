@@ -96,6 +96,6 @@ def test_functions_that_the_architecture_page_names_are_defined_there() -> None:
     missing = [
         f"{name} in {path}"
         for name, path in found
-        if not re.search(rf"^def {name}\(", (ROOT / path).read_text(encoding="utf-8"), re.M)
+        if not re.search(rf"^(def|class) {name}\b", (ROOT / path).read_text(encoding="utf-8"), re.M)
     ]
     assert not missing
