@@ -23,6 +23,11 @@ class Row:
         """Where its entry belongs."""
         return self.ranked if job.is_ranked or job.goes_first else self.unranked
 
+    def copy(self) -> Row:
+        copy = Row()
+        copy.ranked, copy.unranked = [*self.ranked], [*self.unranked]
+        return copy
+
 
 class Walk:
     """Goes through a row: by level; within a level promised jobs by arrival, then the others by key
@@ -45,7 +50,7 @@ class Walk:
         num_ahead: how many of the whole line are ahead of a ranked one and an unranked one, if this
         is only a part of it."""
         self._ranked, self._unranked = row.ranked, row.unranked
-        self._first_arrival = first_arrival
+        self.first_arrival = first_arrival
         self._moving = moving
         self._num_ahead = num_ahead
         self._num_ranked = self._num_unranked = self._num_moving = 0
@@ -78,4 +83,4 @@ class Walk:
         num_ahead = self._num_ranked + self._num_moving + self._num_unranked
         if self._num_ahead is not None:
             num_ahead = self._num_ahead(ranked, unranked)
-        return unranked[2] - self._first_arrival <= num_ahead
+        return unranked[2] - self.first_arrival <= num_ahead

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from operator import attrgetter
 from typing import Protocol
@@ -91,11 +91,8 @@ class WaitingQueue:
         self._changed: dict[Job, None] = {}
         self._row = Row()
         self._entries: dict[Job, tuple[list[Entry], Entry] | None] = {}
-        # Whose keys move, and those of them that share fairly.
+        # Whose keys move.
         self._moving: dict[Job, None] = {}
-        self._moving_fair: dict[Job, None] = {}
-        # By level and class, then tenant: jobs that share fairly.
-        self._fair: dict[tuple[float, str], dict[str, Row]] = {}
         self._outdated: deque[Job] = deque()
         self._revision = 0
         self._view: ref[SchedulerView] | None = None
@@ -191,8 +188,6 @@ class WaitingQueue:
             if job.is_ranked and not job.goes_first and policy.is_moving(job):
                 self._take_out(job)
                 self._moving[job] = None
-                if job.hints.shares_fairly:
-                    self._moving_fair[job] = None
             else:
                 place = place_of(job, policy, view)
                 self._take_out(job)
@@ -204,27 +199,18 @@ class WaitingQueue:
         entries = self._row.of(job)
         insort(entries, entry)
         self._entries[job] = entries, entry
-        if job.hints.shares_fairly and not job.goes_first and place[0] < math.inf:
-            tenants = self._fair.setdefault((place[0], job.hints.slo_class), {})
-            insort(tenants.setdefault(job.hints.tenant, Row()).of(job), entry)
+        if self.fair_shares is not None:
+            self.fair_shares.placed(entry)
 
     def _take_out(self, job: Job) -> None:
         self._moving.pop(job, None)
-        self._moving_fair.pop(job, None)
         if (found := self._entries[job]) is None:
             return
         self._entries[job] = None
         entries, entry = found
         del entries[bisect_left(entries, entry)]
-        tenants = self._fair.get((entry[0], job.hints.slo_class), {})
-        if not job.hints.shares_fairly or (row := tenants.get(job.hints.tenant)) is None:
-            return
-        for entries in (row.ranked, row.unranked):
-            at = bisect_left(entries, entry)
-            if at < len(entries) and entries[at] is entry:
-                del entries[at]
-        if not row.ranked and not row.unranked:
-            del tenants[job.hints.tenant]
+        if self.fair_shares is not None:
+            self.fair_shares.taken_out(entry)
 
     def num_ahead(self, job: Job) -> int:
         """How many go before it, if tenants took no turns."""
@@ -242,10 +228,6 @@ class WaitingQueue:
         first_arrival = view.num_arrivals - len(view.waiting)
         moving = Moving(self._moving, policy, view) if self._moving else None
         row_walk = Walk(self._row, first_arrival, moving.at if moving else None)
-        fair: Mapping[tuple[float, str], Mapping[str, Row]] = self._fair
-        if moving is not None and self._moving_fair:
-            fair = self._with(moving)
-        turns: dict[tuple[float, str], Iterator[Job | None]] = {}
 
         def num_ahead(ranked: Entry, unranked: Entry) -> int:
             num_moving = 0 if moving is None else bisect_left(moving.first, ranked)
@@ -255,43 +237,17 @@ class WaitingQueue:
                 + bisect_left(self._row.unranked, unranked)
             )
 
-        while (entry := row_walk.next()) is not None:
-            job = entry[3]
+        if self.fair_shares is not None:
+            all_moving = moving.all() if moving else ()
+            jobs = self.fair_shares.in_turns(row_walk, all_moving, num_ahead, skips)
+        else:
+            jobs = (None if skips(entry[3]) else entry[3] for entry in iter(row_walk.next, None))
+        for job in jobs:
             if adapters.is_closed:
                 return
-            shares = job.hints.shares_fairly and not job.goes_first and entry[0] < math.inf
-            if self.fair_shares is not None and shares:
-                of_class = entry[0], job.hints.slo_class
-                if of_class not in turns:
-                    walks = {
-                        tenant: Walk(row, first_arrival, num_ahead=num_ahead)
-                        for tenant, row in fair[of_class].items()
-                    }
-                    turns[of_class] = self.fair_shares.turns(of_class[1], walks, skips)
-                if (turn := next(turns[of_class], None)) is not None:
-                    yield turn
-            elif not skips(job):
+            if job is not None:
                 yield job
-
-    def _with(self, moving: Moving) -> Mapping[tuple[float, str], Mapping[str, Row]]:
-        """The jobs that share fairly, those whose keys move included."""
-        fair = {
-            of_class: {tenant: _copy(row) for tenant, row in rows.items()}
-            for of_class, rows in self._fair.items()
-        }
-        for entry in moving.all():
-            job = entry[3]
-            if job.hints.shares_fairly and not job.goes_first and entry[0] < math.inf:
-                tenants = fair.setdefault((entry[0], job.hints.slo_class), {})
-                insort(tenants.setdefault(job.hints.tenant, Row()).ranked, entry)
-        return fair
 
     def ordered(self, order: Sequence[int]) -> None:
         """The queue is put in the order of a plan."""
         self._queue.ordered(order)
-
-
-def _copy(row: Row) -> Row:
-    copy = Row()
-    copy.ranked, copy.unranked = [*row.ranked], [*row.unranked]
-    return copy

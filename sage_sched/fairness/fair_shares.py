@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 from itertools import islice
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from sage_sched.job import Job
-from sage_sched.row import Entry, Walk
+from sage_sched.row import Entry, Row, Walk
 
 if TYPE_CHECKING:
     from sage_sched.view import SchedulerView
@@ -21,6 +23,8 @@ _MOST_NAMES = 10_000
 _ANSWER_WEIGHT = 2.0
 # A class and one of its tenants.
 Name = tuple[str, str]
+# By level and class, then tenant.
+Rows = dict[tuple[float, str], dict[str, Row]]
 
 
 class Service:
@@ -56,6 +60,10 @@ class Service:
         if not waiting[name]:
             del waiting[name]
         self._begins(job, name)
+
+    @property
+    def any_waits(self) -> bool:
+        return any(self._waiting.values())
 
     def _begins(self, job: Job, name: Name) -> None:
         if job not in self._counted:
@@ -109,12 +117,16 @@ class Service:
 
 
 class FairShares:
-    """Gives tenants their turns, in classes that share fairly (sage_sched.slo.classes)."""
+    """Lets the tenants of a class take turns, if the class shares fairly (sage_sched.slo.classes).
+
+    Keeps the jobs that share by level and class, then tenant, beside the waiting queue.
+    """
 
     def __init__(self) -> None:
         self._service = Service(lambda job: _name_of(job) if job.hints.shares_fairly else None)
         self.begins_to_wait = self._service.begins_to_wait
         self._costs: dict[Job, float] = {}
+        self._rows: Rows = {}
 
     def waits_no_more(self, job: Job) -> None:
         self._service.waits_no_more(job)
@@ -124,16 +136,64 @@ class FairShares:
         """Count the tenants' service, before they take turns."""
         self._service.look(view)
 
-    def turns(
+    def placed(self, entry: Entry) -> None:
+        """The queue has put a job in its place."""
+        if _shares(entry):
+            _put_in(entry, self._rows)
+
+    def taken_out(self, entry: Entry) -> None:
+        """The queue has taken a job out of its place."""
+        hints = entry[3].hints
+        tenants = self._rows.get((entry[0], hints.slo_class), {})
+        if not hints.shares_fairly or (row := tenants.get(hints.tenant)) is None:
+            return
+        for entries in (row.ranked, row.unranked):  # it may be ranked by now
+            at = bisect_left(entries, entry)
+            if at < len(entries) and entries[at] is entry:
+                del entries[at]
+        if not row.ranked and not row.unranked:
+            del tenants[hints.tenant]
+
+    def in_turns(
+        self,
+        walk: Walk,
+        moving: Iterable[Entry],
+        num_ahead: Callable[[Entry, Entry], int],
+        skips: Callable[[Job], bool],
+    ) -> Iterator[Job | None]:
+        """The jobs of a walk, in whose places the tenants of a class that shares take turns; None
+        for each that is left out.
+
+        moving: jobs of the walk whose keys move. num_ahead: see Walk. skips: which jobs are left
+        out; asked in the order of turns, as room for adapters is given in it.
+        """
+        rows = self._rows
+        sharing = [each for each in moving if _shares(each)] if self._service.any_waits else []
+        if sharing:
+            rows = {of: {name: row.copy() for name, row in own.items()} for of, own in rows.items()}
+            for each in sharing:
+                _put_in(each, rows, is_ranked=True)
+        turns: dict[tuple[float, str], Iterator[Job | None]] = {}
+        while (entry := walk.next()) is not None:
+            job = entry[3]
+            if not _shares(entry):
+                yield None if skips(job) else job
+                continue
+            of_class = entry[0], job.hints.slo_class
+            if of_class not in turns:
+                walks = {
+                    tenant: Walk(row, walk.first_arrival, num_ahead=num_ahead)
+                    for tenant, row in rows[of_class].items()
+                }
+                turns[of_class] = self._turns(of_class[1], walks, skips)
+            yield next(turns[of_class], None)
+
+    def _turns(
         self, slo_class: str, walks: Mapping[str, Walk], skips: Callable[[Job], bool]
     ) -> Iterator[Job | None]:
-        """Which job of a class comes next: its tenants take turns, each with its own jobs in their
-        order. A tenant's service includes what its requests ahead are expected to take (VTC with
-        length prediction, section 4.4).
-
-        walks: of each tenant's jobs. skips: of jobs that are left out, each None in its turn; asked
-        in the order of turns, as room for adapters is given in it.
-        """
+        """Which job of a class comes next: each tenant's go in their order. A tenant's service
+        includes what its requests ahead are expected to take (VTC with length prediction, section
+        4.4). walks: of each tenant's jobs."""
         heap: list[tuple[float, Entry, str]] = []
 
         def begins(tenant: str, had: float) -> None:
@@ -153,6 +213,18 @@ class FairShares:
                     self._costs[job] = _cost(job)
                 had += self._costs[job]
             begins(tenant, had)
+
+
+def _shares(entry: Entry) -> bool:
+    job = entry[3]
+    return job.hints.shares_fairly and not job.goes_first and entry[0] < math.inf
+
+
+def _put_in(entry: Entry, rows: Rows, *, is_ranked: bool = False) -> None:
+    job = entry[3]
+    tenants = rows.setdefault((entry[0], job.hints.slo_class), {})
+    row = tenants.setdefault(job.hints.tenant, Row())
+    insort(row.ranked if is_ranked else row.of(job), entry)
 
 
 def _name_of(job: Job) -> Name:

@@ -15,6 +15,7 @@ from sage_sched.app.registry import policy_named
 from sage_sched.distribution import LengthDistribution
 from sage_sched.followed import HEAD, Followed, Positions, in_front
 from sage_sched.job import Hints, Job
+from sage_sched.limits import Limits
 from sage_sched.order import serving_order
 from sage_sched.policy import FcfsFill, NoParameters, Policy
 from sage_sched.waiting_queue import NUM_JOINING, NUM_RANKED_ANEW
@@ -50,6 +51,7 @@ class Server:
     def __init__(self, name: str, num_waiting: int) -> None:
         self.hints = CASES[name]
         self.policy = policy_named("sage" if name == "fair" else name, {}, SERVER)
+        self.limits = Limits()
         self.rng = np.random.default_rng(0)
         self.num_come = 0
         running = [self.job() for _ in range(NUM_RUNNING)]
@@ -75,7 +77,7 @@ class Server:
     def num_touched(self) -> int:
         """By a plan, and by carrying it out."""
         TOUCHED.clear()
-        plan = decide(self.view, self.policy)
+        plan = decide(self.view, self.policy, self.limits)
         queue = in_front(self.view.waiting, plan.order or ())
         num_touched = len(TOUCHED)
         self.view = replace(self.view, waiting=queue, served_tokens=self.view.served_tokens + 20)
@@ -136,7 +138,7 @@ def test_the_order_at_a_long_queue_is_that_of_the_keys() -> None:
         gone = set(server.rng.choice(len(server.view.waiting), 7, replace=False).tolist())
         left = [job for place, job in enumerate(server.view.waiting) if place not in gone]
         server.view = replace(server.view, waiting=left)
-        order = decide(server.view, server.policy).order
+        order = decide(server.view, server.policy, server.limits).order
         assert order is not None
         keys = [(server.policy.key(job, IDLE), job.arrival) for job in left]
         best = sorted(range(len(left)), key=keys.__getitem__)
