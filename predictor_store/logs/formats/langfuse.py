@@ -40,6 +40,8 @@ def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
     if str(row.data.get("level")).upper() == "ERROR":
         raise RowError("that failed", str(row.data.get("statusMessage"))[:80])
     num_in, num_out = usage_tokens(row.find("output", *_USAGES))
+    if num_in is not None:
+        row.used("input", row.usage["output"])
     end = row.find("end", "endTime", "end_time")
     yield LoggedRequest(
         arrival=context.clock.read(row.find("arrival", "startTime", "start_time")),

@@ -92,7 +92,8 @@ def answered(row: Row, response: Any, place: str) -> LoggedRequest:
     for name in _USAGES:
         if (usage := value_at(response, name)) is not None:
             num_in, num_out = usage_tokens(usage)
-            row.used("output", f"{place}.{name}" if place else name)
+            for meaning in ("input", "output"):
+                row.used(meaning, f"{place}.{name}" if place else name)
             break
     else:
         num_in = num_out = None
