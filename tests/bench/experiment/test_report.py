@@ -104,7 +104,7 @@ def test_the_table_comes_before_the_report(
     def fails(*_: object) -> None:
         raise OSError("no room")
 
-    monkeypatch.setattr("bench.experiment.report.write_report", fails)
+    monkeypatch.setattr("bench.experiment.compare.write_report", fails)
     found = [on_server(policy, 0) for policy in ("fcfs", "sage")]
     with pytest.raises(OSError, match="no room"):
         report(as_experiment(found), found, tmp_path)
