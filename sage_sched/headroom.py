@@ -1,4 +1,4 @@
-"""How much of the KV pool stays free, so that memory does not run out at once."""
+"""The part of the KV pool that stays free, so that memory does not run out at once."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ FEWEST_STEPS = 8
 
 @dataclass(frozen=True, slots=True)
 class Headroom:
-    """Room for so many decode steps of all running jobs, and of those that enter or come back.
+    """Room for some decode steps of all running jobs, and of jobs that are admitted or resume.
 
-    Nothing else is reserved for answers, so admission needs no forecast of their lengths: when the
-    room is used up, the last of the order leaves (sage_sched.preemption_cost).
+    Nothing else is reserved for answers, so admission needs no predicted lengths: once the room is
+    used up, the last of the order leaves (sage_sched.preemption_cost).
 
-    kept_tokens: cached KV of sessions that will soon be back, which nobody may enter for.
+    kept_tokens: cached KV of sessions that will soon be back, for which no job may be admitted.
     """
 
     num_steps: int

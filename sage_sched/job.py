@@ -1,4 +1,4 @@
-"""What a policy may see of a request."""
+"""A request, as a policy sees it."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Job:
     held_tokens: while it runs, the KV that its end will free.
     served_tokens: the server's work for it so far, prefill and decode, recomputed tokens too. Those
         of all jobs add up to SchedulerView.served_tokens.
-    num_preemptions: how often it has left the device for others.
+    num_preemptions: how often it was preempted for other jobs.
     goes_first: whether no other job may overtake it: for good, as it has passed the starvation
         bound (sage_sched.fairness), or for now, as it has passed the swap-out bound
         (sage_sched.swap_out_bound).

@@ -1,4 +1,4 @@
-"""What a scheduling pass is to do."""
+"""The plan of a scheduling pass."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ UNLIMITED = Budget()
 class Plan:
     """One pass, to be carried out in the order of its fields (sage_sched.scheduling_pass).
 
-    order: positions of SchedulerView.waiting, the first to serve in their order. Behind them the
-        others stay as they are. None: nothing is planned.
+    order: positions of SchedulerView.waiting, in the order in which to serve them. Other waiting
+        jobs stay behind them as they are. None: nothing is planned.
     actions: which jobs are preempted, admitted and resumed. The first one that fails ends them.
-    num_open: how many more of the order may enter, as far as the engine finds memory.
-    swapped_go_first: whether a swapped job keeps those behind it from entering.
+    num_open: how many more of the order the engine may admit, if it finds memory.
+    swapped_go_first: whether no job behind a swapped one is admitted before it.
     decode_only: prefill nothing, not even the next chunk.
     headroom_steps, kept_tokens: see sage_sched.headroom.Headroom.
     is_new: whether candidates were looked at; if not, the last plan still stands.
@@ -103,5 +103,5 @@ class Plan:
 
     @property
     def is_out_of_memory(self) -> bool:
-        """Whether jobs leave because memory runs out. Then nobody enters."""
+        """Whether jobs leave because memory runs out. Then no job is admitted."""
         return any(isinstance(action, Preempt) and action.to is None for action in self.actions)

@@ -1,4 +1,4 @@
-"""What a policy is."""
+"""The base class of policies."""
 
 from __future__ import annotations
 
@@ -25,26 +25,28 @@ class NoParameters:
 
 
 class Policy(ABC):
-    """An order among jobs. Deterministic: every tensor-parallel rank runs its own copy, and all
-    must decide alike, so no clock, no randomness, nothing but jobs, views and parameters.
+    """An order among jobs.
+
+    Every tensor-parallel rank runs its own copy, and all must decide alike. So a policy uses no
+    clock and no randomness, only jobs, views and its parameters.
 
     Parameters: its settings, a frozen dataclass whose fields all have defaults; the section
         `[policy.NAME]` of the configuration file.
     variants: other names for one of ours, and the parameters that each fixes.
-    moves: whether keys change while jobs wait, which Job does not tell. Then all waiting jobs are
-        put in order in each plan.
-    has_deadlines: whether it orders by them, and decides itself what a promised TPOT is worth.
+    moves: whether keys change while jobs wait, without a change of the job. Then all waiting jobs
+        are put in order in each plan.
+    has_deadlines: whether it orders by them, and weighs TPOT targets itself.
     uses_clock: whether it reads SchedulerView.now_s or Job.arrival_s, which rank 0 then broadcasts.
     refiner: makes a sage_sched.probe.Refiner from the edges of a probe's bins; then servers need
         a probe. None: the policy uses no scores.
-    refresh_interval_tokens: in a full batch, yields are considered again when a running job's age
-        reaches a multiple of it.
-    max_preemptions: a job that has left the device so often yields to nobody any more.
+    refresh_interval_tokens: in a full batch, preemption is considered again when a running job's
+        age reaches a multiple of it.
+    max_preemptions: a job that was preempted this often is preempted for no other job any more.
     plan_by_s: when it wants the next plan, by SchedulerView.now_s, even if nothing has changed.
     revision: how often its server's step times have changed.
     retention: how to predict when sessions come back, if their KV is kept for that; see
         sage_sched.limits.
-    line: who waits, in order.
+    queue: the waiting jobs, in order.
     """
 
     Parameters: ClassVar[type[Any]] = NoParameters
@@ -104,7 +106,7 @@ class Policy(ABC):
         return
 
     def on_dequeued(self, job: Job) -> None:
-        """A job of which that was told waits no more."""
+        """A job that began to wait does no more."""
         return
 
     def is_moving(self, job: Job) -> bool:
@@ -123,11 +125,11 @@ class Policy(ABC):
     def key(self, job: Job, view: SchedulerView) -> float:
         """The place of a ranked job: smaller goes first, ties by arrival.
 
-        A key of infinity holds a waiting job back, as long as any other job runs or may enter.
+        A key of infinity holds a waiting job back while another job runs or may be admitted.
         """
 
     def starts_now(self, job: Job) -> bool:
-        """Whether this waiting job may enter a full batch without preempting another."""
+        """Whether this waiting job may be admitted to a full batch without preempting another."""
         return False
 
     @property
@@ -138,7 +140,7 @@ class Policy(ABC):
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:
-        """Whether a running job makes room for a waiting one of a smaller key, both ranked.
+        """Whether a running job is preempted for a waiting one of a smaller key, both ranked.
 
         price_s: seconds that the server takes to move the running job out and back. Must not become
             more willing as this grows. view: its waiting jobs are in their order here.
@@ -155,11 +157,10 @@ class Policy(ABC):
 
 
 class FcfsFill(Policy):
-    """By arrival, and nobody yields to another. What it gains over SGLang's `fcfs` is what it
-    brings to fill the pool (sage_sched.headroom); what `sage` gains over it is the order's. A
-    request without a prediction keeps its turn too.
+    """Serves by arrival, without preemption. Over SGLang's `fcfs` it gains by filling the pool
+    (sage_sched.headroom); `sage` gains over it by its order.
 
-    It is also what a pass goes by if its policy fails.
+    A pass uses it if its policy fails.
     """
 
     def key(self, job: Job, view: SchedulerView) -> float:

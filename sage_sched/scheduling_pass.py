@@ -17,7 +17,7 @@ class Engine(Protocol[Request]):
 
     queue: the waiting requests; set here in the order to serve them.
     num_arrivals_planned: see SchedulerView; set to -1 if another plan is due.
-    is_full: SGLang's mark: nobody enters until a request leaves.
+    is_full: SGLang's mark: no request is admitted until one leaves.
     """
 
     queue: list[Request]

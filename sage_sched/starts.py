@@ -12,7 +12,7 @@ from sage_sched.view import SchedulerView
 
 # Added to the key of a held job. Logarithms of indices are far smaller.
 _BEHIND = 1e3
-# At most this many jobs start together. A plan looks at fewer.
+# Jobs that are looked at for a start together. A pass admits fewer.
 _MOST_TOGETHER = 64
 
 

@@ -30,7 +30,7 @@ class Holding:
 class SchedulerView:
     """What is true at one pass, the same on every tensor-parallel rank.
 
-    Nobody keeps a view: it would keep requests alive, and their KV in host memory.
+    Do not store a view beyond the pass: it holds requests alive, and their KV in host memory.
 
     now_s: rank 0's clock, as broadcast; 0 at no particular moment.
     served_tokens: prefilled and decoded by the server so far.
@@ -38,7 +38,7 @@ class SchedulerView:
         plan was made; -1 if another one is due.
     waiting: jobs in the queue. swapped: those of them whose KV is in host memory.
     running: jobs that decode. chunked: the one in the middle of its prefill.
-    batch_is_full: SGLang's mark: nobody enters until a request leaves.
+    batch_is_full: SGLang's mark: no request is admitted until one leaves.
     free_slots: how many more may run.
     free_tokens, evictable_tokens, locked_tokens: of the KV pool; together all of it.
     host_free_tokens: KV for which host memory has room.
@@ -46,14 +46,14 @@ class SchedulerView:
     step_tokens: KV that the next decode step takes, in whole pages.
     pass_tokens: the most that a pass prefills, of all prompts together.
     can_swap: whether KV can be moved to host memory and back. may_preempt: whether running jobs may
-        leave the device; if not, those that have left come back.
+        be preempted; if not, swapped jobs come back.
     cached_tokens: how many tokens of the waiting job at this position the radix tree has. Costly:
         called only for new jobs and for the first to serve. host_tokens: asked next, how many of
         them are in host memory alone (SGLang's hierarchical cache).
     shared_tokens: how many tokens of the waiting job at this position others on the device hold
         already, which it will hold too. Costly: asked of jobs that may enter.
-    has_adapter: whether the waiting job at this position could run beside those that do, as to the
-        adapters (LoRA) of which the engine has room for so many at a time.
+    has_adapter: whether the engine has a LoRA adapter slot for the waiting job at this position,
+        beside the running ones.
     common_tokens: how many first tokens the waiting job at this position shares with another job,
         which waits at that position, is being chunked, or runs and has no token yet. 0 if that
         many are cached.
@@ -116,7 +116,7 @@ class SchedulerView:
         return self.pass_tokens if given_tokens is None else min(given_tokens, self.pass_tokens)
 
     def uncached_tokens(self, job: Job) -> int:
-        """What a prefill computes for a waiting job, in whole pages."""
+        """Tokens that a prefill computes for a waiting job, in whole pages."""
         return self._in_pages(job.input_tokens + job.generated_tokens - job.cached_tokens)
 
     def _in_pages(self, num_tokens: int) -> int:

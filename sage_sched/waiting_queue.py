@@ -1,4 +1,4 @@
-"""The waiting jobs in order, kept from plan to plan: a long queue is not looked through in each."""
+"""The waiting jobs in order, kept from plan to plan, as a long queue takes long to sort."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from sage_sched.job import Job
 from sage_sched.row import Entry, Place, Row, Walk
 from sage_sched.view import SchedulerView
 
-# So many jobs that have come join the order in a plan, by arrival; the others wait for the next.
+# New jobs that join the order in a plan, by arrival; the others wait for the next.
 NUM_JOINING = 64
-# So many are ranked anew in a plan, once the server's step times are known better.
+# Jobs ranked anew in a plan, once the server's step times are known better.
 NUM_RANKED_ANEW = 32
 _arrival = attrgetter("arrival")
 
 
 class Ranking(Protocol):
-    """What a line asks of its policy, see sage_sched.policy."""
+    """The parts of a policy that its queue calls, see sage_sched.policy."""
 
     revision: int
 

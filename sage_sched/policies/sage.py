@@ -48,8 +48,8 @@ class Sage(Policy):
 
     Parameters = SageParameters
     retention = SessionReturns
-    # No limit is needed: a request preempts others only when it starts and when it is promised its
-    # turn. With a limit, long requests that have reached it fill the memory.
+    # No limit is needed: a request preempts others only at its start and past the starvation bound.
+    # With a limit, long requests that have reached it fill the memory.
     max_preemptions = sys.maxsize
 
     def __init__(self, parameters: SageParameters, server: ServerFacts) -> None:
