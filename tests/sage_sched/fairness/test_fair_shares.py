@@ -145,7 +145,9 @@ def test_each_tenant_keeps_the_order_of_its_own(
             jobs, drawn, strict=True
         ):
             replace_hints(job, shares_fairly=fair and shares)
-        order = serving_order(ByKey(NoParameters(), SERVER), waiting(*jobs))
+        policy = ByKey(NoParameters(), SERVER)
+        fair_shares(policy)
+        order = serving_order(policy, waiting(*jobs))
         return [jobs[position] for position in order]
 
     def of_tenant(jobs: list[Job], tenant: str) -> list[int]:
