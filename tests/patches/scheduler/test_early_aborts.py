@@ -79,3 +79,9 @@ def test_the_message_crosses_processes_and_clients_cannot_forge_a_stamp() -> Non
     assert msgpack_decode(msgpack_encode(message)) == message
     assert strip(encode_asked("a", 1.0, 2.0)) == {}
     assert decode_asked(encode_asked("a", 1.0, 2.0)) == ("a", 1.0, 2.0)
+
+
+def test_long_ids_are_kept_short() -> None:
+    begun, other = short_id("c" * 10**6), short_id("c" * 10**6 + "d")
+    assert max(len(begun), len(other)) < 200
+    assert begun != other
