@@ -54,11 +54,3 @@ def test_renamed_hooks_are_named_and_nothing_else_is(
     assert "Scheduler._abort_on_queued_limit of SGLang 9.9.9 is not there" in first
     assert "TokenizerManager._handle_batch_output of SGLang 9.9.9 is not there" in second
     assert last == "SGLang 9.9.9: 2 misfits"
-
-
-def test_a_release_that_is_not_there_is_another_matter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    assert canary.main(["--release", "9.9.8", "--folder", str(tmp_path)]) == 2
-    assert "no sglang==9.9.8" in capsys.readouterr().err

@@ -32,11 +32,3 @@ def test_a_hash_stays_for_as_long_as_the_version_does(
     ]
     assert {python for _, python, public in asked if public} == {"3.11", "3.12"}
     assert not all(public for *_, public in asked)
-
-
-@pytest.mark.parametrize("line", ["numpy", "numpy>=2", "numpy==2 --hash=md5:0", "-r other.txt"])
-def test_a_line_that_pins_nothing_is_refused(tmp_path: Path, line: str) -> None:
-    file = tmp_path / "requirements.txt"
-    file.write_text(f"{line}\n")
-    with pytest.raises(ValueError, match="not `name==version"):
-        lock.read(file)

@@ -21,10 +21,6 @@ def test_every_pinned_package_is_in_it_with_its_version(tmp_path: Path) -> None:
     names = {name: name.lower().replace("_", "-").replace(".", "-") for name in pinned}
     assert {name: found.get(names[name]) for name in pinned} == {n: version(n) for n in pinned}
     assert all(part["purl"].startswith("pkg:pypi/") for part in bill["components"])
-
-
-def test_licences_are_those_that_packages_state() -> None:
-    by_name = {sbom._name(package): package for package in sbom.installed()}
-    assert sbom.licence(by_name["numpy"]).startswith("BSD-3-Clause")
-    table = sbom.table([by_name["numpy"]])
-    assert f"numpy {version('numpy')}" in table
+    licences = (tmp_path / "licences.md").read_text().splitlines()
+    (numpy,) = (line for line in licences if f"numpy {version('numpy')}" in line)
+    assert numpy.startswith("| BSD-3-Clause")
