@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,9 +14,11 @@ from hypothesis import strategies as st
 from sage_sched.job import Hints, Job
 from sage_sched.plan import Budget, Plan, Preempt, PreemptionMode
 from sage_sched.policy import NoParameters, Policy
+from sage_sched.preemption import Admission, plan_admissions
+from sage_sched.preemption_cost import PreemptionCost
 from sage_sched.view import Holding, SchedulerView
 from tests.sage_sched.situations import ByInput, view_of
-from tests.sage_sched.strategies import SERVER, decide, full, job, waiting
+from tests.sage_sched.strategies import IDLE, SERVER, decide, full, job, waiting
 
 
 def decided(view: SchedulerView, policy: type[Policy] = ByInput) -> Plan:
@@ -197,6 +201,43 @@ def test_no_prompt_waits_for_a_prefix_that_is_cached_or_that_waits_itself() -> N
     )
     assert [each.job.arrival for each in plan.actions] == [0, 2]
     assert not plan.is_new  # so that the next pass plans again
+
+
+@given(st.integers(0, 10**9))
+def test_ranks_admit_alike_and_no_job_is_preempted_in_vain(seed: int) -> None:
+    script, policy, most = random.Random(seed), ByInput(NoParameters(), SERVER), 3
+    running = [
+        job(number, script.randrange(6), num_preemptions=script.randint(0, most))
+        for number in range(script.randint(0, 5))
+    ]
+    freed = {each: script.randint(0, 200) for each in running}
+    queue = [job(10 + number, script.randrange(6)) for number in range(script.randint(1, 6))]
+    candidates = [(each, script.randint(1, 250)) for each in queue]
+    free_slots, free_tokens = script.randint(0, 2), script.randint(0, 300)
+
+    def planned(batch: Sequence[Job]) -> list[Admission]:
+        return plan_admissions(
+            batch, candidates, free_slots=free_slots, free_tokens=free_tokens, policy=policy,
+            prefill_tokens=IDLE.pass_tokens, view=IDLE, max_preemptions=most,
+            cost_of=lambda each: PreemptionCost(PreemptionMode.SWAP, 0.0, freed[each]),
+        )  # fmt: skip
+
+    # The order in which a batch holds its requests differs between ranks.
+    admissions = planned(running)
+    assert admissions == planned(script.sample(running, len(running)))
+    assert [each.newcomer for each in admissions] == queue[: len(admissions)]
+    for (newcomer, victims), (_, needed_tokens) in zip(admissions, candidates, strict=False):
+        gained_tokens = sum(freed[victim.job] for victim in victims)
+        for victim in victims:
+            assert victim.job.num_preemptions < most
+            assert policy.should_preempt(victim.job, newcomer, 0.0, IDLE)
+            has_slot = free_slots + len(victims) - 1 > 0
+            has_room = free_tokens + gained_tokens - freed[victim.job] > needed_tokens
+            assert not (has_slot and has_room)
+        free_slots += len(victims) - 1
+        free_tokens += gained_tokens - needed_tokens
+        assert free_slots >= 0
+        assert free_tokens > 0
 
 
 def test_a_key_that_is_not_a_number_is_an_error() -> None:

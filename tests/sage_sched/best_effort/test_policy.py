@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from sage_sched.app.config import SageConfig
 from sage_sched.best_effort import Qllm, QllmParameters
 from sage_sched.fields import ConfigError
 from sage_sched.job import Job
 from sage_sched.plan import UNLIMITED, Preempt
-from tests.sage_sched.fairness.test_starvation_bound import NUM_RUNS, stepped
+from tests.sage_sched.crowd import ROOMY, crowd, overtakings
 from tests.sage_sched.strategies import SERVER, decide, waiting
 from tests.sage_sched.urgency.test_policy import (
     KNOWN,
     LONG,
-    PIECE_POOLS,
     POOL,
-    UrgentEngine,
     job,
     roomy,
 )
@@ -102,37 +97,17 @@ def test_beside_a_chunk_of_best_effort_the_sensitive_get_in_and_the_chunk_shrink
     assert plan.budget.chunk_tokens == 16
 
 
-@dataclass
-class Overtaking(UrgentEngine):
-    """As UrgentEngine, with the bound of two classes."""
-
-    def let_in(self, job: Job) -> None:
-        super(UrgentEngine, self).let_in(job)
-        policy = self.policy
-        assert isinstance(policy, Qllm)
-        for other in self.queue:
-            if other.is_ranked and job.is_ranked and not policy.passes(other):
-                later = job.served_at_arrival_tokens - other.served_at_arrival_tokens
-                assert later <= PIECE_POOLS * POOL
-                self.num_compared += 1
-
-
-def engine_of(seed: int, flood: bool) -> Overtaking:
-    policy = policy_of(level_pools=PIECE_POOLS)
-    return stepped(Overtaking(policy, random.Random(seed), flood=flood))
-
-
-@settings(max_examples=NUM_RUNS, deadline=None)
-@given(seed=st.integers(0, 10**9), flood=st.booleans())
-def test_nobody_is_overtaken_by_more_than_the_bound(seed: int, flood: bool) -> None:
-    engine_of(seed, flood)
-
-
-def test_the_engine_that_is_tried_lets_many_overtake_and_has_some_yield() -> None:
-    engines = [engine_of(seed, False) for seed in range(20)]
-    assert sum(engine.num_compared for engine in engines) > 100
-    assert sum(engine.num_overtaken for engine in engines) > 50
-    assert sum(engine.num_preemptions for engine in engines) > 5
+def test_best_effort_is_overtaken_by_no_more_than_the_bound() -> None:
+    piece_tokens, num_overtaken = 200, 0
+    for seed in range(20):
+        parameters = QllmParameters(level_pools=piece_tokens / ROOMY.kv_pool_tokens)
+        policy = Qllm(parameters, ROOMY.server_facts())
+        for admitted, waits in overtakings(policy, crowd(seed, urgencies=(1, 2, 3, 4, 5))):
+            if not policy.passes(waits):
+                later = admitted.served_at_arrival_tokens - waits.served_at_arrival_tokens
+                assert later <= piece_tokens
+                num_overtaken += later > 0
+    assert num_overtaken > 100
 
 
 @pytest.mark.parametrize(("field", "value"), [("level_pools", 0.0), ("decode_share", 2.0)])
