@@ -36,9 +36,7 @@ def test_help_lists_every_command_with_what_it_does(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("group", sorted({name.split()[0] for name in COMMANDS if " " in name}))
-def test_a_group_of_commands_has_help_of_its_own(
-    group: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_groups_have_help(group: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = said(capsys, group, "--help")
     assert status == 0
     assert out.startswith(f"usage: sage-sched {group} ")
@@ -85,9 +83,7 @@ def test_a_package_that_is_not_installed_is_named(
         main(["set"])
 
 
-def test_a_command_looks_for_nothing_in_a_network_and_shows_bars_in_a_terminal_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_are_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "trace").write_text("")
     for name in ("HF_HUB_OFFLINE", "TQDM_DISABLE"):
         monkeypatch.delenv(name, raising=False)
@@ -102,9 +98,7 @@ def test_a_command_looks_for_nothing_in_a_network_and_shows_bars_in_a_terminal_a
     assert os.environ["HF_HUB_OFFLINE"] == "0"
 
 
-def test_a_file_that_cannot_be_had_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     assert main(["bench", "--output", str(tmp_path / "file" / "out")]) == 2
     said = capsys.readouterr().err
@@ -137,9 +131,7 @@ def test_who_stops_reading_gets_no_traceback(tmp_path: Path) -> None:
         (">/dev/full", 2, "sage-sched explain: [Errno 28] No space left on device\n"),
     ],
 )
-def test_wherever_output_goes_there_is_no_traceback(
-    end: str, status: int, said: str, tmp_path: Path
-) -> None:
+def test_no_output_gives_a_traceback(end: str, status: int, said: str, tmp_path: Path) -> None:
     """rid: what ASCII lacks."""
     (tmp_path / "trace").write_text(
         '{"t": 0, "is": "ends", "rid": "\u00fc", "tokens": 3, "why": "d\u00fc"}\n', encoding="utf-8"

@@ -48,9 +48,7 @@ def install_example(folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
-def test_the_example_policy_runs_in_the_simulator(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_example_policy_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in install_example(tmp_path).items():
         monkeypatch.setenv(name, value)
     done = subprocess.run(

@@ -48,9 +48,7 @@ def test_its_parts_fit_each_other(manifest: dict[str, Any]) -> None:
     assert manifest["Service"]["spec"]["ports"][0]["targetPort"] == "http"
 
 
-def test_probes_ask_what_sglang_serves_at_the_port_that_it_listens_on(
-    manifest: dict[str, Any],
-) -> None:
+def test_probes_ask_routes_of_sglang_at_its_port(manifest: dict[str, Any]) -> None:
     server = manifest["Deployment"]["spec"]["template"]["spec"]["containers"][0]
     port = server["ports"][0]
     assert f"--port={port['containerPort']}" in server["args"]

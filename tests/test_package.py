@@ -27,9 +27,7 @@ def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
     return Installed(tmp_path_factory.mktemp("environment"), built[1], requirements=True)
 
 
-def test_the_wheel_holds_every_file_of_the_packages_and_nothing_else(
-    built: tuple[Path, Path],
-) -> None:
+def test_the_wheel_holds_the_packages_files_only(built: tuple[Path, Path]) -> None:
     files = [
         path.relative_to(ROOT)
         for package in PACKAGES
@@ -55,9 +53,7 @@ def test_the_source_distribution_has_no_build_in_it(built: tuple[Path, Path]) ->
     assert not [name for name in names if name.startswith((".venv", "build", "dist", "results"))]
 
 
-def test_the_command_says_what_it_does_in_an_empty_environment(
-    built: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_the_command_runs_without_packages(built: tuple[Path, Path], tmp_path: Path) -> None:
     empty = Installed(tmp_path / "environment", built[1], requirements=False)
     shown = empty.run("sage-sched", "--help", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
@@ -109,9 +105,7 @@ def test_the_extras_are_those_that_are_documented() -> None:
     assert len(more) == 2
 
 
-def test_a_documented_install_has_all_that_its_commands_need(
-    built: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_documented_installs_are_complete(built: tuple[Path, Path], tmp_path: Path) -> None:
     """Each install has enough if their common part is enough."""
     environment = Installed(tmp_path / "environment", built[1], requirements=False)
     installs = [environment.closure(extra, *names) for extra, names in DOCUMENTED.items()]
@@ -153,9 +147,7 @@ def test_the_commands_find_their_own_parts(installed: Installed, tmp_path: Path)
     assert "--policies" in shown.stdout, shown.stderr
 
 
-def test_sglang_knows_the_policies_beside_somebodys_own_packages(
-    installed: Installed, tmp_path: Path
-) -> None:
+def test_other_packages_do_not_hide_policies(installed: Installed, tmp_path: Path) -> None:
     # `python -m` looks for packages where it was started from first.
     theirs = somebodys_folder(tmp_path / "work")
     server = ["-m", "sglang.launch_server", "--model-path", "none", "--schedule-policy", "none"]
@@ -165,9 +157,7 @@ def test_sglang_knows_the_policies_beside_somebodys_own_packages(
     assert "'sage'" in line
 
 
-def test_a_process_with_somebodys_own_package_says_what_to_do(
-    installed: Installed, tmp_path: Path
-) -> None:
+def test_a_name_clash_says_what_to_do(installed: Installed, tmp_path: Path) -> None:
     theirs = somebodys_folder(tmp_path / "work")
     (theirs / "patches" / "__init__.py").write_text("")
     code = "import patches; from sage_sched.entry_points import register; register()"

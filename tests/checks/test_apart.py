@@ -24,9 +24,7 @@ _SLOW = {
 
 
 @pytest.mark.long
-def test_a_pair_takes_the_time_of_its_steps_and_of_its_kv(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pair_takes_steps_and_moves_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     arm = Arm(policy="sage", engine=_SLOW)
     load = Load(

@@ -41,9 +41,7 @@ def _link(source: str, destination: str) -> None:
     Path(destination).symlink_to(source)
 
 
-def test_renamed_hooks_are_named_and_nothing_else_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_renamed_hooks_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     renamed = {
         "srt/managers/scheduler.py": ("_abort_on_queued_limit", "_refuse_beyond_limit"),
         "srt/managers/tokenizer_manager.py": ("_handle_batch_output", "_on_batch_output"),

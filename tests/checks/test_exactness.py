@@ -23,7 +23,7 @@ def test_answers_that_part_are_counted_and_compared_up_to_there() -> None:
     [([1, 2], -2.015, True), ([1, 2], -2.025, False), ([1, 9], -2.015, True),
      ([1, 9], -2.025, False)],
 )  # fmt: skip
-def test_another_server_may_differ_by_twice_what_batching_alone_does(
+def test_twice_the_rounding_of_batches_is_allowed(
     ids: list[int], second: float, agrees: bool
 ) -> None:
     many = [spoken([1, 2], [-1.0, -2.0]), spoken([1, 2], [-1.0, -2.0])]

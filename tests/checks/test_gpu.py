@@ -22,9 +22,7 @@ def report(folder: Path) -> dict[str, dict[str, object]]:
 
 
 @without_gpu
-def test_without_a_gpu_each_is_skipped_with_a_reason_and_that_is_no_failure(
-    tmp_path: Path,
-) -> None:
+def test_without_a_gpu_every_check_is_skipped_with_a_reason(tmp_path: Path) -> None:
     assert gpu.main(["--output", str(tmp_path)]) == 0
     checks = report(tmp_path)
     assert tuple(checks) == gpu.NAMES
@@ -49,9 +47,7 @@ def test_kv_moves_and_searches_on_the_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.server
-def test_the_checks_with_servers_run_on_the_cpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_checks_run_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.engines.server.fit.PHASES", ((1, 8), (8, 12)))
     argv = ["--device", "cpu", "--only", "serve", "--output", str(tmp_path)]
     assert gpu.main(argv) == 0

@@ -11,9 +11,7 @@ from tests.checks import lock
 OLD, CPU, NEW = (digit * 64 for digit in "012")
 
 
-def test_a_hash_stays_for_as_long_as_the_version_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hash_stays_with_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "requirements.txt"
     file.write_text(f"# Why.\ntorch==2.1 --hash=sha256:{CPU}\na_b==1 --hash=sha256:{OLD}\n")
     asked = []

@@ -18,9 +18,7 @@ def server(classes: SageServer) -> SageServer:
     return classes
 
 
-def test_a_short_prompt_has_its_first_token_before_a_long_one_that_is_half_done(
-    server: SageServer,
-) -> None:
+def test_a_short_prompt_overtakes_a_long_one_between_chunks(server: SageServer) -> None:
     long_prompt = " ".join(f"paragraph {i} of a long document" for i in range(60))
     alone = [generate(server, prompt, 4)["text"] for prompt in (long_prompt, SHORT_PROMPT)]
     requests_before = server.stats()

@@ -89,9 +89,7 @@ def test_who_yields_is_told_so_and_its_answer_stays_the_same(server: SageServer)
     assert [answer["text"] for answer in told] == [say(one)["text"] for one in asked]
 
 
-def test_a_trace_becomes_timelines_and_a_summary(
-    server: SageServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trace_is_summarized(server: SageServer, capsys: pytest.CaptureFixture[str]) -> None:
     trace = server.log.parent / "trace.jsonl"
     assert stat.S_IMODE(trace.stat().st_mode) == 0o600
     before = server.stats()["preemption"]["num_preemptions"]

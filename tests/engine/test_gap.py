@@ -40,9 +40,7 @@ def longest_gap_ms(server: SageServer, policy: str, max_gap_ms: float | str, nam
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_who_runs_gets_tokens_while_others_are_prefilled(
-    foreseeing: SageServer, policy: str
-) -> None:
+def test_running_requests_keep_getting_tokens(foreseeing: SageServer, policy: str) -> None:
     assert longest_gap_ms(foreseeing, policy, MAX_GAP_MS, "bound") <= MAX_GAP_MS
     assert foreseeing.stats()["num_policy_errors"] == 0
 

@@ -77,9 +77,7 @@ def simulated(write_policy: str) -> list[tuple[int, int]]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("write_policy", ["write_back", "write_through"])
-def test_a_real_server_finds_as_much_in_host_memory(
-    model: Path, tmp_path: Path, write_policy: str
-) -> None:
+def test_host_memory_holds_as_much(model: Path, tmp_path: Path, write_policy: str) -> None:
     flags = ["--max-total-tokens", f"{_POOL_TOKENS}", "--enable-hierarchical-cache"]
     flags += ["--hicache-ratio", f"{_RATIO}", "--hicache-write-policy", write_policy]
     store = warmed_store(tmp_path / "store")

@@ -28,7 +28,7 @@ from tests.engine.serving import (
     warmed_store,
 )
 from tests.engine.test_prediction import worker_pid
-from tests.engine.watch import ALERTS, MONITORING, Watch, samples, watching
+from tests.engine.watch import ALERTS, MONITORING, Watch, samples
 
 # Steps that are said to take as long as to make a backlog of one long answer.
 SETTINGS = """
@@ -69,9 +69,8 @@ def server(folder: Path, model: Path) -> Iterator[SageServer]:
 
 
 @pytest.fixture(scope="module")
-def watch(server: SageServer, folder: Path) -> Iterator[Watch]:
-    with watching(server, folder) as watcher:
-        yield watcher
+def watch(server: SageServer) -> Watch:
+    return Watch(server)
 
 
 def switch(server: SageServer, **changes: object) -> None:
@@ -251,9 +250,7 @@ def test_there_is_a_condition_for_each_alert() -> None:
 
 
 @pytest.mark.parametrize("alert", CONDITIONS)
-def test_an_alert_fires_under_its_condition(
-    server: SageServer, watch: Watch, folder: Path, alert: str
-) -> None:
+def test_an_alert_fires(server: SageServer, watch: Watch, folder: Path, alert: str) -> None:
     watch.firing()
     with CONDITIONS[alert](server, folder):
         watch.wait_for(alert)

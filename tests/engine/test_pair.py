@@ -67,9 +67,7 @@ def pair(
         yield servers
 
 
-def test_a_pair_says_what_one_server_says_and_the_decode_server_learns(
-    pair: Pair[SageServer], stock: Stock
-) -> None:
+def test_a_pair_answers_as_one_server_and_learns(pair: Pair[SageServer], stock: Stock) -> None:
     answers = ask(pair, ASKED, 24)
     num_different, largest = differences(stock.answers, answers)
     assert num_different == 0
@@ -160,7 +158,7 @@ def test_a_decode_server_with_a_radix_cache(
         says_what_one_server_says(pair, stock)
 
 
-def test_adapters_of_which_a_batch_has_room_for_one(
+def test_a_batch_has_room_for_one_adapter(
     model: Path, stock: Stock, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("adapters")

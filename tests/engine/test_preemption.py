@@ -54,9 +54,7 @@ def paged(
 
 
 class TestPagesOf16WithoutOverlapAndLittleHostMemory:
-    def test_answers_are_the_same_and_kv_that_finds_no_room_is_left_in_the_tree(
-        self, paged: SageServer, stock: Stock
-    ) -> None:
+    def test_answers_stay_and_the_tree_keeps_the_kv(self, paged: SageServer, stock: Stock) -> None:
         num_different, largest = differences(stock.answers, ask_together(paged, ASKED))
         assert num_different == 0
         assert largest < 1e-3
@@ -65,9 +63,7 @@ class TestPagesOf16WithoutOverlapAndLittleHostMemory:
         assert stats["num_left_in_tree"] > 0
         assert stats["num_preemptions"] == stats["num_resumed"] + stats["num_left_in_tree"]
 
-    def test_what_is_counted_in_an_answer_goes_on_where_it_was(
-        self, paged: SageServer, stock: Stock
-    ) -> None:
+    def test_counted_tokens_go_on_where_they_were(self, paged: SageServer, stock: Stock) -> None:
         asked = [(prompt, 60) for prompt, _ in ASKED[:20]]
         counting: list[dict[str, Any]] = [
             {"frequency_penalty": 1.5},
@@ -98,9 +94,7 @@ class TestPagesOf16WithoutOverlapAndLittleHostMemory:
                 changed.add(i % 5)
         assert changed == set(range(4))
 
-    def test_penalties_go_on_where_what_was_said_decides_at_every_step(
-        self, paged: SageServer
-    ) -> None:
+    def test_penalties_that_decide_every_step_go_on(self, paged: SageServer) -> None:
         # Few tokens are likely. Answers are short, so that SGLang itself retracts nobody: it
         # forgets what was said.
         likely = {"logit_bias": {str(token): 30.0 for token in range(1, 8)}}
@@ -128,60 +122,7 @@ def test_an_answer_is_the_same_whoever_it_yielded_to(yielding: SageServer, stock
     assert after["copies_alive"] == 0
 
 
-def test_those_that_share_a_prompt_share_it_again_when_they_come_back(
-    yielding: SageServer,
-) -> None:
-    begins = "You are kind and brief, and you answer in the tongue of who asks. " * 12
-    asked = [(f"{begins}{prompt}", num_tokens) for prompt, num_tokens in ASKED[:12]]
-    alone = ask(yielding, asked, 1)
-    before = counters(yielding)
-    assert differences(alone, ask_together(yielding, asked))[0] == 0
-    after = counters(yielding)
-    assert after["num_resumed"] - before["num_resumed"] >= len(asked)
-    assert after["copies_alive"] == 0
-
-
-def test_a_stream_has_no_gap_and_no_repeat(yielding: SageServer, stock: Stock) -> None:
-    before = counters(yielding)["num_preemptions"]
-
-    def stream(i: int) -> tuple[str, list[int]]:
-        """The text of the deltas, and their token counts where the server sends them."""
-        prompt, num_tokens = ASKED[i]
-        text, counts = "", []
-        if i % 2:
-            path, key = "/v1/completions", "max_tokens"
-            body: dict[str, Any] = {"model": "any", "prompt": prompt, "ignore_eos": True}
-            body |= {"temperature": 0, key: num_tokens}
-        else:
-            path = "/generate"
-            sampling = {"temperature": 0, "max_new_tokens": num_tokens, "ignore_eos": True}
-            body = {"text": prompt, "sampling_params": sampling}
-        with requests.post(
-            yielding.url + path, json=body | {"stream": True}, stream=True, timeout=300
-        ) as answer:
-            for line in answer.iter_lines():
-                if not line.startswith(b"data: {"):
-                    continue
-                chunk = json.loads(line[6:])
-                if i % 2:
-                    text += chunk["choices"][0]["text"]
-                else:
-                    assert chunk["text"].startswith(text)
-                    text = chunk["text"]
-                    counts.append(chunk["meta_info"]["completion_tokens"])
-        return text, counts
-
-    streamed = stage.together(yielding, [lambda i=i: stream(i) for i in range(len(ASKED))])
-    assert counters(yielding)["num_preemptions"] - before >= len(ASKED)
-    assert [text for text, _ in streamed] == [answer.text for answer in stock.answers]
-    for (_, counts), (_, num_tokens) in zip(streamed[::2], ASKED[::2], strict=True):
-        assert counts == sorted(counts)  # a retracted token makes a chunk with nothing new
-        assert counts[-1] == num_tokens
-
-
-def test_a_client_that_leaves_takes_its_copy_along_and_nothing_else(
-    yielding: SageServer, stock: Stock
-) -> None:
+def test_a_client_that_leaves_frees_its_copy_only(yielding: SageServer, stock: Stock) -> None:
     before = counters(yielding)
     clients: dict[str, http.client.HTTPConnection] = {}
     with stage.held(yielding):

@@ -22,9 +22,7 @@ from tests.engine.serving import CPU_FLAGS, generate, wait_until, warmed_store
 from tests.engine.shadowing import POLICY, PROMPTS, SECRET, serve
 
 
-def test_the_shadow_changes_nothing_and_writes_down_what_it_said(
-    model: Path, stock: Stock, tmp_path: Path
-) -> None:
+def test_the_shadow_records_and_changes_nothing(model: Path, stock: Stock, tmp_path: Path) -> None:
     record, config, dumps = tmp_path / "record.jsonl", tmp_path / "sage.toml", tmp_path / "dumps"
     config.write_text(f'{PATIENT}[store]\npath = "{warmed_store(tmp_path / "store")}"\n')
     flags = [*CPU_FLAGS, *POLICY, "--sage-shadow", str(record), "--sage-config", str(config)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from functools import partial
 from typing import Any
@@ -40,9 +39,7 @@ def counted(server: SageServer) -> dict[str, int]:
     return found
 
 
-def test_classes_come_by_every_route_and_what_is_not_trusted_is_ignored(
-    server: SageServer,
-) -> None:
+def test_every_route_has_classes_and_ignores_untrusted_claims(server: SageServer) -> None:
     before = counted(server)
     said = [{"role": "user", "content": SHORT_PROMPT}]
     sampling = {"max_new_tokens": 2}
@@ -78,20 +75,6 @@ def test_who_claims_a_class_beyond_its_share_gets_the_default(server: SageServer
     assert after["num_by_class"]["rare"] <= 1
 
 
-@pytest.mark.parametrize("slo_ms", [float("nan"), -1.0, 0.0, 1e15, float("inf"), "soon"])
-def test_deadlines_that_cannot_be_are_the_clients_error(server: SageServer, slo_ms: object) -> None:
-    sampling = {"max_new_tokens": 2, "custom_params": {"tpot_slo_ms": slo_ms}}
-    body = {"text": "Hello", "sampling_params": sampling}
-    # The json module writes NaN, which is not JSON but which many clients send.
-    answer = requests.post(
-        f"{server.url}/generate",
-        data=json.dumps(body),
-        headers={"Content-Type": "application/json"},
-        timeout=300,
-    )
-    assert answer.status_code in (400, 422)
-
-
 def test_a_deadline_below_the_floor_is_clamped_counted_and_served(server: SageServer) -> None:
     before = server.stats()["slo"]["num_clamped"]
     sampling = {"custom_params": {"ttft_slo_ms": 0.001}}
@@ -118,9 +101,7 @@ def test_tenants_of_a_class_that_shares_fairly_take_turns(server: SageServer) ->
     assert server.stats()["num_policy_errors"] == 0
 
 
-def test_what_was_promised_is_counted_by_class_in_server_info_and_metrics(
-    server: SageServer,
-) -> None:
+def test_attainment_by_class_is_in_server_info_and_metrics(server: SageServer) -> None:
     generate(server, SHORT_PROMPT, 4)
     say(server, "interactive", text=SHORT_PROMPT, sampling_params={"max_new_tokens": 4})
     slo = server.stats()["slo"]
@@ -173,34 +154,6 @@ def test_those_of_more_weight_go_first_and_best_effort_last(server: SageServer) 
     stage.together(server, asked)
     assert stage.started(server) == ["high", "late 1", "late 2", "bulk"]
     assert server.stats()["num_policy_errors"] == 0
-
-
-def test_who_would_be_late_goes_by_worth_and_then_the_others_by_deadline(
-    deadlines: SageServer,
-) -> None:
-    """ProServe, Algorithm 1: deadlines decide which requests are urgent."""
-    promised = {  # an hour for all four together: ttft_slo_ms, weight
-        "cheap, urgent": (1.5e6, 1.0),
-        "soon": (5e7, 1.0),
-        "late and dear": (6e7, 100.0),
-        "dear, urgent": (2e6, 10.0),
-    }
-    asked = [
-        partial(
-            generate,
-            deadlines,
-            f"{name}, {SHORT_PROMPT}",
-            rid=name,
-            routed_dp_rank=0,
-            sampling_params={
-                "custom_params": {"ttft_slo_ms": slo_ms, "tpot_slo_ms": 1e9, "weight": weight}
-            },
-        )
-        for name, (slo_ms, weight) in promised.items()
-    ]
-    stage.together(deadlines, asked)
-    assert stage.started(deadlines) == ["dear, urgent", "cheap, urgent", "soon", "late and dear"]
-    assert deadlines.stats()["num_policy_errors"] == 0
 
 
 def test_gateways_and_agents_say_it_in_their_own_words(server: SageServer) -> None:

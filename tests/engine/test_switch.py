@@ -69,9 +69,7 @@ def asked_while_it_switches(
     ("num_requests", "num_switches"),
     [(120, len(SWITCHES)), pytest.param(1000, 20, marks=pytest.mark.long)],
 )
-def test_no_request_is_lost_or_changed_by_switches(
-    server: SageServer, num_requests: int, num_switches: int
-) -> None:
+def test_switches_lose_nothing(server: SageServer, num_requests: int, num_switches: int) -> None:
     before, said_before = server.stats(), said_by_rank(server)
     asked = [(prompt, tokens % 24 + 2) for prompt, tokens in crowd(num_requests)]
     switched = asked_while_it_switches(server, asked, num_switches)

@@ -1,19 +1,11 @@
-"""Watches a server's /metrics for tests: Prometheus if it is on the PATH, else a reader of the
-expressions in docs/monitoring/alerts.yaml."""
+"""Reads the expressions of docs/monitoring/alerts.yaml on a server's /metrics."""
 
 from __future__ import annotations
 
 import operator
 import re
-import shutil
-import socket
-import subprocess
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import requests
 import yaml
@@ -37,88 +29,22 @@ def samples(server: Server) -> list[Sample]:
     ]
 
 
-class Watch(ABC):
-    """Of one server."""
+class Watch:
+    """The alerts of one server.
 
-    @abstractmethod
-    def firing(self) -> set[str]:
-        """The names of the alerts that fire now."""
-
-    def wait_for(self, alert: str) -> None:
-        wait_until(lambda: alert in self.firing())
-
-
-@contextmanager
-def watching(server: Server, folder: Path) -> Iterator[Watch]:
-    if (program := shutil.which("prometheus")) is None:
-        yield _Reader(server)
-    else:
-        with _prometheus(program, server, folder) as watch:
-            yield watch
-
-
-class _Prometheus(Watch):
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def firing(self) -> set[str]:
-        alerts = self.asked("alerts")["alerts"]
-        return {each["labels"]["alertname"] for each in alerts if each["state"] == "firing"}
-
-    def asked(self, what: str, **parameters: str) -> Any:
-        answer = requests.get(f"{self._url}/api/v1/{what}", params=parameters, timeout=60)
-        answer.raise_for_status()
-        return answer.json()["data"]
-
-
-@contextmanager
-def _prometheus(program: str, server: Server, folder: Path) -> Iterator[_Prometheus]:
-    """A real Prometheus with our configuration, at shorter intervals."""
-    rules = (MONITORING / "alerts.yaml").read_text()
-    rules = re.sub(r"for: \w+", "for: 0s", rules).replace("[5m]", f"[{_LOOKS_BACK_S}s]")
-    (folder / "alerts.yaml").write_text(rules)
-    config = (MONITORING / "prometheus.yaml").read_text()
-    config = re.sub(r"_interval: \w+", "_interval: 1s", config)
-    assert "127.0.0.1:30000" in config
-    (folder / "prometheus.yaml").write_text(
-        config.replace("127.0.0.1:30000", server.url.removeprefix("http://"))
-    )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    command = [
-        program,
-        f"--config.file={folder / 'prometheus.yaml'}",
-        f"--storage.tsdb.path={folder / 'data'}",
-        f"--web.listen-address={address}",
-    ]
-    with (folder / "prometheus.log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-        try:
-            watch = _Prometheus(f"http://{address}")
-            wait_until(lambda: _is_scraped(watch))
-            yield watch
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-def _is_scraped(watch: _Prometheus) -> bool:
-    try:
-        return bool(watch.asked("query", query="sage:policy_info == 1")["result"])
-    except requests.RequestException:
-        return False
-
-
-class _Reader(Watch):
-    """Reads only the forms of our expressions: a series, its rate or its increase, compared with a
-    number or with a share of another's increase; and several of these joined."""
+    Only the forms of our expressions are read: a series, its rate or its increase, compared with a
+    number or with a share of another's increase; and several of these joined.
+    """
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._seen: list[tuple[float, dict[str, float]]] = []
 
+    def wait_for(self, alert: str) -> None:
+        wait_until(lambda: alert in self.firing())
+
     def firing(self) -> set[str]:
+        """The names of the alerts that fire now."""
         now: dict[str, float] = {}
         for name, _, value in samples(self._server):
             now[name] = now.get(name, 0.0) + value

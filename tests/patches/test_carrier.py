@@ -37,9 +37,7 @@ def test_the_carrier_is_flat_enough_for_sglang() -> None:
 
 
 @given(distributions(), st.dictionaries(st.text(), st.integers()))
-def test_reserved_keys_are_stripped_and_the_others_kept(
-    lengths: LengthDistribution, others: dict[str, int]
-) -> None:
+def test_reserved_keys_are_stripped(lengths: LengthDistribution, others: dict[str, int]) -> None:
     others = {key: value for key, value in others.items() if not key.startswith("__sage")}
     assert strip({**others, **encode(lengths), "__sage_new": 1}) == others
 
@@ -70,9 +68,7 @@ GOOD = encode(LengthDistribution.from_samples([5, 9], "history"))
         {"__sage_source": ["history"]},
     ],
 )
-def test_a_malformed_carrier_is_an_error_that_the_scheduler_expects(
-    malformed: dict[str, Any],
-) -> None:
+def test_a_malformed_carrier_is_a_value_error(malformed: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r".+"):
         decode({**GOOD, **malformed})
     incomplete = {key: value for key, value in GOOD.items() if key not in malformed}

@@ -50,9 +50,7 @@ def test_it_grows_to_its_limit_and_keeps_what_is_latest(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_full_disk_ends_the_lines_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_ends_the_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Full(io.BytesIO):
         def write(self, line: object) -> int:
             raise OSError("no space left on device")
@@ -67,9 +65,7 @@ def test_a_full_disk_ends_the_lines_and_nothing_else(
     assert not file._lines  # nobody would take them
 
 
-def test_a_disk_that_hangs_costs_lines_and_no_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hanging_disk_costs_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("patches.json_lines._MOST_WAITING", 50)
     path = tmp_path / "trace.jsonl"
     os.mkfifo(path)  # nobody reads: to open it takes for ever

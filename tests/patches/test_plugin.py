@@ -63,9 +63,7 @@ print(sorted(touched))
     assert touched == "['__init__']"
 
 
-def test_the_help_of_serve_ends_with_what_is_ours(
-    nursery: Nursery, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_help_of_serve_names_ours(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
     become: list[list[str]] = []
     monkeypatch.setattr("os.execv", lambda program, command: become.append(command))
     assert serve_command.run(["--port", "30000"]) == 2  # without a model, without a traceback
@@ -201,9 +199,7 @@ print([hasattr(one, "__wrapped__") for one in (
     assert not record.exists()
 
 
-def test_on_the_command_line_the_last_line_says_what_is_wrong(
-    nursery: Nursery, tmp_path: Path
-) -> None:
+def test_the_last_line_names_the_error(nursery: Nursery, tmp_path: Path) -> None:
     (tmp_path / "sage.toml").write_text("")
     result = launch(nursery, "--sage-config", str(tmp_path / "sage.toml"))
     assert result.returncode == 1

@@ -17,9 +17,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert [path.name for path in file.parent.iterdir()] == ["file"]
 
 
-def test_what_another_could_have_placed_is_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_own_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, link, pipe = (tmp_path / name for name in ("file", "link", "pipe"))
     replace_own(file, b"content")
     link.symlink_to(file)
@@ -42,9 +40,7 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["~/x", "~nobody-at-all/x", "/tmp/\0x"])
-def test_where_no_file_can_be_the_error_says_why(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_impossible_paths_say_why(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the user has neither HOME nor an entry in passwd."""
     for name in ("HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)

@@ -65,9 +65,7 @@ def test_an_error_names_the_file(tmp_path: Path, name: str, content: bytes) -> N
         ("sage.yaml", "store:\n  path: [\n", "it is not YAML: while parsing"),
     ],
 )
-def test_what_is_not_toml_or_yaml_is_said_so_in_one_line(
-    tmp_path: Path, name: str, text: str, said: str
-) -> None:
+def test_a_syntax_error_is_one_line(tmp_path: Path, name: str, text: str, said: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError) as error:
         read_config(str(tmp_path / name))

@@ -154,9 +154,7 @@ def test_a_job_whose_move_costs_too_much_stays() -> None:
 
 
 @given(st.lists(st.integers(1, 700), min_size=1, max_size=30), st.sampled_from([1, 16]))
-def test_piggybacked_prefills_and_the_chunk_fill_a_pass_at_most(
-    lengths: list[int], page: int
-) -> None:
+def test_piggybacked_prefills_fit_the_pass(lengths: list[int], page: int) -> None:
     jobs = [job(2 + i, length) for i, length in enumerate(lengths)]
     view = replace(view_of("chunk 0:3000/512; run 1:50"), page_size=page)
     view = replace(view, waiting=jobs, num_arrivals=len(jobs) + 2)

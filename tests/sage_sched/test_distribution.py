@@ -21,9 +21,7 @@ def test_a_cap_moves_what_exceeds_it(lengths: LengthDistribution, cap: int) -> N
 
 
 @given(distributions(), st.integers(0, MAX_LENGTH))
-def test_survivors_are_longer_and_keep_their_proportions(
-    lengths: LengthDistribution, age: int
-) -> None:
+def test_survivors_keep_their_proportions(lengths: LengthDistribution, age: int) -> None:
     survivors = lengths.surviving(age)
     if survivors is None:
         assert lengths.lengths[-1] <= age
@@ -43,9 +41,7 @@ def test_a_mix_has_the_mixed_mean(
 
 
 @given(distributions(), st.integers(2, 20))
-def test_compressing_keeps_the_mean_and_bounds_the_atoms(
-    lengths: LengthDistribution, max_atoms: int
-) -> None:
+def test_compressing_keeps_the_mean(lengths: LengthDistribution, max_atoms: int) -> None:
     compressed = lengths.compressed(max_atoms)
     assert compressed.lengths.size <= max_atoms
     # Each group's mean is rounded to a whole token.
@@ -62,9 +58,7 @@ def test_a_quantile_is_the_first_length_to_reach_it(lengths: LengthDistribution,
 
 
 @given(distributions(), st.integers(1, 2 * MAX_LENGTH))
-def test_the_tail_is_one_share_in_n_plus_one_and_never_past_the_cap(
-    lengths: LengthDistribution, cap: int
-) -> None:
+def test_the_tail_is_one_share_in_n_plus_one(lengths: LengthDistribution, cap: int) -> None:
     tailed = lengths.with_tail(cap)
     assert tailed.lengths[-1] <= cap
     longest = int(lengths.lengths[-1])
@@ -74,9 +68,7 @@ def test_the_tail_is_one_share_in_n_plus_one_and_never_past_the_cap(
 
 
 @given(lengths_with_cuts)
-def test_censored_lengths_give_the_product_limit_estimate(
-    observations: list[tuple[int, bool]],
-) -> None:
+def test_censoring_gives_kaplan_and_meier(observations: list[tuple[int, bool]]) -> None:
     values = [value for value, _ in observations]
     cuts = [cut for _, cut in observations]
     estimate = LengthDistribution.from_samples(values, "history", censored=cuts)
@@ -109,9 +101,7 @@ def test_a_sample_of_zero_tokens_counts_as_one() -> None:
         ([1, 3], [1.0], 1.0),
     ],
 )
-def test_what_is_no_distribution_is_refused(
-    lengths: list[int], weights: list[float], samples: float
-) -> None:
+def test_junk_is_refused(lengths: list[int], weights: list[float], samples: float) -> None:
     with pytest.raises(ValueError, match=r".+"):
         LengthDistribution(
             np.array(lengths, dtype=np.int64), np.array(weights, dtype=float), samples, "prior"

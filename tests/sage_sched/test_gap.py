@@ -137,9 +137,7 @@ def test_what_is_prefilled_while_nobody_runs_holds_up_nobody() -> None:
         (1.0, 0.3, 320),
     ],
 )
-def test_cuts_take_no_more_than_their_share_of_the_time(
-    max_gap_ms: float, base_s: float, num_tokens: int
-) -> None:
+def test_cuts_take_a_share_at_most(max_gap_ms: float, base_s: float, num_tokens: int) -> None:
     server = replace(SERVER, step_time=replace(STEPS, prefill_base_s=base_s))
     gap = DecodeConfig(max_gap_ms).limits(policy_named("sage", {}, SERVER)).gap
     found = gap.within(UNLIMITED, view(job(), server=server)).prefill_tokens

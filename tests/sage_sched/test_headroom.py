@@ -52,9 +52,7 @@ def test_it_is_some_steps_and_no_more_than_half_the_pool(
 
 
 @given(st.integers(1, 200), st.sampled_from([1, 16, 64]), st.integers(1, 3000), st.integers(1, 300))
-def test_what_is_set_aside_is_what_the_steps_take(
-    num_steps: int, page: int, held_tokens: int, left: int
-) -> None:
+def test_tokens_set_aside(num_steps: int, page: int, held_tokens: int, left: int) -> None:
     one = Job(0, 10, 500 + left, None, 0, generated_tokens=500, held_tokens=held_tokens)
     (aside,) = Headroom(num_steps, page).set_aside_tokens([one])
     pages = {-(-tokens // page) for tokens in (held_tokens, held_tokens + min(num_steps, left))}

@@ -63,9 +63,7 @@ def test_the_index_is_positive_finite_and_constant_within_an_interval(
 
 
 @given(distributions(), st.integers(1, 3000))
-def test_past_the_longest_length_seen_it_keeps_rising_until_the_cap_is_in_reach(
-    lengths: LengthDistribution, input_tokens: int
-) -> None:
+def test_the_index_rises_past_all_lengths(lengths: LengthDistribution, input_tokens: int) -> None:
     cap = 1_000_000
     table = IndexTable(
         lengths,
@@ -99,9 +97,7 @@ def test_a_likely_short_answer_goes_before_a_surely_middling_one_of_lower_mean()
 
 
 @given(distributions(), st.sampled_from([0, 100, 700, 2000]))
-def test_the_mean_cost_is_the_mean_over_longer_answers(
-    lengths: LengthDistribution, age: int
-) -> None:
+def test_the_mean_cost_is_of_longer_answers(lengths: LengthDistribution, age: int) -> None:
     mean = MeanCost(lengths, num_steps, input_tokens=9, max_tokens=9000, interval_tokens=100)
     tailed = lengths.with_tail(9000)
     left = tailed.surviving(age)

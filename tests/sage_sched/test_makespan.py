@@ -74,9 +74,7 @@ def test_a_running_sample_counts_as_at_least_so_long() -> None:
 @pytest.mark.parametrize(
     ("free_slots", "level", "starts"), [(1, 0, False), (12, 0, True), (1, -1, True)]
 )
-def test_starts_wait_until_several_slots_are_free(
-    free_slots: int, level: int, starts: bool
-) -> None:
+def test_starts_wait_for_several_slots(free_slots: int, level: int, starts: bool) -> None:
     running = [job(200, arrival=i) for i in range(20)]
     queue = [job(200, arrival=20 + i, level=level) for i in range(20)]
     policy = policy_with(*running, *queue)

@@ -37,9 +37,7 @@ def queues(draw: st.DrawFn) -> list[Job]:
 
 
 @given(queues())
-def test_ranked_jobs_are_sorted_and_the_others_are_where_as_many_came_before(
-    queue: list[Job],
-) -> None:
+def test_ranked_jobs_are_sorted_and_others_keep_their_places(queue: list[Job]) -> None:
     policy = sage()
     order = serving_order(policy, waiting(*queue))
     assert sorted(order) == list(range(len(queue)))

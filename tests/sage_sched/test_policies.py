@@ -96,9 +96,7 @@ def test_equals_go_in_order_of_arrival(name: str) -> None:
 
 @pytest.mark.parametrize("name", policy_names())
 @given(lengths=distributions(max_size=6), age=st.integers(0, 6000), served=st.integers(0, 10**6))
-def test_every_key_is_a_number(
-    name: str, lengths: LengthDistribution, age: int, served: int
-) -> None:
+def test_keys_are_numbers(name: str, lengths: LengthDistribution, age: int, served: int) -> None:
     one = job(1, served=served // 2)
     one.distribution = lengths
     policy = ranking(name, one)

@@ -75,9 +75,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         policy_type("sega")
 
 
-def test_packages_have_sections_of_their_own_and_a_bad_one_harms_nobody_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packages_add_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "theirs.py").write_text(_THEIRS, encoding="utf-8")
     environment: dict[str, str] = {}
     for name, source in (

@@ -96,9 +96,7 @@ def test_a_policy_that_cannot_rank_anew_costs_one_pass(monkeypatch: pytest.Monke
     assert decide(waiting(job), policy).order == [0]
 
 
-def test_so_many_a_plan_are_ranked_anew_first_those_that_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_running_jobs_are_ranked_anew_first(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = policy_named("sage", {"sage": SageParameters(ttft_ms=math.inf)}, BEFORE)
     among = jobs(policy)
     view = replace(waiting(*among[20:]), running=among[:20], num_arrivals=90)

@@ -68,7 +68,7 @@ def keys(engine: Engine, step_time: StepTime) -> list[float]:
 
 @pytest.mark.parametrize("engine", [H800_QWEN3_32B, PRESETS["a100-qwen1.5-7b"]])
 @pytest.mark.parametrize("wrong", [lambda truth: times(truth, 5), exchanged, lambda truth: SHIPPED])
-def test_from_a_wrong_start_the_order_is_right_after_two_minutes(engine: Engine, wrong) -> None:  # type: ignore[no-untyped-def]
+def test_the_order_is_right_after_two_minutes(engine: Engine, wrong) -> None:  # type: ignore[no-untyped-def]
     truth = engine.step_time
     learner = StepLearner(wrong(truth))
     found = learned(learner, within(steps(truth, 0, rate=3.0), TRAFFIC_S))

@@ -23,9 +23,7 @@ def kept_in_part_s(server: ServerFacts, kv_tokens: int, saved_tokens: int) -> fl
 
 
 @given(servers(), st.integers(1, 300))
-def test_to_save_a_part_of_the_kv_is_never_cheaper_than_all_or_nothing(
-    server: ServerFacts, kv_tokens: int
-) -> None:
+def test_saving_part_of_the_kv_is_never_cheaper(server: ServerFacts, kv_tokens: int) -> None:
     # Semantic scheduling's equations (3) to (6) look for the best part; their (6) is no minimum.
     best = min(kept_in_part_s(server, kv_tokens, n) for n in range(kv_tokens + 1))
     all_or_nothing = min(server.swap_s(kv_tokens), server.recompute_s(kv_tokens))
@@ -33,8 +31,6 @@ def test_to_save_a_part_of_the_kv_is_never_cheaper_than_all_or_nothing(
 
 
 @given(servers(), st.integers(1, 300), st.data())
-def test_what_is_cached_makes_a_prefill_no_dearer(
-    server: ServerFacts, kv_tokens: int, data: st.DataObject
-) -> None:
+def test_cached_tokens_save_time(server: ServerFacts, kv_tokens: int, data: st.DataObject) -> None:
     cached = data.draw(st.integers(0, kv_tokens))
     assert server.recompute_s(kv_tokens, cached) <= server.recompute_s(kv_tokens) * (1 + 1e-9)

@@ -170,9 +170,7 @@ def changes(draw: st.DrawFn) -> Iterator[tuple[list[object], list[object]]]:
 
 
 @given(changes())
-def test_who_has_come_and_gone_is_found_whatever_has_become_of_the_rest(
-    lists: list[list[object]],
-) -> None:
+def test_items_that_came_and_left_are_found(lists: list[list[object]]) -> None:
     followed, before = Followed[object](), list[object]()
     for items in lists:
         gone, came, start, end = followed.look(items)

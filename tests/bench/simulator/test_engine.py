@@ -105,7 +105,7 @@ def test_a_full_batch_stays_so_until_a_request_leaves() -> None:
 @pytest.mark.parametrize("is_mixed", [True, False])
 @pytest.mark.parametrize("decode", [DecodeConfig(), DecodeConfig(max_gap_ms=22.0)])
 @pytest.mark.parametrize("hints", [NO_HINTS, Hints(tpot_slo_ms=1.0)])
-def test_a_prompt_in_many_chunks_goes_on_though_none_of_the_others_may_leave(
+def test_a_chunked_prompt_is_never_stuck(
     is_mixed: bool, decode: DecodeConfig, hints: Hints
 ) -> None:
     # The prompt fits as it enters, with room for a few steps of the others. It takes more.

@@ -159,9 +159,7 @@ def test_bench_serving_has_lengths_and_no_arrivals(tmp_path: Path) -> None:
         ('{"t": 1, "input_tokens": 3, "output": "So."}', "--tokenizer MODEL_PATH counts"),
     ],
 )
-def test_what_holds_no_request_is_named_and_says_what_is_missing(
-    tmp_path: Path, text: str, said: str
-) -> None:
+def test_a_log_without_requests_names_the_gap(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         read(tmp_path / "log", text)
     with pytest.raises(UserError, match="no-such-file"):

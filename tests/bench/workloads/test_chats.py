@@ -29,9 +29,7 @@ def test_prompts_are_distinct_and_lengths_vary_within_a_kind() -> None:
     assert all(len(set(by_kind[kind])) > 5 for kind in by_kind if kind != "essay")
 
 
-def test_lengths_of_other_prompts_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_prompts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = json.loads(chats.LENGTHS_FILE.read_text("ascii")) | {"prompts_hash": "of others"}
     (tmp_path / "lengths.json").write_text(json.dumps(known))
     monkeypatch.setattr(chats, "LENGTHS_FILE", tmp_path / "lengths.json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from bench.engines.server.policy_server import CPU_ENGINE_FLAGS, CPU_ENV
 from tests.checks.exactness import STRICT, TWO_RANKS
@@ -101,178 +102,92 @@ class Configuration:
         return {**_CHECKS, **self.env}
 
 
-def _configurations() -> list[Configuration]:
-    return [
-        Configuration(
-            name="documents",
-            pool_tokens=2000,
-            num_slots=8,
-            mix=Mix(
-                max_tokens=900,
-                families={"documents": 5.0, "chats": 1.0, "agents": 2.0, "singles": 1.0},
-                leaving=0.1,
-            ),
+_CHUNKED = ("--chunked-prefill-size", "64")
+_MIXED = (*_CHUNKED, "--enable-mixed-chunk")
+_WHOLE = ("--chunked-prefill-size", "-1")
+_PAGED = ("--page-size", "16")
+_CALM = Mix(max_tokens=400, troubles=_CALM_TROUBLES)
+_LOOKED_AT = _CALM_TROUBLES | {Trouble.LOOK: 1.0}
+# A server with an admin's eyes on it, whose clients say how important they are.
+_claimed = partial(
+    Configuration, pool_tokens=900, starved_flags=_COUNTED, settings=_CLAIMED, mix=_CLAIMING
+)
+_LIST = [
+    Configuration(
+        name="documents", pool_tokens=2000, num_slots=8,
+        mix=Mix(
+            max_tokens=900, leaving=0.1,
+            families={"documents": 5.0, "chats": 1.0, "agents": 2.0, "singles": 1.0},
         ),
+    ),
+    Configuration(
+        name="sage", policy="sage", pool_tokens=1000,
+        mix=Mix(troubles=_ALL_TROUBLES, max_troubles=4),
+    ),
+    Configuration(
+        name="paged", flags=(*_PAGED, "--disable-overlap-schedule"), pool_tokens=1280,
+        mix=Mix(penalties=True, grammar=0.15, troubles=_CALM_TROUBLES),
+    ),
+    *(
         Configuration(
-            name="sage",
-            policy="sage",
-            pool_tokens=1000,
-            mix=Mix(troubles=_ALL_TROUBLES, max_troubles=4),
+            name=name, flags=("--grammar-backend", name), pool_tokens=900, mix=_STRUCTURED
+        )
+        for name in ("llguidance", "outlines")
+    ),
+    Configuration(name="mixed", flags=_MIXED, pool_tokens=900, mix=replace(_CALM, grammar=0.1)),
+    Configuration(
+        name="chunked", policy="sage", flags=("--chunked-prefill-size", "32", *_PAGED),
+        pool_tokens=1280, num_slots=8, mix=replace(_CALM, max_tokens=600),
+    ),
+    Configuration(name="fickle", policy="fickle", flags=_CHUNKED, pool_tokens=900, mix=_CALM),
+    Configuration(
+        name="fickle-mixed", policy="fickle", flags=(*_MIXED, *_PAGED), pool_tokens=1280, mix=_CALM
+    ),
+    _claimed(name="urgency", policy="urgency", flags=_CHUNKED),
+    _claimed(
+        name="proserve", policy="proserve", flags=(*_MIXED, *_PAGED), pool_tokens=1280,
+        mix=replace(_CLAIMING, max_tokens=500),
+    ),
+    _claimed(
+        name="qllm", policy="qllm", flags=(*_WHOLE, "--disable-overlap-schedule"),
+        settings=_CLAIMED + "[policy.qllm]\nlevel_pools = 0.2\n",
+    ),
+    _claimed(
+        name="two-ranks", policy="picky", flags=("--tp-size", "2"), env=TWO_RANKS,
+        mix=replace(_CLAIMING, num_talks=20, num_stop_ids=1),
+    ),
+    _claimed(
+        name="two-replicas", policy="sage", pool_tokens=700,
+        starved_flags=("--dp-size", "2", *_COUNTED), env={"SGLANG_CPU_OMP_THREADS_BIND": "0|1"},
+        settings=_CLAIMED + '[router]\ndispatch = "predicted-cost"\n',
+        mix=replace(_CLAIMING, max_tokens=350, troubles=_LOOKED_AT),
+    ),
+    _claimed(
+        name="sessions", pool_tokens=2000, num_slots=8,
+        starved_flags=("--enable-streaming-session", *_WHOLE, *_COUNTED),
+        mix=replace(
+            _CLAIMING, families=_WITH_SESSIONS, policies=_POLICIES_OF_SESSIONS, max_tokens=450,
+            num_talks=20, troubles=_LOOKED_AT,
         ),
-        Configuration(
-            name="paged",
-            flags=("--page-size", "16", "--disable-overlap-schedule"),
-            pool_tokens=1280,
-            mix=Mix(penalties=True, grammar=0.15, troubles=_CALM_TROUBLES),
+    ),
+    # All at once. Few sessions, as open ones that hold all slots stop all other requests.
+    _claimed(
+        name="chaos", flags=(*_MIXED, "--disable-overlap-schedule"), pool_tokens=1000,
+        starved_flags=("--enable-streaming-session", "--enable-session-radix-cache", *_COUNTED),
+        mix=replace(
+            _CLAIMING, policies=_POLICIES_OF_SESSIONS, grammar=0.05, penalties=True, max_switches=6,
+            families=_WITH_SESSIONS
+            | {"streaming sessions": 1.0, "agents": 1.0, "batches": 0.7, "messages": 0.7},
         ),
-        Configuration(
-            name="llguidance",
-            flags=("--grammar-backend", "llguidance"),
-            pool_tokens=900,
-            mix=_STRUCTURED,
-        ),
-        Configuration(
-            name="outlines",
-            flags=("--grammar-backend", "outlines"),
-            pool_tokens=900,
-            mix=_STRUCTURED,
-        ),
-        Configuration(
-            name="mixed",
-            flags=("--chunked-prefill-size", "64", "--enable-mixed-chunk"),
-            pool_tokens=900,
-            mix=Mix(max_tokens=400, grammar=0.1, troubles=_CALM_TROUBLES),
-        ),
-        Configuration(
-            name="chunked",
-            policy="sage",
-            flags=("--chunked-prefill-size", "32", "--page-size", "16"),
-            pool_tokens=1280,
-            num_slots=8,
-            mix=Mix(max_tokens=600, troubles=_CALM_TROUBLES),
-        ),
-        Configuration(
-            name="fickle",
-            policy="fickle",
-            flags=("--chunked-prefill-size", "64"),
-            pool_tokens=900,
-            mix=Mix(max_tokens=400, troubles=_CALM_TROUBLES),
-        ),
-        Configuration(
-            name="fickle-mixed",
-            policy="fickle",
-            flags=("--chunked-prefill-size", "64", "--enable-mixed-chunk", "--page-size", "16"),
-            pool_tokens=1280,
-            mix=Mix(max_tokens=400, troubles=_CALM_TROUBLES),
-        ),
-        Configuration(
-            name="urgency",
-            policy="urgency",
-            flags=("--chunked-prefill-size", "64"),
-            pool_tokens=900,
-            starved_flags=_COUNTED,
-            settings=_CLAIMED,
-            mix=_CLAIMING,
-        ),
-        Configuration(
-            name="proserve",
-            policy="proserve",
-            flags=("--chunked-prefill-size", "64", "--enable-mixed-chunk", "--page-size", "16"),
-            pool_tokens=1280,
-            starved_flags=_COUNTED,
-            settings=_CLAIMED,
-            mix=replace(_CLAIMING, max_tokens=500),
-        ),
-        Configuration(
-            name="qllm",
-            policy="qllm",
-            flags=("--chunked-prefill-size", "-1", "--disable-overlap-schedule"),
-            pool_tokens=900,
-            starved_flags=_COUNTED,
-            settings=_CLAIMED + "[policy.qllm]\nlevel_pools = 0.2\n",
-            mix=_CLAIMING,
-        ),
-        Configuration(
-            name="two-ranks",
-            policy="picky",
-            flags=("--tp-size", "2"),
-            pool_tokens=900,
-            starved_flags=_COUNTED,
-            env=TWO_RANKS,
-            settings=_CLAIMED,
-            mix=replace(_CLAIMING, num_talks=20, num_stop_ids=1),
-        ),
-        Configuration(
-            name="two-replicas",
-            policy="sage",
-            pool_tokens=700,
-            starved_flags=("--dp-size", "2", *_COUNTED),
-            env={"SGLANG_CPU_OMP_THREADS_BIND": "0|1"},
-            settings=_CLAIMED + '[router]\ndispatch = "predicted-cost"\n',
-            mix=replace(_CLAIMING, max_tokens=350, troubles=_CALM_TROUBLES | {Trouble.LOOK: 1.0}),
-        ),
-        Configuration(
-            name="sessions",
-            pool_tokens=2000,
-            num_slots=8,
-            starved_flags=(
-                "--enable-streaming-session",
-                "--chunked-prefill-size",
-                "-1",
-                *_COUNTED,
-            ),
-            settings=_CLAIMED,
-            mix=replace(
-                _CLAIMING,
-                families=_WITH_SESSIONS,
-                policies=_POLICIES_OF_SESSIONS,
-                max_tokens=450,
-                num_talks=20,
-                troubles=_CALM_TROUBLES | {Trouble.LOOK: 1.0},
-            ),
-        ),
-        # All at once.
-        Configuration(
-            name="chaos",
-            flags=(
-                *("--chunked-prefill-size", "64", "--enable-mixed-chunk"),
-                "--disable-overlap-schedule",
-            ),
-            pool_tokens=1000,
-            starved_flags=("--enable-streaming-session", "--enable-session-radix-cache", *_COUNTED),
-            settings=_CLAIMED,
-            mix=replace(
-                _CLAIMING,
-                # Few, as open sessions that hold all slots stop all others.
-                families={
-                    **_WITH_SESSIONS,
-                    "streaming sessions": 1.0,
-                    "agents": 1.0,
-                    "batches": 0.7,
-                    "messages": 0.7,
-                },
-                policies=_POLICIES_OF_SESSIONS,
-                grammar=0.05,
-                penalties=True,
-                max_switches=6,
-            ),
-        ),
-        Configuration(
-            name="computed-again",
-            policy="sage",
-            settings=_COMPUTED_AGAIN,
-            pool_tokens=900,
-            mix=Mix(max_tokens=400, troubles=_ALL_TROUBLES),
-        ),
-        # SGLang itself in the same straits: what fails here is not ours.
-        Configuration(
-            name="stock",
-            policy="fcfs",
-            settings="",
-            pool_tokens=1000,
-            mix=Mix(troubles=_ALL_TROUBLES, grammar=0.1, max_troubles=4),
-        ),
-    ]
-
-
-CONFIGURATIONS: Mapping[str, Configuration] = {one.name: one for one in _configurations()}
+    ),
+    Configuration(
+        name="computed-again", policy="sage", settings=_COMPUTED_AGAIN, pool_tokens=900,
+        mix=Mix(max_tokens=400, troubles=_ALL_TROUBLES),
+    ),
+    # SGLang itself under the same conditions: what fails here is not ours.
+    Configuration(
+        name="stock", policy="fcfs", settings="", pool_tokens=1000,
+        mix=Mix(troubles=_ALL_TROUBLES, grammar=0.1, max_troubles=4),
+    ),
+]  # fmt: skip
+CONFIGURATIONS: Mapping[str, Configuration] = {one.name: one for one in _LIST}

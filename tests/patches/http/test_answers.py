@@ -9,9 +9,7 @@ import pytest
 from tests.patches.http.conftest import EOS, Client, Manager, generate
 
 
-def test_the_history_hears_of_a_long_answer_at_each_doubling(
-    manager: Manager, client: Client
-) -> None:
+def test_the_history_hears_of_each_doubling(manager: Manager, client: Client) -> None:
     manager.receive(generate(rid="a"))
     for num_tokens in range(1, 301):
         manager.answer("a", num_tokens, None)

@@ -92,9 +92,7 @@ def scope(sampling: dict[str, Any] | None = None, **fields: Any) -> Scope:
         ({"ignore_eos": True}, SHAPED),
     ],
 )
-def test_what_decides_where_an_answer_ends_is_its_scopes_limit(
-    sampling: dict[str, Any], end: str | None
-) -> None:
+def test_limits_that_end_answers_name_scopes(sampling: dict[str, Any], end: str | None) -> None:
     found = scope(sampling)
     assert bool(found.limits) is (end is not None)
     assert found.end == (end or OWN)

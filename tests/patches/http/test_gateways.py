@@ -49,9 +49,7 @@ def test_the_last_of_several_headers_counts() -> None:
         ({"x-dynamo-request-priority": f"{-(2**63) - 1}"}, {}, f"{-(2**63) - 1}"),
     ],
 )
-def test_an_unreadable_hint_is_refused(
-    headers: dict[str, str], hints: dict[str, Any], named: str
-) -> None:
+def test_bad_hints_are_refused(headers: dict[str, str], hints: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=re.escape(named)):
         gateway_hints("body", headers, {"nvext": {"agent_hints": hints}})
 

@@ -160,9 +160,7 @@ def test_sessions_of_sglang_are_hinted_as_they_are_closed(
     assert hints(manager, generate(**fields)).session == (session and session_of(session))
 
 
-def test_a_chat_is_a_session_of_its_adapter_unless_it_has_several_samples(
-    make_manager: Callable[..., Manager],
-) -> None:
+def test_a_chat_of_one_sample_is_a_session(make_manager: Callable[..., Manager]) -> None:
     manager = make_manager()
 
     def session(messages: list[Any] = TALK, **fields: Any) -> str:
@@ -186,9 +184,7 @@ def test_a_chat_is_a_session_of_its_adapter_unless_it_has_several_samples(
         ([("user", [{"type": "image_url"}, {"type": "text", "text": "a"}])], "a"),
     ],
 )
-def test_a_chat_is_predicted_by_its_last_user_message(
-    messages: list[tuple[str, Any]], text: str | None
-) -> None:
+def test_the_last_user_message_counts(messages: list[tuple[str, Any]], text: str | None) -> None:
     class Part:
         def __init__(self, **fields: Any) -> None:
             vars(self).update(fields)

@@ -58,9 +58,7 @@ def test_the_builtin_one_knows_complaints_and_takes_all_else_for_the_middle() ->
     assert round(float(flagged.sum() / counted[:5].sum()), 2) == 0.38
 
 
-def test_a_guess_that_fails_is_counted_and_its_request_is_as_most(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_guess_is_counted(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     guess = UrgencyGuess(UrgencyConfig(model))
     monkeypatch.setattr(UrgencyHead, "level", lambda self, text: 1 // 0)
     for _ in range(2):

@@ -107,9 +107,7 @@ OVERRIDES = PositionalEmbeds([torch.zeros(2)], [0])
         ({"logit_bias": {"5": "x"}}, {"logit_bias": None}),
     ],
 )
-def test_sampling_that_would_end_a_scheduler_is_refused(
-    wrong: dict[str, Any], right: dict[str, Any]
-) -> None:
+def test_sampling_that_ends_a_server_fails(wrong: dict[str, Any], right: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         check_tokenized(MANAGER, asked(), tokenized([3], sampling=wrong))
     check_tokenized(MANAGER, asked(), tokenized([3], sampling=right))
@@ -128,9 +126,7 @@ def test_sampling_that_would_end_a_scheduler_is_refused(
         ),
     ],
 )
-def test_numbers_that_would_end_a_scheduler_are_refused(
-    field: str, wrong: list[Any], right: list[Any]
-) -> None:
+def test_numbers_that_end_a_server_fail(field: str, wrong: list[Any], right: list[Any]) -> None:
     for value in wrong:
         with pytest.raises(ValueError, match=field):
             check_tokenized(MANAGER, asked(), tokenized(array("q", [3, 4]), **{field: value}))

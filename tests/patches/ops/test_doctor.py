@@ -306,9 +306,7 @@ def test_other_packages_warnings_are_not_among_what_it_says(patient: Patient) ->
         *(({}, given, "see flags") for given in ("many", "9" * 30, "9" * 5000)),
     ],
 )
-def test_it_says_what_a_chunk_costs_running_answers(
-    settings: dict[str, object], given: str | None, said: str
-) -> None:
+def test_a_chunks_cost_is_named(settings: dict[str, object], given: str | None, said: str) -> None:
     found = checks.chunks(SageConfig.parse(settings), {"chunked_prefill_size": given})
     assert said in found
     assert isinstance(found, checks.Note)

@@ -127,9 +127,7 @@ def test_damaged_lines_are_left_out(
         assert capsys.readouterr().err == ""
 
 
-def test_what_a_client_chose_cannot_act_on_a_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ids_cannot_act_on_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     yields = {"t": 2.0, "is": "preempt", "rid": CONTROL, "to": "b", "reason": "x", "way": "y"}
     events = [came(0.0, CONTROL, 0, 9), came(0.0, "b", 1, 3), starts(1.0, CONTROL, 1.0), yields]
     (tmp_path / "trace").write_text("\n".join(map(json.dumps, [*events, ends(3.0, "\ud800")])))

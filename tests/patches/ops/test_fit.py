@@ -29,9 +29,7 @@ def test_the_page_names_the_releases_that_are_supported() -> None:
     assert sorted(supported) == sorted(SUPPORTED_RELEASES)
 
 
-def test_a_package_that_sglang_wants_and_is_not_installed_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "wanting").mkdir()
     (tmp_path / "wanting" / "__init__.py").write_text("")
     (tmp_path / "wanting" / "batch.py").write_text("import not_installed_here\nclass Batch: ...\n")

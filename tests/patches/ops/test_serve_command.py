@@ -27,9 +27,7 @@ SAGE = ["--schedule-policy", "sage"]
         (["M", "--schedule-conservativeness", "1", "--their-own-flag", "x"], "", False),
     ],
 )
-def test_a_policy_is_added_unless_sglang_would_find_one(
-    argv: list[str], file: str, is_named: bool, tmp_path: Path
-) -> None:
+def test_a_policy_is_added(argv: list[str], file: str, is_named: bool, tmp_path: Path) -> None:
     (tmp_path / "server.yaml").write_text(file)
     argv = [arg.format(file=tmp_path / "server.yaml") for arg in argv]
     assert with_policy(argv) == (argv if is_named else [*argv, *SAGE])

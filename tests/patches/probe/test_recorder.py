@@ -39,9 +39,7 @@ def test_states_and_lengths_are_recorded_for_the_owner_alone(rank: Rank, tmp_pat
     assert recorder.stats()["num_rows"] >= 2
 
 
-def test_a_full_disk_ends_the_recording_and_nothing_else(
-    rank: Rank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_ends_it(rank: Rank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: object, **kw: object) -> int:
         raise OSError(28, "No space left on device")
 
@@ -53,9 +51,7 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(
     assert recorder.stats()["num_rows"] == 1
 
 
-def test_the_oldest_states_make_room(
-    rank: Rank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_states_make_room(rank: Rank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("patches.probe.recorder._SEGMENT_BYTES", 1000)
     recorder = Recorder(tmp_path, 3000, [0], ABOUT)
     for number in range(1, 401):

@@ -26,9 +26,7 @@ def read(rank: Rank, age: int, logits: Any = LONG, num_others: int = 0) -> Any:
     return rank.probing.polled()
 
 
-def test_scores_are_repeated_until_they_come_back_and_count_once(
-    rank: Rank, other_rank: Rank
-) -> None:
+def test_scores_are_repeated_until_they_return(rank: Rank, other_rank: Rank) -> None:
     first = read(rank, 1)
     assert isinstance(first, Scores)
     assert rank.job.revision == 0  # on rank 0, too, only what has come counts

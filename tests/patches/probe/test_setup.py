@@ -88,9 +88,7 @@ def test_a_damaged_probe_and_none_at_all_stop_the_start(model: Path, tmp_path: P
         {"disaggregation_mode": "decode"},
     ],
 )
-def test_what_it_does_not_go_with_is_refused(
-    model: Path, tmp_path: Path, flag: dict[str, object]
-) -> None:
+def test_unfit_servers_are_refused(model: Path, tmp_path: Path, flag: dict[str, object]) -> None:
     with pytest.raises(UnsupportedServerError, match=next(iter(flag)).replace("_", "-")):
         refuse(model, policy="sage", record=str(tmp_path), **flag)
     refuse(model, policy="sage", **flag)

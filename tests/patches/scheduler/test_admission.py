@@ -39,9 +39,7 @@ def reserved_tokens(policy: str, prompt_tokens: int) -> int:
 
 
 @pytest.mark.parametrize(("policy", "answer_tokens"), [("sage", 20), ("fcfs", 1000)])
-def test_the_last_chunk_reserves_the_headroom_and_not_the_cap(
-    policy: str, answer_tokens: int
-) -> None:
+def test_the_last_chunk_reserves_headroom(policy: str, answer_tokens: int) -> None:
     last_tokens = reserved_tokens(policy, CHUNK_TOKENS) - CHUNK_TOKENS
     assert answer_tokens <= last_tokens < answer_tokens + 8
     # An earlier chunk reserves nothing for the answer.

@@ -44,9 +44,7 @@ def roomy() -> FullServer:
     return server
 
 
-def test_a_policy_that_fails_costs_the_plan_and_no_request(
-    full: FullServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_policy_error_costs_one_plan(full: FullServer, monkeypatch: pytest.MonkeyPatch) -> None:
     full.next_step()
     expected = [*full.take_pass()]
     monkeypatch.setattr(Sage, "should_preempt", fail)
@@ -69,9 +67,7 @@ def test_nothing_of_a_view_outlives_its_pass(full: FullServer) -> None:
     assert not [view for view in views if ours & {*view.running}]
 
 
-def test_a_request_that_cannot_leave_costs_no_slot(
-    full: FullServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_move_costs_no_slot(full: FullServer, monkeypatch: pytest.MonkeyPatch) -> None:
     best = full.batch.reqs.pop(0)
     best.output_ids = array("q")
     best.sage.job.grow(0)
@@ -215,9 +211,7 @@ def test_a_pass_keeps_to_its_budget_in_whole_units(
     assert roomy.hooks["shortest_prefill_chunk_limit"](lambda: 5) == 5
 
 
-def test_a_pass_that_only_decodes_loses_no_request(
-    roomy: FullServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decoding_only_loses_nothing(roomy: FullServer, monkeypatch: pytest.MonkeyPatch) -> None:
     before, seen = [*roomy.waiting], []
     monkeypatch.setattr(Sage, "budget", lambda self, view: Budget(prefill_tokens=0))
     roomy.take_pass(lambda batch: seen.extend(roomy.waiting))
@@ -229,9 +223,7 @@ def test_a_pass_that_only_decodes_loses_no_request(
     assert same([*roomy.waiting, roomy.scheduler.chunked_req], before)
 
 
-def test_a_chunk_goes_on_if_a_decode_might_run_out_of_memory(
-    roomy: FullServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chunk_goes_on_without_room(roomy: FullServer, monkeypatch: pytest.MonkeyPatch) -> None:
     roomy.scheduler.chunked_req = roomy.waiting.pop()
     monkeypatch.setattr(Sage, "budget", lambda self, view: Budget(prefill_tokens=0))
     roomy.batch.check_decode_mem = lambda: False

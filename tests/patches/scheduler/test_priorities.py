@@ -17,9 +17,7 @@ def prioritized(**attributes: object) -> Server:
 
 
 @pytest.mark.parametrize(("low_first", "expected"), [(False, [5, 0, -1]), (True, [-1, 0, 5])])
-def test_a_higher_priority_is_a_smaller_level_and_none_the_largest(
-    low_first: bool, expected: list[int]
-) -> None:
+def test_a_higher_priority_is_a_smaller_level(low_first: bool, expected: list[int]) -> None:
     server = prioritized(schedule_low_priority_values_first=low_first)
     reqs = [make_request([9]) for _ in range(4)]
     for req, req.priority in zip(reqs, (0, None, 5, -1), strict=True):

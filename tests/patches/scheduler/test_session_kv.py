@@ -35,9 +35,7 @@ def tree(monkeypatch: pytest.MonkeyPatch) -> UnifiedRadixCache:
     return UnifiedRadixCache(params)
 
 
-def test_a_pass_counts_a_part_of_the_sessions_and_none_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, tree: UnifiedRadixCache
-) -> None:
+def test_sessions_are_counted(monkeypatch: pytest.MonkeyPatch, tree: UnifiedRadixCache) -> None:
     monkeypatch.setattr(session_kv, "_NUM_COUNTED", 4)
     no_returns = SimpleNamespace(limits=Limits())
     kept = SessionKv(SimpleNamespace(tree_cache=tree, sage=no_returns))

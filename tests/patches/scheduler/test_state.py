@@ -110,9 +110,7 @@ class TestFailingPolicy:
         monkeypatch.undo()
         assert server.ordered(queue) == [short_one, long_one]
 
-    def test_sglang_chooses_which_requests_it_retracts(
-        self, server: Server, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_sglang_retracts(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         running = server.arrive(make_request(LONG), make_request(SHORT))
         assert server.state.retention_order(running, [0, 1]) == [1, 0]
         for req in running:
@@ -121,9 +119,7 @@ class TestFailingPolicy:
         assert server.state.retention_order(running, [0, 1]) == [0, 1]
         assert server.stats()["num_policy_errors"] == 1
 
-    def test_an_end_and_step_times_are_counted(
-        self, server: Server, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_other_calls_are_counted(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         (req,) = server.arrive(make_request(SHORT))
         for name in ("on_server", "on_end"):
             monkeypatch.setattr(Sage, name, fail)
@@ -200,9 +196,7 @@ def test_memory_is_not_short_if_a_last_token_is_on_its_way(server: Server) -> No
         assert is_short(scheduler, batch) is server.state.view(batch).is_short is expected
 
 
-def test_a_plan_without_an_order_gives_no_places(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_order_gives_no_places(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     long_one, short_one = queue = server.queue(make_request(LONG), make_request(SHORT))
     yields = Plan((), (Preempt(long_one.sage.job, PreemptionMode.SWAP, "memory runs out"),))
     with monkeypatch.context() as patch:

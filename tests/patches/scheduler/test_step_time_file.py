@@ -67,7 +67,7 @@ def test_one_of_another_kind_does_not(caplog: pytest.LogCaptureFixture) -> None:
         lambda text: "\ud800".encode("utf-8", "surrogatepass").decode("latin-1"),
     ],
 )
-def test_a_damaged_one_is_ignored(damage, caplog: pytest.LogCaptureFixture) -> None:  # type: ignore[no-untyped-def]
+def test_a_damaged_file_is_ignored(damage, caplog: pytest.LogCaptureFixture) -> None:  # type: ignore[no-untyped-def]
     path = written().path
     path.write_text(damage(path.read_text()), encoding="latin-1")
     assert no_use(caplog)
@@ -92,9 +92,7 @@ def test_what_is_no_file_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
     assert no_use(caplog)
 
 
-def test_a_disk_that_does_not_take_it_costs_one_log_line(
-    cache: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_costs_one_log_line(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     cache.parent.mkdir()
     cache.write_text("in the way")
     file = StepTimeFile(SERVER)

@@ -92,9 +92,7 @@ def test_on_a_plain_server_plain_requests_yield() -> None:
         ({"strip_thinking_cache": True}, "--strip-thinking-cache"),
     ],
 )
-def test_a_server_with_anything_else_has_none_that_yields(
-    what: dict[str, Any], reason: str
-) -> None:
+def test_unknown_servers_preempt_nothing(what: dict[str, Any], reason: str) -> None:
     assert reason in str(why_none_is_preemptible(scheduler(**what)))
 
 

@@ -98,9 +98,7 @@ def test_a_refused_value_changes_nothing(server: Server, changes: Any, why: str)
     assert server.stats()["num_switches"] == 0
 
 
-def test_a_policy_that_cannot_be_set_up_leaves_the_old_one(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_policy_leaves_the_old(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sage, "__init__", fail)
     policy = server.state.policy
     assert "cannot be set up: a bug" in change(server, {"policy": {"sage": {}}}).refusal
@@ -236,9 +234,7 @@ def test_a_body_too_long_is_read_no_further() -> None:
     assert num_read == 66
 
 
-def test_a_scheduler_goes_on_after_any_error(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_error_is_survived(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     def half_a_character(*args: object) -> None:
         raise ConfigError("\ud800")
 

@@ -19,9 +19,7 @@ prompts = st.lists(st.integers(0, 2), max_size=40)
 
 
 @given(prompts, prompts, prompts)
-def test_the_common_length_is_that_of_the_longest_common_prefix(
-    prefix: list[int], one: list[int], two: list[int]
-) -> None:
+def test_the_common_prefix_is_found(prefix: list[int], one: list[int], two: list[int]) -> None:
     one, two = prefix * 3 + one, prefix * 3 + two
     alike = takewhile(lambda pair: pair[0] == pair[1], zip(one, two, strict=False))
     assert common_length(array("q", one), array("q", two)) == len([*alike])
@@ -34,9 +32,7 @@ def test_the_common_length_is_that_of_the_longest_common_prefix(
         ({"input_embeds": [[0.0]]}, 0), ({"origin_input_ids": array("q", [2] * 50)}, 0),
     ],
 )  # fmt: skip
-def test_prompts_share_what_the_radix_tree_would_share(
-    server: Server, difference: dict[str, Any], expected: int
-) -> None:
+def test_prefixes_are_shared(server: Server, difference: dict[str, Any], expected: int) -> None:
     _, two = server.queue(make_request([9], [1] * 40), make_request([9], [1] * 50))
     vars(two).update(difference)
     view = server.state.view(StandInBatch([two]))
@@ -52,9 +48,7 @@ def test_prompts_share_what_the_radix_tree_would_share(
         ({"lora_drainer": "SGLang's"}, [True, True, True]),
     ],
 )
-def test_an_adapter_finds_room_beside_those_that_run(
-    flags: dict[str, Any], expected: list[bool]
-) -> None:
+def test_adapters_find_room_beside_others(flags: dict[str, Any], expected: list[bool]) -> None:
     def fits(adapters: set[str]) -> bool:
         return len(adapters) <= 1
 

@@ -73,9 +73,7 @@ def test_recorded_lengths_go_into_the_store(
     assert "output_tokens.p50: 15\n" in out
 
 
-def test_recorded_lengths_come_first_and_texts_are_counted(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
+def test_recorded_lengths_go_before_texts(tmp_path: Path, tokenizer_folder: Path) -> None:
     data = lines(
         tmp_path / "d.jsonl",
         {"prompt": "a b c", "output": "one two \ud800 four"},
@@ -117,9 +115,7 @@ def test_each_row_is_as_likely_to_be_sampled() -> None:
     assert all(400 < count < 600 for count in counts)
 
 
-def test_warm_data_does_not_push_history_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_history_outlives_warm_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "s"
     with Store(StoreConfig(str(folder), 3), fingerprint(), dimension()) as store:
         store.add(record(1))
@@ -210,9 +206,7 @@ def test_programs_get_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert found["output_tokens"]["p50"] == 10
 
 
-def test_info_shows_a_store_of_another_embedder_and_an_empty_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_info_shows_another_embedder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Store(StoreConfig(str(tmp_path)), "another model", 768).close()
     assert info(tmp_path) == 0
     assert "embedder: another model\ndimension: 768" in capsys.readouterr().out

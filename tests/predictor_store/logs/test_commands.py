@@ -63,9 +63,7 @@ def test_options_that_mean_nothing_are_refused(words: list[str]) -> None:
         ([5] * 30, "s", True),
     ],
 )
-def test_units_are_found_or_said_to_be_a_guess(
-    numbers: list[float], unit: str, is_sure: bool
-) -> None:
+def test_units_are_found_or_guessed(numbers: list[float], unit: str, is_sure: bool) -> None:
     clock = Clock()
     for number in numbers:
         clock.read(number)

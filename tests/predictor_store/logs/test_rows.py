@@ -148,9 +148,7 @@ def test_what_is_no_log_is_named(tmp_path: Path, content: bytes, said: str) -> N
         list(raw_rows(str(tmp_path / "missing")))
 
 
-def test_a_line_that_never_ends_is_not_held(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_endless_line_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "MOST_LINE_CHARS", 1000)
     monkeypatch.setattr(json_values, "MOST_CHARS", 1000)
     monkeypatch.setattr(json_values, "_CHARS", 100)

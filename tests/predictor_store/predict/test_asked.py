@@ -99,9 +99,7 @@ APART = {
 
 @pytest.mark.parametrize("what", APART)
 @pytest.mark.parametrize("fitted", [True, False])
-def test_the_same_words_asked_otherwise_are_answered_otherwise(
-    embedder: Embedder, what: str, fitted: bool
-) -> None:
+def test_modes_of_a_prompt_are_told_apart(embedder: Embedder, what: str, fitted: bool) -> None:
     """Two modes of one prompt, by what is asked beside; told apart by the rule alone, too."""
     history = History.of_encoder(embedder.encoder, 1_000, None)
     vectors = embedder.embed(PROMPTS)

@@ -71,9 +71,7 @@ def test_without_its_extra_minilm_says_what_to_install(monkeypatch: pytest.Monke
         Embedder("minilm")
 
 
-def test_a_damaged_file_of_token_vectors_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_vectors_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     damaged = bytearray(static_encoder.SHIPPED_FILE.read_bytes())
     damaged[1000] ^= 1
     (tmp_path / "file").write_bytes(damaged)

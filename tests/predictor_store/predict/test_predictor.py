@@ -117,9 +117,7 @@ PLAIN, STOPS, GRAMMAR = Scope("base"), Scope("base", "a"), Scope("base", "b", SH
         (GRAMMAR.stopped(), Scope("base", "c", SHAPED), False),
     ],
 )
-def test_an_end_that_a_client_made_is_foreseen_where_it_asks_for_it_again(
-    ended: Scope, asked: Scope, is_believed: bool
-) -> None:
+def test_clients_ends_count_where_asked(ended: Scope, asked: Scope, is_believed: bool) -> None:
     history = History(2, 0, 2000)
     for i in range(40):
         history.add(Record(at(0.9), 800 + i, 0, False, "history", PLAIN.name))
@@ -241,7 +239,7 @@ def test_the_prior_is_of_all_records_alike() -> None:
     st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(1, 5000)), min_size=1),
     st.data(),
 )
-def test_a_prediction_lies_within_what_was_seen(
+def test_predictions_are_bounded(
     records: list[tuple[bool, bool, int]], data: st.DataObject
 ) -> None:
     vectors = unit_vectors(len(records) + 1, data.draw(st.integers(0, 9)), 3)

@@ -33,9 +33,7 @@ def history(**numbers: int) -> History:
         ({"own": 2, "public": 2, "far": 4}, [10, 20, 30], "prior"),
     ],
 )
-def test_public_records_count_if_own_ones_are_too_few(
-    numbers: dict[str, int], lengths: list[int], source: str
-) -> None:
+def test_public_records_count(numbers: dict[str, int], lengths: list[int], source: str) -> None:
     found = predict_by_threshold(history(**numbers), ASKED, 0.7)
     assert found is not None
     assert (found.lengths.tolist(), found.source) == (lengths, source)

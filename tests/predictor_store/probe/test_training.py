@@ -116,9 +116,7 @@ def test_the_command_says_what_came_of_it(
     assert np.diff(ProbeFile.read(out).edges)[:9].tolist() == pytest.approx([51.2] * 9, abs=1)
 
 
-def test_a_probe_is_not_put_among_the_weights_of_a_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_probe_is_kept_from_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert main(["train-probe", str(tmp_path), "--out", str(tmp_path / "probe.safetensors")]) == 2
     assert "would take it for weights" in capsys.readouterr().err

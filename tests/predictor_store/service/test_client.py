@@ -221,9 +221,7 @@ def test_ctrl_c_is_not_for_the_worker(client: PredictorClient) -> None:
     run(main())
 
 
-def test_a_hung_worker_costs_the_prediction_alone(
-    client: PredictorClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hung_worker(client: PredictorClient, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         known = await client.predict("Known before")
         assert known.handle is not None
@@ -368,9 +366,7 @@ def damage(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"), [(another_encoder, "another model"), (damage, "damaged")]
 )
-def test_a_bad_store_is_refused_at_the_start(
-    tmp_path: Path, spoil: Callable[[Path], None], said: str
-) -> None:
+def test_bad_stores_are_refused(tmp_path: Path, spoil: Callable[[Path], None], said: str) -> None:
     spoil(tmp_path)
     with pytest.raises(StoreError, match=said):
         PredictorClient(SageConfig(StoreConfig(str(tmp_path)))).start()

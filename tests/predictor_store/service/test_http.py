@@ -175,9 +175,7 @@ SLOW = [
 ]
 
 
-def test_slow_and_silent_clients_are_hung_up_on(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_clients_are_hung_up_on(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_FIRST_SECONDS", "_NEXT_SECONDS", "_BODY_SECONDS"):
         monkeypatch.setattr(f"predictor_store.service.http.{name}", 0.3)
     with ExitStack() as all_of_them:
@@ -213,9 +211,7 @@ def test_junk_of_many_strangers_does_not_touch_others(service: Service) -> None:
         assert service.ask({"model": "one", "prompt": "x"})[0] == 200
 
 
-def test_a_late_prediction_is_not_waited_for_without_end(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_late_predictions_time_out(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch, ThreadPoolExecutor(1) as pool:
         patch.setattr("predictor_store.service.http._ANSWER_SECONDS", 0.2)
         patch.setattr(service.worker, "step", lambda: [])
@@ -253,9 +249,7 @@ class Frontend(BaseHTTPRequestHandler):
         pass
 
 
-def test_the_example_of_the_page_tells_a_frontend_what_the_service_expects(
-    service: Service,
-) -> None:
+def test_the_example_of_the_page_tells_a_frontend_the_length(service: Service) -> None:
     ours = runpy.run_path(str(DOCS / "examples" / "dynamo_osl.py"))
     known = json.loads(service.ask({"model": "one", "prompt": PROMPT})[1])
     with HTTPServer(("127.0.0.1", 0), Frontend) as frontend:

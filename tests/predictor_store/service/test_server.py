@@ -231,9 +231,7 @@ def test_distributions_travel_unchanged() -> None:
     assert sent.lengths.read() == found
 
 
-def test_silent_strangers_keep_no_client_out(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_strangers_do_no_harm(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     known = service.connect()
     with contextlib.ExitStack() as strangers:
         for number in range(300):
@@ -245,9 +243,7 @@ def test_silent_strangers_keep_no_client_out(
             link.close()
 
 
-def test_a_stranger_that_stays_silent_is_hung_up_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_stranger_is_hung_up_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "_HANDSHAKE_MS", 50)
     at = str(tmp_path / "service")
     config = SageConfig(StoreConfig(str(tmp_path / "store")), PredictorConfig(service=at))
@@ -256,9 +252,7 @@ def test_a_stranger_that_stays_silent_is_hung_up_on(
             pass
 
 
-def test_a_client_that_takes_nothing_in_loses_its_answers_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stuck_client_loses_its_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "_HIGH_WATER_MARK", 10)
     at = str(tmp_path / "service")
     config = SageConfig(StoreConfig(str(tmp_path / "store")), PredictorConfig(service=at))
@@ -334,9 +328,7 @@ def test_what_is_no_service_is_told_apart(tmp_path: Path, answer: Any, said: str
 
 
 @pytest.mark.parametrize("state", ["down", "hung", "foreign", "another version"])
-def test_a_server_starts_without_its_service_and_finds_it_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
-) -> None:
+def test_a_service_comes_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
     monkeypatch.setattr("predictor_store.service.supervisor._MAX_BACKOFF_SECONDS", 0.01)
     monkeypatch.setattr("predictor_store.service.client._SERVICE_PATIENCE_S", 0.5)
     path = tmp_path / "service"
@@ -383,9 +375,7 @@ ODD: list[Any] = [
 ]
 
 
-def test_whatever_a_service_says_another_is_sought(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_odd_messages_it_reconnects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("predictor_store.service.supervisor._MAX_BACKOFF_SECONDS", 0.01)
     answers = [(READY, odd) for odd in ODD]
     with impostor(tmp_path / "service", *answers, READY) as config:
@@ -402,9 +392,7 @@ def test_whatever_a_service_says_another_is_sought(
         client._supervisor._closed.set()
 
 
-def test_after_a_hurry_all_is_written_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hurry_writes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a server's worker does after Ctrl-C."""
     monkeypatch.setattr("predictor_store.service.server._REPORT_SECONDS", 1e9)
     at = str(tmp_path / "service")
@@ -420,9 +408,7 @@ def test_after_a_hurry_all_is_written_at_once(
         link.close()
 
 
-def test_a_restart_under_load_loses_nothing_that_was_acknowledged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restart_loses_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("predictor_store.service.supervisor._MAX_BACKOFF_SECONDS", 0.01)
     predictor = PredictorConfig(service=str(tmp_path / "service"), deadline_ms=600_000)
     config = SageConfig(StoreConfig(str(tmp_path / "store")), predictor)
@@ -464,9 +450,7 @@ def test_over_tcp_alone_a_token_is_asked_for(
     connect_worker(replace(service.config, predictor=named), "one").close()
 
 
-def test_an_impostor_on_the_port_of_a_service_learns_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_impostor_learns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """It knows all but the token, and takes part in a handshake of its own making."""
     monkeypatch.setenv(endpoint.TOKEN_VARIABLE, TOKEN)
     at = f"127.0.0.1:{free_port()}"
@@ -530,9 +514,7 @@ def left_dead(path: Path) -> None:
         dead.bind(str(path))
 
 
-def test_of_two_services_that_start_at_once_one_listens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_of_two_services_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     address = Address(path=str(tmp_path / "service"))
     left_dead(tmp_path / "service")
     unlink, others = Path.unlink, list[Future[Any]]()
@@ -553,9 +535,7 @@ def test_of_two_services_that_start_at_once_one_listens(
         others[0].result()
 
 
-def test_a_token_is_long_and_its_file_its_owners(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_tokens_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(endpoint.TOKEN_VARIABLE, "short")
     with pytest.raises(PredictorError, match=endpoint.TOKEN_VARIABLE):
         endpoint.token_of(PredictorConfig())

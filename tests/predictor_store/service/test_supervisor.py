@@ -111,9 +111,7 @@ def test_a_shared_worker_that_is_killed_comes_back(tmp_path: Path) -> None:
     assert not Path(shared.config.predictor.service).parent.exists()
 
 
-def test_what_killed_servers_left_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leftovers_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     places = {name: tmp_path / f"sage-sched-{name}" for name in ("old", "new", "alive", "other")}
     with socket.socket(socket.AF_UNIX) as alive:

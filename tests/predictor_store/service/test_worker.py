@@ -95,9 +95,7 @@ def answered(worker: Worker, asked: Predict, *ends: Finished) -> LengthDistribut
     return found
 
 
-def test_a_client_that_ends_its_answers_shortens_and_spoils_no_other_prediction(
-    worker: Worker,
-) -> None:
+def test_answers_ended_by_clients_spoil_no_other_prediction(worker: Worker) -> None:
     """By what it sends beside the prompt: half of all requests are such."""
     for i in range(0, 2 * WINDOW + 100, 2):
         answered(worker, predict(i), finished(i, 300))
@@ -125,9 +123,7 @@ def test_lengths_that_finished_are_predicted(worker: Worker) -> None:
     assert min(shares) > 0.4
 
 
-def test_an_answer_may_finish_before_its_prompt_is_embedded(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_may_end_early(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("predictor_store.service.worker._MAX_ANSWERS", 5)
     worker.receive(1, predict(1))
     for length in range(8):
@@ -136,9 +132,7 @@ def test_an_answer_may_finish_before_its_prompt_is_embedded(
     assert counts(worker, "recorded", "unrecorded") == [5, 3]
 
 
-def test_records_are_on_disk_after_a_report(
-    worker: Worker, config: SageConfig, embedder: Embedder
-) -> None:
+def test_a_report_writes_records(worker: Worker, config: SageConfig, embedder: Embedder) -> None:
     answered(worker, predict(1, "my secret"), finished(1, 777, censored=True))
     worker.report()
     worker.close()
@@ -247,9 +241,7 @@ def test_prompts_are_predicted_in_the_order_in_which_they_came(worker: Worker) -
     assert [*answers(worker)] == [*handles]
 
 
-def test_under_overload_the_newest_come_first_and_none_is_forgotten(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overload_serves_the_newest_first(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     handles = asked_at_once(worker)
     # The first of them would have their prediction too late.
     monkeypatch.setattr(worker, "_now", lambda: 0.9)
@@ -291,9 +283,7 @@ def test_a_poisoned_history_is_seen_through(
     assert means()[0] < means()[1]
 
 
-def test_what_waits_is_bounded_and_dropped_prompts_are_answered(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_queue_is_bounded(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("predictor_store.service.worker._MAX_QUEUED", 5)
     for handle in range(8):
         worker.receive(1, predict(handle))
@@ -316,9 +306,7 @@ def test_any_name_is_a_models(service: Worker) -> None:
     assert len(service.stats()) == 5
 
 
-def test_a_model_without_clients_makes_room_for_another(
-    service: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_idle_models_make_room(service: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("predictor_store.service.worker._MAX_MODELS", 2)
 
     def stats_of(number: int, model: str) -> Stats:
@@ -341,9 +329,7 @@ def test_a_model_without_clients_makes_room_for_another(
     stats_of(12, "new")
 
 
-def test_more_clients_than_are_served_are_refused(
-    service: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_clients_are_refused(service: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("predictor_store.service.worker._MAX_CLIENTS", 2)
     told = [service.connect(number) for number in range(3)]
     assert [type(one) for one in told] == [Welcome, Welcome, Refused]

@@ -168,9 +168,7 @@ def test_a_refused_store_can_be_opened_by_its_rightful_owner(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("embedder", "dimension"), [("another", DIMENSION), (EMBEDDER, 768)])
-def test_a_store_of_another_embedder_is_refused(
-    tmp_path: Path, embedder: str, dimension: int
-) -> None:
+def test_another_embedder_is_refused(tmp_path: Path, embedder: str, dimension: int) -> None:
     filled(tmp_path, record(1))
     with pytest.raises(StoreError) as refusal:
         Store(StoreConfig(str(tmp_path)), embedder, dimension)
@@ -201,9 +199,7 @@ def test_what_is_no_store_is_refused_and_left_alone(tmp_path: Path, content: byt
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
-def test_what_is_no_file_is_refused_and_not_waited_for(
-    tmp_path: Path, make: Callable[[Path], None]
-) -> None:
+def test_pipes_and_folders_are_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(file_of(tmp_path))
     for opens in (read, in_memory, facts):
         with pytest.raises(StoreError, match="is no file"):
@@ -341,9 +337,7 @@ def test_a_full_disk_delays_writing_and_is_logged_once(
     assert [r.output_tokens for r in read(tmp_path)] == [10 + seed for seed in range(1, 60)]
 
 
-def test_a_disk_that_stays_full_costs_the_oldest_unwritten_and_counts_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_costs_the_oldest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("predictor_store.store.store._MAX_UNWRITTEN", 10)
     filled(tmp_path, record(1))
     store = opened(tmp_path)
@@ -386,9 +380,7 @@ def test_where_nothing_is_to_be_on_disk_nothing_is(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-def test_a_store_that_is_not_to_be_written_is_read_by_many_and_left_as_it_is(
-    tmp_path: Path,
-) -> None:
+def test_a_store_that_is_only_read_has_many_readers_and_stays(tmp_path: Path) -> None:
     filled(tmp_path, *(record(i) for i in range(3)))
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with in_memory(tmp_path) as one, in_memory(tmp_path) as other:
@@ -530,9 +522,7 @@ def by_one_without_privileges(does: Callable[[], object]) -> object:
     ("folder_mode", "file_mode", "can_read"),
     [(0o555, 0o444, True), (0o555, 0o000, False), (0o000, 0o444, False)],
 )
-def test_a_store_that_may_only_be_read_is_read_and_none_is_called_damaged(
-    folder_mode: int, file_mode: int, can_read: bool
-) -> None:
+def test_a_read_only_store_is_read(folder_mode: int, file_mode: int, can_read: bool) -> None:
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "store"
         filled(folder, *map(record, range(3)))

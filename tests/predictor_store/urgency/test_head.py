@@ -45,9 +45,7 @@ def head() -> UrgencyHead:
     return fit(texts, levels, under_cost=4.0)[0]
 
 
-def test_it_learns_what_tells_levels_apart_and_takes_others_for_the_middle(
-    head: UrgencyHead,
-) -> None:
+def test_levels_are_learned_and_other_prompts_are_in_the_middle(head: UrgencyHead) -> None:
     for level, sign in SIGNS.items():
         assert head.level(f"I have a case of {sign} here") == level
     assert head.level("Write a poem about the sea") == MIDDLE

@@ -49,9 +49,7 @@ def test_best_effort_is_overtaken_by_who_comes_within_a_pool_of_work() -> None:
 @pytest.mark.parametrize(
     ("victim", "newcomer", "yields"), [(3, 2, True), (5, 3, False), (2, 1, False), (3, 1, True)]
 )
-def test_best_effort_yields_to_the_sensitive_alone(
-    victim: int, newcomer: int, yields: bool
-) -> None:
+def test_best_effort_yields_to_sensitive_jobs(victim: int, newcomer: int, yields: bool) -> None:
     policy = policy_of()
     running, comes = job(0, victim, known=LONG, generated_tokens=1), job(1, newcomer)
     for each in (running, comes):
@@ -82,9 +80,7 @@ def test_the_sensitive_are_prefilled_by_themselves_unless_best_effort_goes_befor
     assert decide(passed, policy).budget == UNLIMITED
 
 
-def test_beside_a_chunk_of_best_effort_the_sensitive_get_in_and_the_chunk_shrinks_to_a_page() -> (
-    None
-):
+def test_a_best_effort_chunk_shrinks_to_a_page_beside_sensitive_prompts() -> None:
     policy = policy_of()
     chunked, sensitive = replace(job(0, 3), input_tokens=3000), job(1, 2)
     for each in (chunked, sensitive):

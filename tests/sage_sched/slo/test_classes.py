@@ -35,9 +35,7 @@ def claims(trust: str, classes: dict[str, SloClass] = CLASSES) -> SloClaims:
         ("body", None, "10", "default"),
     ],
 )
-def test_what_is_not_trusted_is_ignored_and_what_is_unknown_is_the_default(
-    trust: str, header: str | None, priority: object, name: str
-) -> None:
+def test_classes_need_trust(trust: str, header: str | None, priority: object, name: str) -> None:
     assert claims(trust).class_of(header, priority) == name
 
 
@@ -53,9 +51,7 @@ def test_what_is_not_trusted_is_ignored_and_what_is_unknown_is_the_default(
         ("none", 9, 3, 3),
     ],
 )
-def test_without_a_class_a_request_is_as_urgent_as_its_trusted_priority_says(
-    trust: str, priority: object, given: int, urgency: int
-) -> None:
+def test_priority_means_urgency(trust: str, priority: object, given: int, urgency: int) -> None:
     none = SloClaims(SloConfig(trust=trust))
     assert none.hints("", Hints(urgency=given), priority).urgency == urgency
 

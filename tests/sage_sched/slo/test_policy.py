@@ -104,9 +104,7 @@ def test_a_batch_lasts_until_the_first_token_is_due() -> None:
 
 
 @pytest.mark.parametrize(("first_token_weight", "num_tokens"), [(10.0, 60), (1000.0, 260)])
-def test_a_batch_is_longer_while_first_tokens_are_worth_more_than_those_that_are_late_by_it(
-    first_token_weight: float, num_tokens: int
-) -> None:
+def test_dear_first_tokens_lengthen_a_batch(first_token_weight: float, num_tokens: int) -> None:
     # The next token is due in 100 ms. The 40 that each batch takes beside prefills would buy 40 of
     # 5000 tokens of a prompt.
     running = job(0, age=10)
@@ -120,9 +118,7 @@ def test_a_batch_is_longer_while_first_tokens_are_worth_more_than_those_that_are
 
 
 @pytest.mark.parametrize(("now_s", "num_tokens"), [(1.5, 420), (1.9, 400)])
-def test_on_a_server_that_does_not_mix_the_decode_step_must_fit_too(
-    now_s: float, num_tokens: int
-) -> None:
+def test_an_unmixed_decode_step_must_fit_too(now_s: float, num_tokens: int) -> None:
     """The running request's next token is due at 2 s. Batches are not so short that cuts take the
     time: a decode step and the fixed time of a prefill take 80 ms."""
     running = job(0, age=10)

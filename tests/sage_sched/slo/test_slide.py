@@ -92,9 +92,7 @@ def by_hand(
     st.integers(0, 30),
     st.integers(1, 2000),
 )
-def test_worth_is_the_sum_over_tokens(
-    lengths: list[int], age: int, late: int, input_tokens: int
-) -> None:
+def test_worth_is_a_sum(lengths: list[int], age: int, late: int, input_tokens: int) -> None:
     known = LengthDistribution.from_samples(lengths, "history")
     worth = Worth.of(known, COST, input_tokens)
     first = age + 1 + late

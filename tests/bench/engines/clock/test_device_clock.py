@@ -137,9 +137,7 @@ def _loses_its_core(host: Host) -> None:
         (_loses_its_core, 0.5),
     ],
 )
-def test_a_host_is_late_if_it_holds_the_device_up(
-    happens: Callable[[Host], None], late_s: float
-) -> None:
+def test_a_host_that_holds_steps_up_is_late(happens: Callable[[Host], None], late_s: float) -> None:
     host = Host()
     happens(host)
     stats = host.clock.stats

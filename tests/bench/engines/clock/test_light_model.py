@@ -42,9 +42,7 @@ def test_a_light_model_attends_to_the_newest_tokens(
             assert torch.allclose(found[row, head], weights @ values[seen, group], atol=1e-5)
 
 
-def test_a_prompts_tokens_attend_as_if_each_had_been_decoded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_prompts_attend_as_decoded_tokens_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Covers a prompt's beginning, a later part of one, and a request that decodes in the same
     step."""
     monkeypatch.setattr(light_model, "_attended", SimpleNamespace(num_tokens=16))
