@@ -148,8 +148,8 @@ class Checks:
     def serve(self) -> dict[str, Any]:
         """A server with flashinfer under `sage`, six loads of requests: the step times that it has
         learned, held against a preset, and what a move is of a decode step."""
-        if self.on_gpu and self.args.server_flags is None and find_spec("flashinfer") is None:
-            raise SkippedError("flashinfer is not installed (--server-flags names other kernels)")
+        if self.on_gpu and "flashinfer" in self.args.kernels and find_spec("flashinfer") is None:
+            raise SkippedError("flashinfer is not installed (--kernels names others)")
         state = fit.learn(self._servers(), load_workload(self.args.data))
         learned = state["step_time"]["latest"]
         measured = StepTime(**{name[:-3] + "_s": ms / 1e3 for name, ms in learned.items()})
@@ -170,7 +170,7 @@ class Checks:
 
     def fp8_kv(self) -> dict[str, Any]:
         """The same with KV of eight bits."""
-        return self._exactness("--server-flags=--kv-cache-dtype fp8_e5m2")
+        return self._exactness("--kv-cache-dtype", "fp8_e5m2")
 
     def mode(self, name: str) -> dict[str, Any]:
         """A server answers under our policy as one under `fcfs` does, but for what rounds otherwise
@@ -221,10 +221,12 @@ class Checks:
         file.write_text(json.dumps(config), encoding="utf-8")
         return folder
 
-    def _exactness(self, *more: str) -> dict[str, Any]:
+    def _exactness(self, *flags: str) -> dict[str, Any]:
         said = io.StringIO()
         argv = ["--device", self.args.device, "--dtype", "bfloat16" if self.on_gpu else "float32"]
-        argv += [*([] if self.on_gpu else ["--num-requests", "150"]), *more]
+        argv += [] if self.on_gpu else ["--num-requests", "150"]
+        kernels = self.args.kernels if self.on_gpu else []
+        argv += [f"--server-flags={shlex.join([*kernels, *flags])}"]
         with contextlib.redirect_stdout(said):
             status = exactness.main(argv)
         print(said.getvalue())
@@ -241,8 +243,8 @@ class Checks:
         for flag in ("data", "model_path"):
             if (given := getattr(self.args, flag)) is not None:
                 argv += [f"--{flag.replace('_', '-')}", str(given)]
-        if self.args.server_flags is not None:
-            argv += ["--server-flags", shlex.join(self.args.server_flags)]
+        if self.on_gpu:
+            argv += ["--server-flags", shlex.join(self._gpu_flags())]
         if status := comparison.main(argv):
             raise AssertionError(f"exit status {status}")
         made = records.read(self.folder / "comparison" / "records" / "comparison.jsonl")
@@ -251,18 +253,19 @@ class Checks:
     def _shape(self) -> dict[str, Any]:
         # Two layers, as no states of a last one can be read.
         tiny = comparison.SHAPES["tiny"] | {"num_layers": 2}
-        return comparison.SHAPES["llama31-8b"] if self.on_gpu else tiny
+        return comparison.SHAPES[self.args.shape] if self.on_gpu else tiny
+
+    def _gpu_flags(self) -> list[str]:
+        weights = [] if self.args.model_path else ["--load-format", "dummy"]
+        return [*weights, *self.args.kernels, *comparison.GPU_FLAGS]
 
     def _servers(self) -> PolicyServers:
-        flags = self.args.server_flags
-        if flags is None and self.on_gpu:
-            flags = ["--load-format", "dummy", "--attention-backend", "flashinfer"]
-            flags += comparison.GPU_FLAGS
+        flags = self._gpu_flags() if self.on_gpu else ["--load-format", "dummy", *CPU_FLAGS]
         model = self.args.model_path or write_model(self.folder / "model", **self._shape())
         return PolicyServers(
             model=model,
             folder=self.folder / "serve",
-            flags=tuple(flags or ["--load-format", "dummy", *CPU_FLAGS]),
+            flags=tuple(flags),
             env={} if self.on_gpu else CPU_ENV,
             sage=SageConfig(),
         )
@@ -326,8 +329,17 @@ def main(argv: list[str] | None = None) -> int:
         "--preset", choices=PRESETS, default="h100-llama-3.1-8b",
         help="that measured step times are held against (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--model-path", type=Path, help="default: Llama 3.1 8B's shape, written")
-    parser.add_argument("--server-flags", type=shlex.split, help="default: flashinfer")
+    parser.add_argument(
+        "--model-path", type=Path, help="default: one of --shape, with dummy weights"
+    )
+    parser.add_argument(
+        "--kernels", type=shlex.split, default=["--attention-backend", "flashinfer"],
+        help="flags that choose a GPU's kernels (default: flashinfer's)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--shape", choices=comparison.GPU_SHAPES, default="llama31-8b",
+        help="of the model on a GPU; the small one starts sooner (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--data", type=Path, help="default: generated prompts")
     parser.add_argument("--output", type=Path, default=Path("results/gpu"), metavar="DIR")
     args = parser.parse_args(argv)

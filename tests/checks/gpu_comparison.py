@@ -39,7 +39,12 @@ _LLAMA_31_8B = {
     "dtype": "bfloat16",
     "weights": False,
 }
-SHAPES = {"llama31-8b": _LLAMA_31_8B, "tiny": {**CPU_MODEL, "weights": False}}
+_SMALL = _LLAMA_31_8B | {
+    "num_layers": 4, "hidden_size": 1024, "intermediate_size": 2816, "num_heads": 8,
+    "num_kv_heads": 4, "vocab_size": 32000,
+}  # fmt: skip
+GPU_SHAPES = {"llama31-8b": _LLAMA_31_8B, "small": _SMALL}
+SHAPES = {**GPU_SHAPES, "tiny": {**CPU_MODEL, "weights": False}}
 # A pool of some 200 requests of the workload: at twice the capacity it is full, as on a server in
 # use, without the minutes that filling the whole memory of a large GPU would take.
 GPU_FLAGS = ("--max-total-tokens", "131072", "--max-running-requests", "256")
