@@ -8,7 +8,6 @@ from hypothesis import HealthCheck, settings
 
 from bench.engines.server import server
 from predictor_store.predict.embedder import Embedder
-from tests.budget import Ledger, Meter, kind_of
 from tests.nursery import Nursery
 
 # No example fails for the time that it took.
@@ -16,15 +15,12 @@ settings.register_profile("any host", deadline=None, suppress_health_check=[Heal
 settings.load_profile("any host")
 _ROOT = Path(__file__).parent
 _SERVERS = _ROOT / "engine"
-_RANK = {"long": 0, "server": 0, "slow": 1, "quick": 2}
+_RANK = {"long": 0, "server": 0, "slow": 1}
 _NURSERY = pytest.StashKey[Nursery]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_NURSERY] = Nursery()
-    config.pluginmanager.register(Meter(config.stash[_NURSERY]))
-    if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Ledger())
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -33,13 +29,17 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those with servers come first, and those of a file, or of a server, to one worker."""
+    """Tests with servers come first. One worker gets all tests of a file, or of a server."""
     for item in items:
         if _SERVERS in item.path.parents:
             item.add_marker(pytest.mark.server)
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(_ROOT))))
-    items.sort(key=lambda item: _RANK[kind_of(item)])
+    items.sort(key=_rank)
+
+
+def _rank(item: pytest.Item) -> int:
+    return min((_RANK.get(mark.name, 2) for mark in item.iter_markers()), default=2)
 
 
 @pytest.hookimpl(specname="pytest_collection_modifyitems", trylast=True)

@@ -34,7 +34,6 @@ from multiprocessing import (
 )
 from typing import Any
 
-import psutil
 import setproctitle
 
 from bench.engines.clock.priority import take_place_of_session
@@ -57,16 +56,14 @@ _DIE_WITH_PARENT, _ADOPT_ORPHANS = 1, 36
 
 def main(orders: socket.socket) -> None:
     """Start the requested processes, until the socket is closed."""
-    _prctl(_ADOPT_ORPHANS, 1)  # so that what they took is known
+    _prctl(_ADOPT_ORPHANS, 1)
     path: list[str] = []
     while True:
         message, outputs, _, _ = socket.recv_fds(orders, _MAX_ORDER_BYTES, 2)
         if not message:
             return
+        _reap()
         order = json.loads(message)
-        if not order:
-            orders.send(str(_spent_s()).encode())
-            continue
         if not path and "command" not in order:
             path = _imported()
         if (pid := os.fork()) == 0:
@@ -128,17 +125,11 @@ def _answer(orders: socket.socket, pid: int, *, is_awaited: bool) -> None:
     os.close(process)
 
 
-def _spent_s() -> float:
-    """CPU time of all that have come of this process, in seconds."""
+def _reap() -> None:
+    """Forget the processes that have ended."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    ended = os.times()
-    spent_s = ended.children_user + ended.children_system
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            spent_s += sum(process.cpu_times()[:4])  # of its own children, too, that have ended
-    return spent_s
 
 
 def _take_over(outputs: list[int], folder: str, environment: dict[str, str]) -> None:

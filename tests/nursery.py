@@ -1,4 +1,4 @@
-"""Servers and programs that use SGLang, started without slow imports, and their CPU time."""
+"""Servers and programs that use SGLang, started without slow imports."""
 
 from __future__ import annotations
 
@@ -69,11 +69,7 @@ class Nursery:
             if "TRITON_INTERPRET" not in env:
                 order = {"module": command[2], "argv": [*command[2:]]}
         pid, pidfds = self._ordered(order | {"env": {**env}}, output)
-        return Born(int(pid), *pidfds)
-
-    def spent_s(self) -> float:
-        """CPU time of all that was started here, in seconds."""
-        return 0.0 if self._orders is None else self._ordered({})[0]
+        return Born(pid, *pidfds)
 
     def run(self, code: str, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Like `python -c code argv` with these variables added to the environment."""
@@ -84,18 +80,17 @@ class Nursery:
             for file in (stdout, stderr):
                 file.seek(0)
                 printed.append(file.read().decode())
-        return subprocess.CompletedProcess(code, int(exit_code), *printed)
+        return subprocess.CompletedProcess(code, exit_code, *printed)
 
-    def _ordered(self, order: dict[str, Any], *outputs: IO[bytes]) -> tuple[float, list[int]]:
+    def _ordered(self, order: dict[str, Any], *outputs: IO[bytes]) -> tuple[int, list[int]]:
         """The number that is answered, and files that come with it."""
-        if order:
-            order["folder"] = os.getcwd()
+        order["folder"] = os.getcwd()
         with self._one_by_one:
             orders = self._orders or self._begin()
             fds = [output.fileno() for output in outputs]
             socket.send_fds(orders, [json.dumps(order).encode()], fds)
             answer, pidfds, _, _ = socket.recv_fds(orders, _MAX_ANSWER_BYTES, 1)
-        return float(answer), pidfds
+        return int(answer), pidfds
 
     def _begin(self) -> socket.socket:
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

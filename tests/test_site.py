@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from sage_sched.cli import COMMANDS, OF_SERVERS
-from tests.browser import BROWSER, measured
 from tests.checks.pages import MODES
 from tests.pages import DOCS, blocks
 
@@ -54,18 +53,6 @@ def test_it_can_be_searched_and_takes_nothing_from_elsewhere(site: Path) -> None
             r'<(?:script|img|link rel="stylesheet")[^>]*(?:src|href)="(.*?)"', text
         )
         assert not [place for place in fetched if place.startswith(("http", "//"))], page
-
-
-@pytest.mark.skipif(not BROWSER, reason="no chromium here")
-def test_no_page_is_wider_than_a_phone_or_a_window(site: Path, tmp_path: Path) -> None:
-    (site / "wide.html").write_text("<article><p style='width: 2000px'>wide</article>")
-    found = measured(site, (400, 1400), tmp_path)
-    by_page = {(one["page"], one["width"]): one for one in found}
-    for width in (400, 1400):  # so that it is known to be seen
-        assert by_page.pop(("wide.html", width))["found"] == ["wide", "all of it: 2008"]
-    assert len(by_page) == 2 * (len(PAGES) + 1)  # and the 404 page
-    assert all(one["shown"] for one in by_page.values())
-    assert [one for one in by_page.values() if one["found"]] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -169,9 +169,7 @@ def answer_to(server: SageServer, ids: Sequence[int], rid: str) -> dict[str, Any
     return found
 
 
-def test_kv_of_eight_bits_parallel_experts_decode_steps_between_prefills_and_sessions_in_the_tree(
-    tmp_path: Path,
-) -> None:
+def test_eight_bit_kv_experts_prefill_intervals_and_tree_sessions(tmp_path: Path) -> None:
     model = write_model(tmp_path / "mixtral", hidden_size=_HIDDEN_SIZE, num_experts=4)
     flags = [*YIELDING_FLAGS, "--kv-cache-dtype", "fp8_e5m2", "--prefill-decode-interval", "2"]
     flags += ["--tp-size", "2", "--ep-size", "2"]
@@ -200,9 +198,7 @@ def adapter(folder: Path, seed: int) -> Path:
     return folder
 
 
-def test_adapters_of_which_a_batch_has_room_for_one(
-    model: Path, stock: Stock, tmp_path: Path
-) -> None:
+def test_a_batch_has_room_for_one_adapter(model: Path, stock: Stock, tmp_path: Path) -> None:
     paths = [f"{name}={adapter(tmp_path / name, seed)}" for seed, name in enumerate(ADAPTERS)]
     flags = [*YIELDING_FLAGS, "--enable-lora", "--lora-backend", "torch_native"]
     flags += ["--max-loras-per-batch", "1", "--lora-paths", *paths]
@@ -285,30 +281,26 @@ def test_a_sliding_window_whose_kv_is_kept_whole(tmp_path: Path) -> None:
         assert len({token for ids in found for token in ids}) > NUM_ASKED
 
 
-@pytest.mark.long
-def test_a_sliding_window_with_a_pool_of_its_own(tmp_path: Path) -> None:
-    none_yields_but_the_shorter_starts_first(tmp_path, with_windows(tmp_path / "model"))
+# The last two are interpreted, so few requests are asked.
+_FEW = {"num_asked": NUM_OF_FEW, "flags": ("--max-total-tokens", "200")}
+_SNAPSHOTLESS = ("--max-total-tokens", "200", *triton_kernels.WITHOUT_SNAPSHOTS)
 
 
 @pytest.mark.long
-def test_short_convolutions(tmp_path: Path) -> None:
-    none_yields_but_the_shorter_starts_first(tmp_path, with_convolutions(tmp_path / "model"))
-
-
-@pytest.mark.long
-def test_state_spaces(tmp_path: Path) -> None:
-    interpreted_so_few_are_asked(tmp_path, with_state_spaces(tmp_path / "model"))
-
-
-@pytest.mark.long
-def test_gated_delta(tmp_path: Path) -> None:
-    model = with_gated_delta(tmp_path / "model")
-    interpreted_so_few_are_asked(tmp_path, model, *triton_kernels.WITHOUT_SNAPSHOTS)
-
-
-def interpreted_so_few_are_asked(folder: Path, model: Path, *flags: str) -> None:
-    env, flags = triton_kernels.install(folder), ("--max-total-tokens", "200", *flags)
-    none_yields_but_the_shorter_starts_first(folder, model, env, flags, num_asked=NUM_OF_FEW)
+@pytest.mark.parametrize(
+    ("make", "kernels", "more"),
+    [
+        (with_windows, torch_kernels, {}),
+        (with_convolutions, torch_kernels, {}),
+        (with_state_spaces, triton_kernels, _FEW),
+        (with_gated_delta, triton_kernels, {**_FEW, "flags": _SNAPSHOTLESS}),
+    ],
+)
+def test_models_whose_answers_are_not_preempted(
+    make: Callable[[Path], Path], kernels: Any, more: dict[str, Any], tmp_path: Path
+) -> None:
+    env = kernels.install(tmp_path)
+    none_yields_but_the_shorter_starts_first(tmp_path, make(tmp_path / "model"), env, **more)
 
 
 def none_yields_but_the_shorter_starts_first(

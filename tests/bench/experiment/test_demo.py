@@ -15,7 +15,6 @@ from bench.experiment import demo
 from bench.experiment.lanes import Lane, picture
 from bench.experiment.records import Record
 from tests.bench.experiment.runs import on_server
-from tests.browser import BROWSER, measured
 
 
 @pytest.fixture(scope="module")
@@ -99,10 +98,3 @@ def test_lanes_share_one_scale_and_show_pauses_as_waiting() -> None:
     assert "M0.0 1.5H100.0" in page  # a tenth of the width
     assert "M100.0 1.5H1000.0" in page
     assert '<path d="M400.0 1.5H600.0" stroke="#c9c9c9"/>' in page
-
-
-@pytest.mark.skipif(not BROWSER, reason="no chromium here")
-def test_the_report_is_no_wider_than_a_phone_or_a_window(shown: Path, tmp_path: Path) -> None:
-    found = measured(shown, (400, 1400), tmp_path)
-    assert [one["found"] for one in found] == [[], []]
-    assert all(one["shown"] for one in found)

@@ -20,7 +20,7 @@ from tests.sage_sched.crowd import ROOMY, STARVED, crowd, overtakings
 from tests.sage_sched.strategies import IDLE, SERVER, decide
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 10**9),
     regret=st.sampled_from([0.0, 0.1, 0.5, 1.0, 3.0]),
