@@ -1,17 +1,25 @@
-"""Checks of configured fields, and how a section of the configuration becomes an object."""
+"""How a section of the configuration becomes an object, and what its fields may be.
+
+A section is a frozen dataclass whose fields all have defaults. A field's annotation says its range,
+the end of its name its unit, and the text below it its meaning (sage_sched.app.schema).
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from collections.abc import Mapping
-from typing import Any
+from difflib import get_close_matches
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-# What a number that is set may be at most: nobody means more.
+import msgspec
+from msgspec import Meta
+
+# What a number that is set may be at most. A field without a maximum may be infinite, too.
 MOST = 1_000_000_000
-# So much of a KV pool is less than a token, of any.
-LEAST_POOLS = 1e-6
+Share = Annotated[float, Meta(ge=0, le=1)]
+# Less of a KV pool is less than a token, of any pool.
+Pools = Annotated[float, Meta(ge=1e-6, le=MOST)]
 # What reading JSON, and taking from it what should be there, may raise.
 MALFORMED = (
     ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError,
@@ -33,44 +41,92 @@ def require(ok: bool, name: str, value: object, allowed: str) -> None:
         raise ConfigError(f"{name} is {value!r:.80}, allowed: {allowed}")
 
 
-def require_within(
-    name: str, value: float, least: float, most: float, *, or_inf: bool = False
-) -> None:
-    """Raises ConfigError unless the value is between the two, or infinite where that is allowed.
-    A bound on both sides keeps what is computed from it a number."""
-    allowed = f"{least:g} to {most:g}{', or inf' if or_inf else ''}"
-    require(least <= value <= most or (or_inf and value == math.inf), name, value, allowed)
-
-
 def require_known(given: Mapping[str, Any], known: Mapping[str, Any], what: str) -> None:
     """Raises ConfigError for the first name that is not known."""
     for name in given:
         if name not in known:
+            (meant, *_) = [*get_close_matches(f"{name}", known, 1), ""]
+            guess = f" (did you mean {meant}?)" if meant else ""
             allowed = ", ".join(known) or "none"
-            raise ConfigError(f"unknown {what} {name!r:.80}, allowed: {allowed}")
+            raise ConfigError(f"unknown {what} {name!r:.80}{guess}, allowed: {allowed}")
 
 
-def parse_section(section: type[Any], name: str, values: object, **parsed: Any) -> Any:
-    """An object of a frozen dataclass whose fields all have defaults, from a mapping. Raises
-    ConfigError. parsed: fields that are not in the mapping."""
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"section {name} is {values!r:.80}, allowed: fields with values")
-    types = {f.name: type(f.default) for f in dataclasses.fields(section)}
-    require_known(values, types, f"field of section {name}")
-    for key, value in values.items():
-        wanted: type[Any] = types[key]
-        if wanted not in (bool, int, float, str):
-            raise ConfigError(
-                f"{name}.{key} cannot be set in a file: its default is no plain value"
-            )
-        # A bool is an int in Python; an int where a float is wanted is fine, if one is as large.
-        fits = type(value) is wanted or (
-            wanted is float and type(value) is int and abs(value) <= sys.float_info.max
-        )
-        require(fits, f"{name}.{key}", value, f"a value of type {wanted.__name__}")
-        parsed[key] = wanted(value)
-    made = section(**parsed)
-    for key, value in values.items():
-        is_number = not isinstance(value, float) or not math.isnan(value)
-        require(is_number, f"{name}.{key}", value, "a number")
-    return made
+def parse_section(section: type[Any], name: str, values: object) -> Any:
+    """An object of a section from a mapping. Raises ConfigError."""
+    hints = hints_of(section)
+    given = mapping(f"section {name}", values, "fields with values")
+    require_known(given, hints, f"field of section {name}")
+    return section(**{key: parse(f"{name}.{key}", hints[key], given[key]) for key in given})
+
+
+def parse(name: str, hint: Any, value: object) -> Any:
+    """A value as its annotation says: a plain one, a section, or sections by name. Raises
+    ConfigError."""
+    section = section_in(hint)
+    if section is None:
+        return _plain(name, hint, value)
+    if get_origin(hint) is not Mapping:
+        return parse_section(section, name, value)
+    given = mapping(name, value, f"sections [{name}.NAME]")
+    return {key: parse_section(section, f"{name}.{key}", given[key]) for key in given}
+
+
+def _plain(name: str, hint: Any, value: object) -> Any:
+    try:
+        parsed = msgspec.convert(value, hint)
+        # Written so that NaN fails too.
+        fits = not isinstance(parsed, int | float) or parsed <= MOST or parsed == math.inf
+    except (msgspec.ValidationError, UnicodeError):
+        fits = False
+    if not fits:
+        raise ConfigError(f"{name} is {value!r:.80}, allowed: {allowed(name, schema_of(hint))}")
+    return parsed
+
+
+def mapping(name: str, given: object, allowed: str) -> Mapping[str, Any]:
+    """A mapping with names. Raises ConfigError if it is none."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{name} is {given!r:.80}, allowed: {allowed}")
+    for key in given:
+        require(isinstance(key, str), f"a name in {name}", key, "a text")
+    return given
+
+
+def hints_of(section: type[Any]) -> dict[str, Any]:
+    """The annotation of each field."""
+    hints = get_type_hints(section, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(section)}
+
+
+def section_in(hint: Any) -> type[Any] | None:
+    """The section that an annotation names, maybe in a mapping or beside None."""
+    named = (one for one in (hint, *get_args(hint)) if isinstance(one, type))
+    return next(filter(dataclasses.is_dataclass, named), None)
+
+
+def schema_of(hint: Any) -> dict[str, Any]:
+    """The JSON schema of a plain value."""
+    return msgspec.json.schema(hint)
+
+
+_UNITS = {"ms": " (ms)", "gib": " (GiB)", "pools": " (KV pools)"}
+_KINDS = {
+    "number": "a number", "integer": "a whole number", "boolean": "true or false",
+    "string": "a text",
+}  # fmt: skip
+_BOUNDS = {
+    "minimum": "from",
+    "exclusiveMinimum": "above",
+    "maximum": "to",
+    "exclusiveMaximum": "to below",
+}
+
+
+def allowed(name: str, schema: Mapping[str, Any]) -> str:
+    """What a field may be, in words, by the JSON schema of its value."""
+    if "enum" in schema:
+        return ", ".join(map(repr, schema["enum"]))
+    bounds = [f"{said} {schema[bound]:.10g}" for bound, said in _BOUNDS.items() if bound in schema]
+    if schema["type"] == "number" and len(bounds) < 2:
+        bounds.append(f"to {MOST}, or inf")
+    return " ".join([_KINDS[schema["type"]], *bounds]) + _UNITS.get(name.rpartition("_")[2], "")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
-from sage_sched.fields import MOST, require_within
+from msgspec import Meta
+
+from sage_sched.fields import MOST
 from sage_sched.job import Job
 from sage_sched.policy import Policy
 from sage_sched.steps import ServerFacts
@@ -14,22 +17,14 @@ from sage_sched.view import SchedulerView
 
 @dataclass(frozen=True, slots=True)
 class FastServeParameters:
-    """Settings of fastserve.
+    """Settings of fastserve."""
 
-    quantum_ms: the quantum of the best level.
-    refresh_interval_tokens: while the batch is full, tokens between two decisions on preemption.
-    max_preemptions: of one request.
-    """
-
-    quantum_ms: float = 100.0
-    refresh_interval_tokens: int = 200
-    max_preemptions: int = 4
-
-    def __post_init__(self) -> None:
-        interval = self.refresh_interval_tokens
-        require_within("policy.fastserve.refresh_interval_tokens", interval, 1, MOST)
-        require_within("policy.fastserve.max_preemptions", self.max_preemptions, 1, MOST)
-        require_within("policy.fastserve.quantum_ms", self.quantum_ms, 1e-3, MOST)
+    quantum_ms: Annotated[float, Meta(ge=1e-3, le=MOST)] = 100.0
+    """The quantum of the best level."""
+    refresh_interval_tokens: Annotated[int, Meta(ge=1, le=MOST)] = 200
+    """While the batch is full, tokens between two decisions on preemption."""
+    max_preemptions: Annotated[int, Meta(ge=1, le=MOST)] = 4
+    """Of one request."""
 
 
 class FastServe(Policy):

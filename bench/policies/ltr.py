@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from bisect import insort
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from bench.policies.ssjf import Ssjf
-from sage_sched.fields import LEAST_POOLS, MOST, require_within
 from sage_sched.job import Job
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
@@ -18,14 +20,10 @@ _STARVED = -1.0
 
 @dataclass(frozen=True, slots=True)
 class LtrParameters:
-    """Settings of ltr. starvation_pools: a request that has waited for this many KV pools of
-    tokens goes first."""
+    """Settings of ltr."""
 
-    starvation_pools: float = 10.0
-
-    def __post_init__(self) -> None:
-        pools = self.starvation_pools
-        require_within("policy.ltr.starvation_pools", pools, LEAST_POOLS, MOST, or_inf=True)
+    starvation_pools: Annotated[float, Meta(ge=1e-6)] = 10.0
+    """A request that has waited for this many KV pools of tokens goes first."""
 
 
 class Ltr(Ssjf):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from sage_sched.fields import MOST, require, require_within
+from msgspec import Meta
+
+from sage_sched.fields import MOST
 from sage_sched.headroom import Headroom
 from sage_sched.index import IndexTable, Indices, MeanCost
 from sage_sched.job import Job
@@ -41,31 +44,21 @@ COSTS = {
     "seconds": seconds_on,
 }
 INDICES: dict[str, type[IndexTable]] = {"gittins": IndexTable, "mean": MeanCost}
-HEADROOMS = ("none", "priced")
 
 
 @dataclass(frozen=True, slots=True)
 class SageSchedParameters:
-    """Settings of sagesched. The predictor is a setting of its own, [predictor].
+    """Settings of sagesched. The predictor is a setting of its own, [predictor]."""
 
-    cost: one of COSTS. The paper's is resource-bound (section 3.2); Fig. 10 compares output and
-        overall with it; seconds is that of sage.
-    index: gittins, or mean (Fig. 11).
-    bucket_tokens: the tokens after which a running request's index is computed anew (section 4.1).
-    headroom: none, as in vLLM, where a prompt enters if it fits; or priced, as under sage
-        (sage_sched.headroom).
-    """
-
-    cost: str = "resource-bound"
-    index: str = "gittins"
-    bucket_tokens: int = 200
-    headroom: str = "none"
-
-    def __post_init__(self) -> None:
-        for name, known in (("cost", COSTS), ("index", INDICES), ("headroom", HEADROOMS)):
-            value = getattr(self, name)
-            require(value in known, f"policy.sagesched.{name}", value, ", ".join(known))
-        require_within("policy.sagesched.bucket_tokens", self.bucket_tokens, 1, MOST)
+    cost: Literal["resource-bound", "output", "overall", "seconds"] = "resource-bound"
+    """The paper's is `resource-bound` (section 3.2); Fig. 10 compares `output` and `overall` with
+    it; `seconds` is that of `sage`."""
+    index: Literal["gittins", "mean"] = "gittins"
+    """`mean`: Fig. 11."""
+    bucket_tokens: Annotated[int, Meta(ge=1, le=MOST)] = 200
+    """The tokens after which a running request's index is computed anew (section 4.1)."""
+    headroom: Literal["none", "priced"] = "none"
+    """`none`, as in vLLM, where a prompt enters if it fits; `priced`, as under `sage`."""
 
 
 class SageSched(Policy):

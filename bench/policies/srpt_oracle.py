@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from sage_sched.fields import MOST, require_within
+from msgspec import Meta
+
+from sage_sched.fields import MOST
 from sage_sched.job import Job
 from sage_sched.policy import Policy
 from sage_sched.steps import ServerFacts, seconds_on
@@ -16,13 +19,11 @@ ORACLE = "srpt-oracle"
 
 @dataclass(frozen=True, slots=True)
 class SrptOracleParameters:
-    """preempt_margin: how much more, as a share, must be left of a running request than of the
-    waiting one to which it is to yield."""
+    """Settings of srpt-oracle."""
 
-    preempt_margin: float = 0.5
-
-    def __post_init__(self) -> None:
-        require_within("policy.srpt-oracle.preempt_margin", self.preempt_margin, 0, MOST)
+    preempt_margin: Annotated[float, Meta(ge=0, le=MOST)] = 0.5
+    """How much more, as a share, must be left of a running request than of the waiting one to
+    which it is to yield."""
 
 
 class SrptOracle(Policy):

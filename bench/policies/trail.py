@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated
+
+from msgspec import Meta
 
 from bench.policies.trail_filter import TrailFilter
-from sage_sched.fields import MOST, require_within
+from sage_sched.fields import MOST
 from sage_sched.job import Job
 from sage_sched.policy import Policy
 from sage_sched.probe import Edges
@@ -18,18 +20,11 @@ _FIRST = -1.0
 
 
 @dataclass(frozen=True, slots=True)
-class TrailPromptParameters:
-    """limit: a request no longer yields past this share of its first prediction (the paper's c)."""
+class TrailParameters:
+    """Settings of trail and trail-prompt."""
 
-    section: ClassVar[str] = "trail-prompt"
-    limit: float = 0.8
-
-    def __post_init__(self) -> None:
-        require_within(f"policy.{self.section}.limit", self.limit, 1e-9, MOST)
-
-
-class TrailParameters(TrailPromptParameters):
-    section = "trail"
+    limit: Annotated[float, Meta(ge=1e-9, le=MOST)] = 0.8
+    """A request no longer yields past this share of its first prediction (the paper's c)."""
 
 
 @dataclass(slots=True)
@@ -53,7 +48,7 @@ class TrailPrompt(Policy):
     on, it goes before all others and never leaves (appendix C: a rank of minus infinity).
     """
 
-    Parameters = TrailPromptParameters
+    Parameters = TrailParameters
 
     def on_arrival(self, job: Job) -> bool:
         """Its predicted length."""
@@ -88,7 +83,6 @@ class Trail(TrailPrompt):
     length is predicted anew at each token (bench.policies.trail_filter).
     """
 
-    Parameters = TrailParameters
     refresh_interval_tokens = 1
 
     def refiner(self, edges: Edges) -> TrailFilter:

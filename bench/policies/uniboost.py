@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sage_sched.fields import LEAST_POOLS, MOST, require_within
+from sage_sched.fields import Pools
 from sage_sched.job import Job
 from sage_sched.policy import Policy
 from sage_sched.view import SchedulerView
@@ -13,12 +13,10 @@ from sage_sched.view import SchedulerView
 
 @dataclass(frozen=True, slots=True)
 class UniBoostParameters:
-    """boost_pools: 1/g, in KV pools of tokens."""
+    """Settings of uniboost."""
 
-    boost_pools: float = 1.0
-
-    def __post_init__(self) -> None:
-        require_within("policy.uniboost.boost_pools", self.boost_pools, LEAST_POOLS, MOST)
+    boost_pools: Pools = 1.0
+    """1/g, in KV pools of tokens."""
 
 
 class UniBoost(Policy):

@@ -35,6 +35,7 @@ from predictor_store.terminal import (
 )
 from predictor_store.torchvision_schemas import define_missing
 from sage_sched.app.config import ENCODERS, StoreConfig
+from sage_sched.fields import parse_section
 
 # Committed together. The embedder sorts them by length, so that short ones are not padded.
 _CHUNK = 256
@@ -124,7 +125,8 @@ def _warm(args: argparse.Namespace, say: Callable[..., None]) -> dict[str, Any]:
     )
     lines = [*rows.lines(), *(f"CAUTION: {said}" for said in cautions)]
     say("\n".join(map(printable, lines)), flush=True)
-    num_records = warm_store(folder, observations, StoreConfig(capacity=capacity), args.encoder)
+    config: StoreConfig = parse_section(StoreConfig, "store", {"capacity": capacity})
+    num_records = warm_store(folder, observations, config, args.encoder)
     counts = [source.counts for source in rows.sources]
     left_out = sum((each.left_out for each in counts), Counter[str]())
     return {

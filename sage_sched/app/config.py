@@ -1,36 +1,39 @@
-"""Configuration, parsed once into one frozen object.
-
-docs/settings.md shows the text below each field (tests/checks/pages.py).
-"""
+"""Configuration, parsed once into one frozen object."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self, get_args
+
+from msgspec import Meta
 
 from sage_sched.app.address import Address
 from sage_sched.app.registry import policy_type, section_of
 from sage_sched.fields import (
     MOST,
     ConfigError,
+    Share,
+    hints_of,
+    mapping,
+    parse,
     parse_section,
     require,
     require_known,
-    require_within,
 )
 from sage_sched.gap import FEW_CUTS, MANY_CUTS, Gap
 from sage_sched.limits import Limits
 from sage_sched.policy import Policy
-from sage_sched.routing import ROUTERS
-from sage_sched.slo import TRUST, SloClass, SloConfig
+from sage_sched.slo import SloConfig, Trust
 from sage_sched.steps import StepTime
 from sage_sched.swap_out_bound import SwapOutBound
 
 # The shortest step. Others divide by what a step takes.
 _LEAST_STEP_S = 1e-9
-ENCODERS = ("static", "minilm")
+Encoder = Literal["static", "minilm"]
+ENCODERS: tuple[Encoder, ...] = get_args(Encoder)
+StepMs = Annotated[float, Meta(ge=0, lt=1e6)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +43,11 @@ class StoreConfig:
     path: str = ""
     """Folder of the history. One server or predictor service may use it at a time. Empty:
     `~/.cache/sage-sched/store`."""
-    capacity: int = 10_000
+    capacity: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000
     """Records kept. The oldest go first."""
     on_disk: bool = True
     """Write what the server learns. If false, it stays in memory, and an existing folder is only
     read."""
-
-    def __post_init__(self) -> None:
-        require(1 <= self.capacity <= 10_000_000, "store.capacity", self.capacity, "1 to 10000000")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ class PredictorConfig:
     loses its place there.
     """
 
-    encoder: str = "static"
+    encoder: Encoder = "static"
     """Turns prompts into vectors. `static` is quick; `minilm` takes 5 to 10 ms of a core and
     suits long documents."""
-    threshold: float = 0.0
+    threshold: Share = 0.0
     """Above 0: SageSched's published rule in place of ours. Past prompts of this cosine or more
     count alike; the paper has 0.8. Use it with `minilm`."""
-    deadline_ms: float = 1000.0
+    deadline_ms: Annotated[float, Meta(ge=1e-3, le=MOST)] = 1000.0
     """A request that waits longer for its prediction goes on with the distribution of all
     lengths."""
     service: str = ""
@@ -75,10 +75,6 @@ class PredictorConfig:
     `SAGE_PREDICTOR_TOKEN`."""
 
     def __post_init__(self) -> None:
-        allowed = ", ".join(ENCODERS)
-        require(self.encoder in ENCODERS, "predictor.encoder", self.encoder, allowed)
-        require_within("predictor.threshold", self.threshold, 0, 1)
-        require_within("predictor.deadline_ms", self.deadline_ms, 1e-3, MOST)
         if self.service:
             try:
                 Address.parse(self.service)
@@ -90,12 +86,9 @@ class PredictorConfig:
 class HintsConfig:
     """Whose hints on a request count (sage_sched.job.Hints)."""
 
-    trust: str = "none"
+    trust: Trust = "none"
     """Whose hints count: `none`, `header` (gateways), `body` (clients too). Anyone allowed to
     set hints can jump the queue."""
-
-    def __post_init__(self) -> None:
-        require(self.trust in TRUST, "hints.trust", self.trust, ", ".join(TRUST))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +100,8 @@ class ProbeConfig:
     record: str = ""
     """Folder to record hidden states in, to train a probe. They leak text; only their owner can
     read them."""
-    record_gib: float = 2.0
+    record_gib: Annotated[float, Meta(ge=0.1, le=1e6)] = 2.0
     """How much of them to keep, in GiB."""
-
-    def __post_init__(self) -> None:
-        require_within("probe.record_gib", self.record_gib, 0.1, 1e6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +117,9 @@ class UrgencyConfig:
 class RouterConfig:
     """Which replica serves a request."""
 
-    dispatch: str = ""
+    dispatch: Literal["", "predicted-cost", "gorouting"] = ""
     """Chooses the replica if `--dp-size` is above 1: `predicted-cost` or `gorouting`. Empty:
     SGLang chooses."""
-
-    def __post_init__(self) -> None:
-        names = ["", *ROUTERS]
-        allowed = ", ".join(repr(name) for name in names)
-        require(self.dispatch in names, "router.dispatch", self.dispatch, allowed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,28 +128,21 @@ class PreemptionConfig:
 
     enabled: bool = True
     """Swap running requests out for others, or when memory runs out."""
-    host_pool_gib: float = 0.0
+    host_pool_gib: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     """Host memory for swapped KV per rank, in GiB. 0: a quarter of the host's free memory at
     start, for all its ranks."""
-
-    def __post_init__(self) -> None:
-        require_within("preemption.host_pool_gib", self.host_pool_gib, 0, 1e6)
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
     """Bounds on the time between two tokens. inf: no bound."""
 
-    max_gap_ms: float = 1000.0
+    max_gap_ms: Annotated[float, Meta(ge=1)] = 1000.0
     """Longest time between two tokens while others are prefilled. At least six times what
     cutting a prefill costs; below 1000, twice."""
-    max_away_ms: float = 60_000.0
+    max_away_ms: Annotated[float, Meta(ge=1)] = 60_000.0
     """Longest time that a swapped-out request waits for its next token. Then it goes first and
     stays for 64 tokens or more."""
-
-    def __post_init__(self) -> None:
-        for name, bound_ms in dataclasses.asdict(self).items():
-            require(bound_ms >= 1, f"decode.{name}", bound_ms, "1 or more, or inf")
 
     @property
     def cuts(self) -> int:
@@ -189,17 +167,22 @@ class StepTimeConfig:
     756 TFLOPS at 50 %).
     """
 
-    prefill_base_ms: float = 41.0
-    prefill_request_ms: float = 0.0
-    prefill_token_ms: float = 0.174
-    prefill_pair_ms: float = 0.0
-    decode_base_ms: float = 41.0
-    decode_request_ms: float = 0.0
-    decode_kv_token_ms: float = 0.000164
+    prefill_base_ms: StepMs = 41.0
+    """Of a prefill step. Without the section `[step_time]` the server learns all of these."""
+    prefill_request_ms: StepMs = 0.0
+    """For each of its requests."""
+    prefill_token_ms: StepMs = 0.174
+    """For each token that it computes."""
+    prefill_pair_ms: StepMs = 0.0
+    """For each pair of such a token and one that it attends to."""
+    decode_base_ms: StepMs = 41.0
+    """Of a decode step."""
+    decode_request_ms: StepMs = 0.0
+    """For each of its requests."""
+    decode_kv_token_ms: StepMs = 0.000164
+    """For each token in their KV."""
 
     def __post_init__(self) -> None:
-        for name, value in dataclasses.asdict(self).items():
-            require(0 <= value < 1e6, f"step_time.{name}", value, "0 to 1000000 (ms)")
         step_time = self.step_time()
         for kind, seconds in (
             ("prefill", step_time.prefill_s(1, 1, 0.5)),
@@ -244,13 +227,13 @@ class SageConfig:
     @classmethod
     def parse(cls, sections: Mapping[str, Any]) -> Self:
         """From the mapping that a TOML or YAML file holds. Raises ConfigError."""
-        require_known(sections, {**_SECTIONS, "slo": None, "policy": None}, "section")
-        plain = [name for name in sections if name in _SECTIONS]
-        return cls(
-            **{name: parse_section(_SECTIONS[name], name, sections[name]) for name in plain},
-            slo=_parse_slo(sections.get("slo", {})),
-            policy=_parse_policies(sections.get("policy", {})),
-        )
+        hints = hints_of(cls)
+        require_known(sections, hints, "section")
+        parsed: dict[str, Any] = {
+            name: _policies(values) if name == "policy" else parse(name, hints[name], values)
+            for name, values in sections.items()
+        }
+        return cls(**parsed)
 
     def sections(self) -> dict[str, Any]:
         """The mapping that parse takes."""
@@ -258,28 +241,9 @@ class SageConfig:
         return {name: section for name, section in sections.items() if section is not None}
 
 
-# The plain ones, of which each field is a value.
-_SECTIONS: dict[str, Any] = {
-    f.name: f.default_factory
-    for f in dataclasses.fields(SageConfig)
-    if f.name not in ("slo", "policy", "step_time")
-} | {"step_time": StepTimeConfig}
-
-
-def _parse_slo(section: object) -> SloConfig:
-    plain = _mapping("section slo", section, "fields with values")
-    given = _mapping("slo.classes", plain.pop("classes", {}), "sections [slo.classes.NAME]")
-    classes = {
-        name: parse_section(SloClass, f"slo.classes.{name}", values)
-        for name, values in given.items()
-    }
-    slo: SloConfig = parse_section(SloConfig, "slo", plain, classes=classes)
-    return slo
-
-
-def _parse_policies(sections: object) -> dict[str, Any]:
+def _policies(sections: object) -> dict[str, Any]:
     parsed = {}
-    for name, values in _mapping("policy", sections, "sections [policy.NAME]").items():
+    for name, values in mapping("policy", sections, "sections [policy.NAME]").items():
         try:
             policy, section = policy_type(name), section_of(name)
         except ValueError as error:
@@ -288,12 +252,3 @@ def _parse_policies(sections: object) -> dict[str, Any]:
         require(section == name, f"section policy.{name}", values, allowed)
         parsed[name] = parse_section(policy.Parameters, f"policy.{name}", values)
     return parsed
-
-
-def _mapping(name: str, given: object, allowed: str) -> dict[str, Any]:
-    """A copy of a mapping with names. Raises ConfigError if it is none."""
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{name} is {given!r:.80}, allowed: {allowed}")
-    for key in given:
-        require(isinstance(key, str), f"a name in {name}", key, "a text")
-    return dict(given)

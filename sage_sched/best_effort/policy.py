@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import ClassVar
 
+from sage_sched.fields import Share
 from sage_sched.job import Job
 from sage_sched.order import serving_order
 from sage_sched.plan import Budget
@@ -23,8 +23,7 @@ _SENSITIVE = 2
 class QllmParameters(UrgencyParameters):
     """Settings of qllm, which mean what those of urgency do."""
 
-    decode_share: float = 0.1
-    section: ClassVar[str] = "policy.qllm"
+    decode_share: Share = 0.1
 
 
 class Qllm(Urgency):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
 from sage_sched.distribution import Floats, LengthDistribution
-from sage_sched.fields import require_within
 from sage_sched.job import Job
 from sage_sched.plan import Budget
 from sage_sched.policy import Policy
@@ -27,15 +28,11 @@ _SCALE_STEP = 1.1
 
 @dataclass(frozen=True, slots=True)
 class MakespanParameters:
-    """Settings of makespan (docs/settings.md).
+    """Settings of makespan."""
 
-    risk: how much a job that may end last counts more than one that will not. At 0 all count alike.
-    """
-
-    risk: float = 10.0
-
-    def __post_init__(self) -> None:
-        require_within("policy.makespan.risk", self.risk, 0, 1000)
+    risk: Annotated[float, Meta(ge=0, le=1000)] = 10.0
+    """How much a job that may end last counts more than one that will not. At 0 all count
+    alike."""
 
 
 @dataclass(slots=True)

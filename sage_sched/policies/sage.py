@@ -6,9 +6,11 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from sage_sched.fairness import StarvationBound
-from sage_sched.fields import MOST, require_within
 from sage_sched.index import Indices
 from sage_sched.job import Job
 from sage_sched.policy import Policy
@@ -22,16 +24,12 @@ from sage_sched.view import SchedulerView
 class SageParameters:
     """Settings of `sage`."""
 
-    ttft_ms: float = 2000.0
+    ttft_ms: Annotated[float, Meta(ge=0)] = 2000.0
     """Target for first tokens. New requests start together in time for it, if that costs less
     than the answers that wait. `inf`: none."""
-    regret: float = 8.0
+    regret: Annotated[float, Meta(ge=0)] = 8.0
     """A request is not overtaken once the work since it came exceeds (1 + `regret`) times the
     work before it. `inf`: no bound."""
-
-    def __post_init__(self) -> None:
-        require_within("policy.sage.ttft_ms", self.ttft_ms, 0, MOST, or_inf=True)
-        require_within("policy.sage.regret", self.regret, 0, MOST, or_inf=True)
 
 
 class Sage(Policy):

@@ -1,11 +1,11 @@
 """Deadlines: classes of requests, what each is promised, and a policy for it (ProServe)."""
 
-from sage_sched.slo.classes import TRUST, SloClaims, SloClass, SloConfig
+from sage_sched.slo.classes import SloClaims, SloClass, SloConfig, Trust
 from sage_sched.slo.deadlines import METRICS, Attainment, Deadlines, Tally
 from sage_sched.slo.policy import Proserve, ProserveParameters
 from sage_sched.slo.slide import Queue, Slide
 
 __all__ = [
-    "METRICS", "TRUST", "Attainment", "Deadlines", "Proserve", "ProserveParameters", "Queue",
-    "Slide", "SloClaims", "SloClass", "SloConfig", "Tally",
+    "METRICS", "Attainment", "Deadlines", "Proserve", "ProserveParameters", "Queue",
+    "Slide", "SloClaims", "SloClass", "SloConfig", "Tally", "Trust",
 ]  # fmt: skip

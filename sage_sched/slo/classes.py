@@ -6,9 +6,11 @@ import math
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from sage_sched.fields import require, require_within
+from msgspec import Meta
+
+from sage_sched.fields import require
 from sage_sched.job import (
     DEFAULT_URGENCY,
     LEAST_SLO_MS,
@@ -19,7 +21,9 @@ from sage_sched.job import (
     Hints,
 )
 
-TRUST = ("none", "header", "body")
+Trust = Literal["none", "header", "body"]
+Weight = Annotated[float, Meta(ge=LEAST_WEIGHT, le=MOST_WEIGHT)]
+SloMs = Annotated[float, Meta(ge=LEAST_SLO_MS)]
 # A class has its share of so many requests: a new one, and the latest before it.
 _WINDOW = 100
 
@@ -30,54 +34,46 @@ class SloClass:
 
     priority: int = 0
     """The `priority` that claims this class; different for each class."""
-    weight: float = 1.0
+    weight: Weight = 1.0
     """How much each token of the class counts."""
-    ttft_slo_ms: float = math.inf
+    ttft_slo_ms: SloMs = math.inf
     """Time to the first token. `inf`: no deadline."""
-    tpot_slo_ms: float = math.inf
+    tpot_slo_ms: SloMs = math.inf
     """Time for each further token. `inf`: no deadline."""
-    min_ttft_slo_ms: float = 0.0
+    min_ttft_slo_ms: Annotated[float, Meta(ge=0, le=MOST_SLO_MS)] = 0.0
     """The tightest TTFT that a client may ask for."""
-    min_tpot_slo_ms: float = 0.0
+    min_tpot_slo_ms: Annotated[float, Meta(ge=0, le=MOST_SLO_MS)] = 0.0
     """The tightest TPOT that a client may ask for."""
-    max_share: float = 1.0
+    max_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
     """Largest share of the latest hundred requests. The others get the default class."""
-    urgency: int = DEFAULT_URGENCY
+    urgency: Annotated[int, Meta(ge=1, le=5)] = DEFAULT_URGENCY
     """1 (most urgent) to 5, for `urgency` and `qllm`."""
     fair: bool = False
     """Tenants of the class take turns."""
 
     def check(self, section: str) -> None:
-        """Raises ConfigError unless the fields are as the class documents them."""
-        require_within(f"{section}.weight", self.weight, LEAST_WEIGHT, MOST_WEIGHT)
+        """Raises ConfigError unless each deadline is as long as its floor."""
         for name in ("ttft_slo_ms", "tpot_slo_ms"):
-            slo_ms = getattr(self, name)
-            require_within(f"{section}.{name}", slo_ms, LEAST_SLO_MS, MOST_SLO_MS, or_inf=True)
-            floor = getattr(self, f"min_{name}")
-            allowed = f"0 (ms) to its {name}, {slo_ms:g}, and {MOST_SLO_MS:g}"
-            require(0 <= floor <= min(slo_ms, MOST_SLO_MS), f"{section}.min_{name}", floor, allowed)
-        require(0 < self.max_share <= 1, f"{section}.max_share", self.max_share, "above 0, to 1")
-        require(1 <= self.urgency <= 5, f"{section}.urgency", self.urgency, "1 to 5")
+            slo_ms, floor_ms = getattr(self, name), getattr(self, f"min_{name}")
+            allowed = f"0 to its {name}, {slo_ms:g} (ms)"
+            require(floor_ms <= slo_ms, f"{section}.min_{name}", floor_ms, allowed)
 
 
 @dataclass(frozen=True, slots=True)
 class SloConfig:
     """The section `[slo]`. classes: by NAME."""
 
-    trust: str = "none"
+    trust: Trust = "none"
     """Who names a request's class: `none`, `header` (`X-SMG-Priority`; the tenant:
     `X-Sage-Tenant`), `body` (`priority`)."""
     default: str = ""
     """Class of requests that name none, or an unknown one."""
-    first_token_weight: float = 1.0
+    first_token_weight: Weight = 1.0
     """How many further tokens the first one counts for. ProServe: mean prompt length over mean
     answer length."""
     classes: Mapping[str, SloClass] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        require(self.trust in TRUST, "slo.trust", self.trust, ", ".join(TRUST))
-        weight = self.first_token_weight
-        require_within("slo.first_token_weight", weight, LEAST_WEIGHT, MOST_WEIGHT)
         known = ", ".join(self.classes) or "none, as no [slo.classes.NAME] is given"
         require(self.default in ("", *self.classes), "slo.default", self.default, known)
         claimed: dict[int, str] = {}

@@ -9,13 +9,13 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from sage_sched.distribution import Floats
-from sage_sched.fields import require, require_within
 from sage_sched.gap import FEW_CUTS, least_bound_s
 from sage_sched.job import Job
 from sage_sched.plan import Budget
@@ -51,31 +51,20 @@ _CATCH_UP = 0.8
 _ETA_OF_PREFILLS = 3.0
 # No batch prefills less while others run.
 _LEAST_CHUNK_TOKENS = 50
-DENSITIES = ("next", "expected")
 
 
 @dataclass(frozen=True, slots=True)
 class ProserveParameters:
-    """Settings of proserve. What the paper leaves open is as in xLLM, unless said otherwise.
+    """Settings of proserve. What the paper leaves open is as in xLLM, unless said otherwise."""
 
-    eta: the shortest batch, as a share of the smallest TPOT that was promised.
-    density: next, the worth of the next token by what it takes (the paper), or expected, that of
-        the answer (ours, see Worth).
-    starved_share: the share of the server's work for jobs that are late by more than their whole
-        TTFT, by arrival; and that for jobs without a promise that have waited for as much work as
-        the KV pool holds (ours).
-    """
-
-    eta: float = 0.65
-    density: str = "next"
-    starved_share: float = 0.02
-
-    def __post_init__(self) -> None:
-        require_within("policy.proserve.eta", self.eta, 0, _MOST_TPOTS)
-        known = ", ".join(DENSITIES)
-        require(self.density in DENSITIES, "policy.proserve.density", self.density, known)
-        share = self.starved_share
-        require(0 <= share < 1, "policy.proserve.starved_share", share, "0 to 1, 1 excluded")
+    eta: Annotated[float, Meta(ge=0, le=_MOST_TPOTS)] = 0.65
+    """The shortest batch, as a share of the smallest TPOT that was promised."""
+    density: Literal["next", "expected"] = "next"
+    """`next`: the worth of the next token by what it takes (the paper). `expected`: that of the
+    answer (ours)."""
+    starved_share: Annotated[float, Meta(ge=0, lt=1)] = 0.02
+    """Share of the server's work for jobs that are late by more than their whole TTFT, and for
+    jobs without a promise that have waited for as much work as the KV pool holds (ours)."""
 
 
 class Proserve(Policy):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
-from sage_sched.fields import LEAST_POOLS, MOST, require_within
+from sage_sched.fields import Pools, Share
 from sage_sched.index import Indices
 from sage_sched.job import Job
 from sage_sched.plan import Budget
@@ -22,22 +21,14 @@ _NO_LEVEL = 6
 
 @dataclass(frozen=True, slots=True)
 class UrgencyParameters:
-    """Settings of urgency. A pool is as many tokens as the KV pool holds.
+    """Settings of urgency. A pool is as many tokens as the KV pool holds."""
 
-    level_pools: a request goes before those that came up to so many pools of work before it and are
-        one level less urgent.
-    decode_share: the least share of the server's time for decode steps while a request of level 1
-        or 2 decodes and only less urgent prompts wait. 0: prefills are not held back; 1: they all
-        are.
-    """
-
-    level_pools: float = 1.0
-    decode_share: float = 0.5
-    section: ClassVar[str] = "policy.urgency"
-
-    def __post_init__(self) -> None:
-        require_within(f"{self.section}.level_pools", self.level_pools, LEAST_POOLS, MOST)
-        require_within(f"{self.section}.decode_share", self.decode_share, 0, 1)
+    level_pools: Pools = 1.0
+    """A request goes before those that came up to so many pools of work before it and are one
+    level less urgent."""
+    decode_share: Share = 0.5
+    """The least share of the server's time for decode steps while a request of level 1 or 2
+    decodes and only less urgent prompts wait. 0: prefills are not held back; 1: they all are."""
 
 
 class Urgency(Policy):

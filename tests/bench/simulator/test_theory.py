@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bench.policies.sagesched import SageSchedParameters
 from bench.policies.srpt_oracle import SrptOracleParameters
-from bench.policies.trail import TrailPromptParameters
+from bench.policies.trail import TrailParameters
 from bench.simulator.presets import Engine
 from bench.simulator.request import SimRequest
 from bench.simulator.result import Result
@@ -142,7 +142,7 @@ def test_trail_with_exact_predictions_is_its_closed_form(limit: float) -> None:
         replace(r, distribution=LengthDistribution.from_samples([r.output_tokens], "prior"))
         for r in requests
     ]
-    config = SageConfig(policy={"trail-prompt": TrailPromptParameters(limit)})
+    config = SageConfig(policy={"trail-prompt": TrailParameters(limit)})
     mean, error = mean_and_error(simulate(ONE_SLOT, "trail-prompt", config, exact, PREEMPTIVE))
     assert mean == pytest.approx(_srpt_response(rate, limit), abs=4 * error + 1.0)
     # The check can fail: without the limit the value would be another.
@@ -191,7 +191,7 @@ def test_trail_with_predictions_that_err_is_its_closed_form(limit: float) -> Non
         SimRequest(float(t), 1, int(x) + 1, cap, _surely(int(y)), "")
         for t, x, y in zip(arrivals_s, steps, predicted, strict=True)
     ]
-    config = SageConfig(policy={"trail-prompt": TrailPromptParameters(limit)})
+    config = SageConfig(policy={"trail-prompt": TrailParameters(limit)})
     mean, error = mean_and_error(simulate(ONE_SLOT, "trail-prompt", config, requests, PREEMPTIVE))
     expected = _trail_response(rate, limit, steps, predicted)
     assert mean == pytest.approx(expected, abs=4 * error + 2.0)

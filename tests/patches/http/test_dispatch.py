@@ -193,7 +193,7 @@ def test_where_it_does_not_see_all_it_is_refused(flag: dict[str, Any], name: str
 
 
 def test_only_our_dispatchers_are_configured() -> None:
-    with pytest.raises(ConfigError, match=r"router\.dispatch.*'predicted-cost', 'gorouting'"):
+    with pytest.raises(ConfigError, match=r"router\.dispatch.*'gorouting', 'predicted-cost'"):
         SageConfig.parse({"router": {"dispatch": "round_robin"}})
 
 
