@@ -32,6 +32,10 @@ OF_SERVERS = {
 # Subcommand: its module, which has configure(parser) and run(args) -> exit status; what it does.
 COMMANDS = {
     "demo": ("bench.experiment.demo", "compare SGLang's tuned policies with ours"),
+    "settings": (
+        "predictor_store.settings_command",
+        "list what a settings file may hold, or print its JSON schema",
+    ),
     "set": ("patches.ops.set_command", "change the settings of a running server"),
     "explain": (
         "patches.ops.explain_command",

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from predictor_store.ask_server import RefusedError, add_key, ask, key_of
+from predictor_store.settings_command import add_listing
 from predictor_store.terminal import print_json, server_url
 from sage_sched.fields import UserError
 
@@ -26,6 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--url", type=server_url, default="http://127.0.0.1:30000", help="default: %(default)s"
     )
     add_key(parser, "the server's --admin-api-key, or else its --api-key")
+    add_listing(parser, "policy", "preemption", "decode")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,6 +17,7 @@ from predictor_store.service.endpoint import PredictorError, default_address, to
 from predictor_store.service.http import HttpFront
 from predictor_store.service.server import Server
 from predictor_store.service.worker import Worker
+from predictor_store.settings_command import add_listing
 from predictor_store.store.store import folder_of
 from sage_sched.app.address import ALLOWED, Address
 
@@ -44,6 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sage-config", metavar="FILE", help="settings, of which [store] and [predictor] count"
     )
+    add_listing(parser, "store", "predictor")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,25 +6,20 @@ Tables of measurements are made by `sage-sched bench table --pages`.
 
 from __future__ import annotations
 
-import ast
-import inspect
 import re
 import sys
-import textwrap
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from patches.http.gateways import AGENT_HINTS, CLASS_HEADERS, HEADERS
 from patches.refusals import REFUSED
 from patches.series import SERIES
 from predictor_store.logs.registry import FORMATS
-from sage_sched.app.config import SageConfig, StepTimeConfig
+from sage_sched.app.registry import POLICIES
+from sage_sched.app.schema import default_of, json_schema, leaves
 from sage_sched.cli import COMMANDS, OF_SERVERS
-from sage_sched.policies.sage import SageParameters
-from sage_sched.slo import SloClass
+from sage_sched.fields import allowed
 
 ROOT = Path(__file__).parents[2]
 MODES = ROOT / "tests" / "engine" / "modes.toml"
@@ -33,40 +28,9 @@ _BLOCK = re.compile(r"(<!-- from code: ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
 
 def settings() -> Iterator[tuple[str, ...]]:
     """Yield the head and a row per field of the configuration."""
-    yield "Setting", "Default", "Meaning"
-    config = SageConfig()
-    for section in fields(SageConfig):
-        if section.name == "policy":
-            yield from _rows("policy.sage", SageParameters)
-        elif section.name != "step_time":
-            yield from _rows(section.name, type(getattr(config, section.name)))
-        if section.name == "slo":
-            yield from _rows("slo.classes.NAME", SloClass)
-    first, *_, last = (field.name for field in fields(StepTimeConfig))
-    yield f"`step_time.{first}` … `{last}`", "learned", _words(inspect.getdoc(StepTimeConfig))
-
-
-def _rows(section: str, of: type[Any]) -> Iterator[tuple[str, ...]]:
-    """Yield a row per field, with the text below it in the class. Raises KeyError without one."""
-    (body,) = ast.parse(textwrap.dedent(inspect.getsource(of))).body
-    assert isinstance(body, ast.ClassDef)
-    said = {
-        field.target.id: below.value.value
-        for field, below in zip(body.body, body.body[1:], strict=False)
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
-        and isinstance(below, ast.Expr)
-        and isinstance(below.value, ast.Constant)
-    }
-    for field in fields(of):
-        if field.name != "classes":  # a section of its own
-            is_text = isinstance(field.default, str)
-            default = f'`"{field.default}"`' if is_text else str(field.default).lower()
-            yield f"`{section}.{field.name}`", default, _words(said[field.name])
-
-
-def _words(text: object) -> str:
-    return " ".join(str(text).split("\n\n")[0].split())
+    yield "Setting", "Default", "Allowed", "Meaning"
+    for name, leaf in leaves(json_schema(POLICIES)):
+        yield f"`{name}`", f"`{default_of(leaf)}`", allowed(name, leaf), leaf["description"]
 
 
 def metrics() -> Iterator[tuple[str, ...]]:

@@ -1,0 +1,93 @@
+"""The JSON schema of the configuration file: of it are made the settings page and all help."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import math
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, get_origin
+
+from sage_sched.app.config import SageConfig
+from sage_sched.app.registry import policy_names, policy_type, section_of
+from sage_sched.fields import hints_of, schema_of, section_in
+
+
+def json_schema(policies: Iterable[str] = ()) -> dict[str, Any]:
+    """The schema of a file, as jsonschema and editors take it.
+
+    policies: those whose sections it has; all that can be loaded, if empty.
+    """
+    schema = _section(SageConfig)
+    names = {*policies} or {section for name in policy_names() if (section := _section_name(name))}
+    sections = {name: _section(policy_type(name).Parameters) for name in sorted(names)}
+    schema["properties"]["policy"] = _object(sections)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def leaves(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the dotted name and the schema of each value."""
+    for name, node in schema["properties"].items():
+        by_name = node.get("additionalProperties")
+        if by_name:
+            yield from leaves(by_name, f"{path}{name}.NAME.")
+        elif "properties" in node:
+            yield from leaves(node, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", node
+
+
+def default_of(leaf: Mapping[str, Any]) -> str:
+    """The default as a TOML file has it. JSON has no infinity."""
+    value = leaf.get("default", "inf")
+    if isinstance(value, str) and "default" in leaf:
+        return f'"{value}"'
+    return str(value).lower()
+
+
+def _section_name(policy: str) -> str:
+    try:
+        return section_of(policy)
+    except ValueError:  # a package offers it, and it cannot be loaded
+        return ""
+
+
+def _section(of: type[Any]) -> dict[str, Any]:
+    hints, texts = hints_of(of), _texts(of)
+    properties: dict[str, Any] = {}
+    for field in dataclasses.fields(of):
+        hint = hints[field.name]
+        section = section_in(hint)
+        if section is None:
+            value = {**schema_of(hint), "description": texts.get(field.name, "")}
+            if field.default not in (dataclasses.MISSING, math.inf):
+                value["default"] = field.default
+        else:
+            value = _section(section)
+            if get_origin(hint) is Mapping:
+                value = {"type": "object", "additionalProperties": value}
+        properties[field.name] = value
+    return _object(properties) | {"description": _words((of.__doc__ or "").split("\n\n")[0])}
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def _texts(of: type[Any]) -> dict[str, str]:
+    """The text below each field in a class or its bases, by name."""
+    texts = dict[str, str]()
+    for each in reversed(of.__mro__[:-1]):
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+        assert isinstance(body, ast.ClassDef)
+        for field, below in zip(body.body, body.body[1:], strict=False):
+            match field, below:
+                case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                    texts[name] = _words(text)
+    return texts
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())
