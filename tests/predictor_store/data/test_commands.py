@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import subprocess
 import sys
 import time
@@ -170,27 +168,6 @@ def test_user_errors_are_one_line(
 def test_bad_arguments_are_refused(arguments: list[str]) -> None:
     with pytest.raises(SystemExit):
         warm(*arguments)
-
-
-def test_info_shows_what_is_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = Store(StoreConfig(str(tmp_path), 50), fingerprint(), dimension())
-    store.add(record(1, origin="warm"))
-    store.add(record(2, censored=True))
-    store.flush()
-    with contextlib.closing(store):
-        assert info(tmp_path) == 0
-        out = capsys.readouterr().out
-    for part in (
-        "num_records: 2",
-        "num_warm: 1",
-        "num_censored: 1",
-        f"embedder: {fingerprint()}",
-        f"in_use_by: {os.getpid()}",
-        "output_tokens.mean: 11.5\n",
-    ):
-        assert part in out
-    assert info(tmp_path) == 0
-    assert "in_use_by: None" in capsys.readouterr().out
 
 
 def test_programs_get_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,91 +34,44 @@ def read(
     return rows, dict(found.sources[0].counts.left_out)
 
 
-FORMS: dict[str, tuple[dict[str, Any], str, str | None, int | None]] = {
+def said(*turns: str, **names: str) -> list[dict[str, str]]:
+    """Turns of a user and a machine, each as `who: words`; names: of the two fields."""
+    who, words = names.get("who", "role"), names.get("words", "content")
+    return [dict(zip((who, words), turn.split(": "), strict=True)) for turn in turns]
+
+
+SHAREGPT = {"who": "from", "words": "value"}
+PARTS = [{"type": "text", "text": "what is"}, {"type": "image_url", "image_url": {"url": "x"}},
+         {"type": "text", "text": "this"}]  # fmt: skip
+# A row, its prompt, the text of its answer, and the tokens of its answer.
+FORMS: dict[str, tuple[dict[str, Any], str, str | None, int]] = {
     "record": ({"prompt": "p", "output_tokens": 7}, "p", None, 7),
     "record with output": ({"prompt": "p", "output_tokens": 7, "output": "o"}, "p", None, 7),
-    "alpaca": (
-        {"instruction": "do", "input": "this", "output": "done"},
-        "do\n\nthis",
-        "done",
-        None,
-    ),
-    "alpaca, no input": ({"instruction": "do", "input": "", "output": "done"}, "do", "done", None),
-    "question": ({"question": "q", "answer": "a"}, "q", "a", None),
-    "sharegpt": (
-        {
-            "id": "x",
-            "conversations": [
-                {"from": "system", "value": "be kind"},
-                {"from": "human", "value": "hi"},
-                {"from": "gpt", "value": "hello"},
-                {"from": "human", "value": "again"},
-                {"from": "gpt", "value": "what"},
-            ],
-        },
-        "hi",
-        "hello",
-        None,
-    ),
-    "sharegpt that begins with an answer": (
-        {
-            "conversations": [
-                {"from": "gpt", "value": "left over"},
-                {"from": "human", "value": "hi"},
-                {"from": "gpt", "value": "hello"},
-            ]
-        },
-        "hi",
-        "hello",
-        None,
-    ),
-    "openai": (
-        {
-            "messages": [
-                {"role": "system", "content": "be kind"},
-                {"role": "user", "content": "hi"},
-                {"role": "assistant", "content": "hello"},
-            ]
-        },
-        "hi",
-        "hello",
-        None,
-    ),
-    "openai parts": (
-        {
-            "messages": [
-                {
-                    "role": "user",
-                    "content": [
-                        {"type": "text", "text": "what is"},
-                        {"type": "image_url", "image_url": {"url": "x"}},
-                        {"type": "text", "text": "this"},
-                    ],
-                },
-                {"role": "assistant", "content": [{"type": "text", "text": "a cat"}]},
-            ]
-        },
-        "what is\nthis",
-        "a cat",
-        None,
-    ),
-    "prompt as messages": (
-        {"prompt": [{"role": "user", "content": "hi"}], "completion_tokens": 3},
-        "hi",
-        None,
-        3,
-    ),
-}
+    "alpaca": ({"instruction": "do", "input": "this", "output": "done"}, "do\n\nthis", "done", 0),
+    "alpaca, no input": ({"instruction": "do", "input": "", "output": "done"}, "do", "done", 0),
+    "question": ({"question": "q", "answer": "a"}, "q", "a", 0),
+    "sharegpt": ({"id": "x", "conversations": said(
+        "system: be kind", "human: hi", "gpt: hello", "human: again", "gpt: what", **SHAREGPT)},
+        "hi", "hello", 0),
+    "sharegpt that begins with an answer": ({"conversations": said(
+        "gpt: left over", "human: hi", "gpt: hello", **SHAREGPT)}, "hi", "hello", 0),
+    "openai": ({"messages": said("system: be kind", "user: hi", "assistant: hello")},
+               "hi", "hello", 0),
+    "openai parts": ({"messages": [
+        {"role": "user", "content": PARTS},
+        {"role": "assistant", "content": [{"type": "text", "text": "a cat"}]}]},
+        "what is\nthis", "a cat", 0),
+    "prompt as messages": ({"prompt": said("user: hi"), "completion_tokens": 3}, "hi", None, 3),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+@pytest.mark.parametrize(("raw", "prompt", "output", "num_tokens"), FORMS.values(), ids=FORMS)
 def test_every_form(
-    tmp_path: Path, form: tuple[dict[str, Any], str, str | None, int | None]
+    tmp_path: Path, raw: dict[str, Any], prompt: str, output: str | None, num_tokens: int
 ) -> None:
-    raw, prompt, output, output_tokens = form
     rows, left_out = read(lines(tmp_path / "d.jsonl", raw, raw))
     assert [(r.prompt, r.output, r.output_tokens) for r in rows] == [
-        (prompt, output, output_tokens or 0)
+        (prompt, output, num_tokens)
     ] * 2
     assert not left_out
 

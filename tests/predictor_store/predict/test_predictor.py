@@ -11,6 +11,7 @@ from predictor_store.predict.history import History
 from predictor_store.predict.predictor import MAX_ATOMS, predict, prior
 from predictor_store.predict.regression import GeneralLength
 from predictor_store.store.file import Origin, Record
+from sage_sched.distribution import LengthDistribution
 from tests.predictor_store.samples import grown, unit_vectors
 
 # With too few prompts for a score, all else equal, these are the neighbourhoods by cosine alone.
@@ -28,12 +29,20 @@ def history_of(*records: tuple[float, int, Origin], capacity: int = 100) -> Hist
     return history
 
 
+def known(found: LengthDistribution | None) -> LengthDistribution:
+    assert found is not None
+    return found
+
+
+def predicted(history: History, vector: NDArray[np.float32], scope: str = "") -> LengthDistribution:
+    return known(predict(history, vector, scope))
+
+
 class TestNeighbours:
     def test_nearer_ones_weigh_more(self) -> None:
         cosines = (0.9, 0.6, 0.3, 0.1, -0.5)
         history = history_of(*[(c, i + 1, "history") for i, c in enumerate(cosines)])
-        found = predict(history, at(1))
-        assert found is not None
+        found = predicted(history, at(1))
         assert found.lengths.tolist() == [1, 2, 3, 4, 5]
         assert all(np.diff(found.weights) < 0)
         assert 1 < found.effective_samples < 5
@@ -45,8 +54,7 @@ class TestNeighbours:
         shares = []
         for num_asked in (1, 4, 16):
             same: list[tuple[float, int, Origin]] = [(1.0, 7, "history")] * num_asked
-            found = predict(history_of(*others, *same), at(1))
-            assert found is not None
+            found = predicted(history_of(*others, *same), at(1))
             shares.append(found.weights[0])
             assert found.lengths[0] == 7
         assert 0.2 < shares[0] < 0.3
@@ -59,8 +67,7 @@ class TestNeighbours:
             number = 0 if i < 100 else i  # a feature, to tell the prompts apart
             vector = np.append(at(0.8), np.float32(number / 100))
             history.add(Record(vector, 10 if i < 100 else 1000 + i, 0, False, "history"))
-        found = predict(history, np.append(at(1), np.float32(0)))
-        assert found is not None
+        found = predicted(history, np.append(at(1), np.float32(0)))
         assert found.weights[0] < 0.5
 
     def test_warm_data_fades_as_history_comes(self) -> None:
@@ -70,8 +77,7 @@ class TestNeighbours:
             real: list[tuple[float, int, Origin]] = [
                 (0.6 + i / 1e3, 30, "history") for i in range(num)
             ]
-            found = predict(history_of(*warm, *real, capacity=500), at(1))
-            assert found is not None
+            found = predicted(history_of(*warm, *real, capacity=500), at(1))
             shares.append(float(found.weights[found.lengths == 900].sum()))
             assert found.source == ("warm" if shares[-1] > 0.5 else "history")
         assert shares[0] == 1
@@ -80,12 +86,11 @@ class TestNeighbours:
 
     def test_prompts_that_score_alike_weigh_more(self) -> None:
         history, _ = grown(400)
-        blurred = [predict(history, vector) for vector in unit_vectors(50, 9, 8)]
+        vectors = unit_vectors(50, 9, 8)
+        blurred = [predicted(history, vector) for vector in vectors]
         history.fit()
-        sharp = [predict(history, vector) for vector in unit_vectors(50, 9, 8)]
-        for vector, before, after in zip(unit_vectors(50, 9, 8), blurred, sharp, strict=True):
-            assert before is not None
-            assert after is not None
+        sharp = [predicted(history, vector) for vector in vectors]
+        for vector, before, after in zip(vectors, blurred, sharp, strict=True):
             assert after.quantile(0.9) / after.quantile(0.1) < before.quantile(0.9) / (
                 before.quantile(0.1)
             )
@@ -94,8 +99,7 @@ class TestNeighbours:
 
 
 def test_only_unlike_prompts_still_give_a_distribution() -> None:
-    found = predict(history_of((-1.0, 7, "history")), at(1))
-    assert found is not None
+    found = predicted(history_of((-1.0, 7, "history")), at(1))
     assert found.lengths.tolist() == [7]
 
 
@@ -123,8 +127,7 @@ def test_clients_ends_count_where_asked(ended: Scope, asked: Scope, is_believed:
         history.add(Record(at(0.9), 800 + i, 0, False, "history", PLAIN.name))
     for _ in range(600):  # more than a prediction looks at
         history.add(Record(at(1), 2, 0, False, "history", ended.name))
-    found = predict(history, at(1), asked.name)
-    assert found is not None
+    found = predicted(history, at(1), asked.name)
     assert (found.quantile(0.5) == 2) is is_believed
     assert (found.quantile(0.05) >= 800) is not is_believed
     assert knows_prior(history, ended)
@@ -132,8 +135,7 @@ def test_clients_ends_count_where_asked(ended: Scope, asked: Scope, is_believed:
 
 def knows_prior(history: History, ended: Scope) -> bool:
     """Whether the prior goes by these ends if they are those of any prompt, and else not."""
-    found = prior(history)
-    assert found is not None
+    found = known(prior(history))
     return (found.quantile(0.5) == 2) is (ended.end == OWN)
 
 
@@ -144,16 +146,14 @@ def test_no_number_of_cut_answers_hides_those_that_ended(scope: Scope) -> None:
         history.add(Record(at(0.9), 800 + i, 0, False, "history", PLAIN.name))
     for _ in range(1500):
         history.add(Record(at(1), 1, 0, scope is PLAIN, "history", scope.name))
-    found = predict(history, at(1), PLAIN.name)
-    assert found is not None
+    found = predicted(history, at(1), PLAIN.name)
     assert found.quantile(0.01) >= 800
 
 
 def test_where_all_ends_are_made_by_clients_the_prior_goes_by_them() -> None:
     history = History(2, 0, 10)
     history.add(Record(at(1), 7, 0, False, "history", GRAMMAR.name))
-    found = prior(history)
-    assert found is not None
+    found = known(prior(history))
     assert found.lengths.tolist() == [7]
 
 
@@ -161,8 +161,7 @@ def test_censored_answers_count_as_longer() -> None:
     history = History(2, 0, 10)
     for length, censored in ((10, False), (20, True), (30, False)):
         history.add(Record(at(1), length, 0, censored, "history"))
-    found = predict(history, at(1))
-    assert found is not None
+    found = predicted(history, at(1))
     assert found.lengths.tolist() == [10, 30]
     assert found.weights == pytest.approx([1 / 3, 2 / 3])
 
@@ -181,20 +180,16 @@ class TestLengthsInGeneral:
         return history
 
     def test_the_first_requests_are_told_apart(self) -> None:
-        long, short = (predict(self.history(), at(c)) for c in (0.9, -0.9))
-        assert long is not None
-        assert short is not None
+        long, short = (predicted(self.history(), at(c)) for c in (0.9, -0.9))
         assert long.source == short.source == "general"
         assert long.mean() == pytest.approx(short.mean() * np.exp(2 * 1.8), rel=0.1)
-        anything = prior(self.history())
-        assert anything is not None
+        anything = known(prior(self.history()))
         assert anything.quantile(0.1) < short.mean() < long.mean() < anything.quantile(0.95)
 
     def test_the_level_follows_what_has_ended(self) -> None:
         means = []
         for length in (20, 2000):
-            found = predict(self.history((0.2, length), (0.4, length)), at(-0.9))
-            assert found is not None
+            found = predicted(self.history((0.2, length), (0.4, length)), at(-0.9))
             means.append(found.mean())
         assert means[1] > 5 * means[0]
 
@@ -209,16 +204,14 @@ class TestLengthsInGeneral:
         shares = []
         for num in (0, 3, 30, 300):
             seen = [(float(c), 100_000) for c in rng.uniform(-1, 1, num)]
-            found = predict(self.history(*seen), at(0.3))
-            assert found is not None
+            found = predicted(self.history(*seen), at(0.3))
             shares.append(float(found.weights[found.lengths < 90_000].sum()))
         assert shares[0] == 1
         assert shares == sorted(shares, reverse=True)
         assert shares[-1] < 0.15
 
     def test_a_prompts_own_answers_go_before_it(self) -> None:
-        found = predict(self.history(*[(1.0, 7)] * 20), at(1))
-        assert found is not None
+        found = predicted(self.history(*[(1.0, 7)] * 20), at(1))
         assert found.weights[found.lengths == 7].sum() > 0.8
 
 
@@ -228,8 +221,7 @@ def test_an_empty_history_knows_nothing() -> None:
 
 
 def test_the_prior_is_of_all_records_alike() -> None:
-    found = prior(history_of((1.0, 10, "history"), (-1.0, 30, "warm"), (0.0, 10, "warm")))
-    assert found is not None
+    found = known(prior(history_of((1.0, 10, "history"), (-1.0, 30, "warm"), (0.0, 10, "warm"))))
     assert found.source == "prior"
     assert found.lengths.tolist() == [10, 30]
     assert found.weights == pytest.approx([2 / 3, 1 / 3])
@@ -247,8 +239,7 @@ def test_predictions_are_bounded(
     for vector, (warm, censored, length) in zip(vectors[1:], records, strict=True):
         history.add(Record(vector, length, 0, censored, "warm" if warm else "history"))
     history.fit()
-    found = predict(history, vectors[0])
-    assert found is not None
+    found = predicted(history, vectors[0])
     assert found.lengths.size <= MAX_ATOMS
     lengths = [length for _, _, length in records]
     assert min(lengths) <= found.lengths[0] <= found.lengths[-1] <= max(lengths)

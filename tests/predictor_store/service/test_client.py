@@ -199,18 +199,6 @@ def test_a_cancelled_prediction_leaves_nothing_behind(client: PredictorClient) -
     run(main())
 
 
-def test_garbage_on_the_wire_does_not_kill_the_worker(client: PredictorClient) -> None:
-    async def main() -> None:
-        assert client._link is not None
-        before = client.stats()
-        for garbage in (b"", b"\xff\xfe garbage", b"\x92\xa7Predict\xa1x"):
-            client._link._dealer.send(garbage)
-        assert (await client.predict("Still there?")).handle is not None
-        await until(lambda: client.stats()["num_malformed"] == before["num_malformed"] + 3)
-
-    run(main())
-
-
 def test_ctrl_c_is_not_for_the_worker(client: PredictorClient) -> None:
     async def main() -> None:
         pid = pid_of(client)

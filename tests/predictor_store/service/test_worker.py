@@ -113,16 +113,6 @@ def test_answers_that_clients_end_are_judged_once_their_kind_is_known(worker: Wo
     assert news(worker).stats.quality["num_answers"] == 10
 
 
-def test_lengths_that_finished_are_predicted(worker: Worker) -> None:
-    ends = [finished(1, length) for length in (10, 3000) * 10]
-    assert answered(worker, predict(1), *ends).source == "general"
-    assert counts(worker, "records") == [20]
-    found = answered(worker, predict(2))
-    assert found.source == "history"
-    shares = [found.weights[found.lengths == length].sum() for length in (10, 3000)]
-    assert min(shares) > 0.4
-
-
 def test_an_answer_may_end_early(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("predictor_store.service.worker._MAX_ANSWERS", 5)
     worker.receive(1, predict(1))
@@ -155,12 +145,6 @@ def test_the_prior_follows_the_history(worker: Worker) -> None:
     assert after is not None
     assert told.prior.read().quantile(0.5) > 10 == after.read().quantile(0.5)
     assert news(worker).prior is None
-
-
-def test_the_first_requests_are_told_apart(worker: Worker) -> None:
-    long = answered(worker, predict(1, "Write a long story about a dragon who learns to sail."))
-    short = answered(worker, predict(2, "Is 91 a prime number? Answer yes or no."))
-    assert long.mean() > 1.1 * short.mean()
 
 
 def test_answers_of_a_session_foretell_its_next(worker: Worker) -> None:

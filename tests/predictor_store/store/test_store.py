@@ -160,41 +160,57 @@ def test_a_second_writer_is_told_who_has_it(tmp_path: Path) -> None:
     opened(tmp_path).close()
 
 
-def test_a_refused_store_can_be_opened_by_its_rightful_owner(tmp_path: Path) -> None:
-    filled(tmp_path, record(1))
-    with pytest.raises(StoreError):
-        Store(StoreConfig(str(tmp_path)), "another model", DIMENSION)
-    assert len(read(tmp_path)) == 1
-
-
 @pytest.mark.parametrize(("embedder", "dimension"), [("another", DIMENSION), (EMBEDDER, 768)])
 def test_another_embedder_is_refused(tmp_path: Path, embedder: str, dimension: int) -> None:
     filled(tmp_path, record(1))
     with pytest.raises(StoreError) as refusal:
         Store(StoreConfig(str(tmp_path)), embedder, dimension)
-    for part in (
-        EMBEDDER,
-        f"{DIMENSION} dimensions",
-        f"{embedder} ({dimension}",
-        "sage-sched warm",
-        "predictor.encoder",
-    ):
+    advice = f"{DIMENSION} dimensions", "sage-sched warm", "predictor.encoder"
+    for part in (EMBEDDER, f"{embedder} ({dimension}", *advice):
         assert part in str(refusal.value)
+    assert len(read(tmp_path)) == 1
 
 
-def test_a_store_of_a_later_format_is_refused(tmp_path: Path) -> None:
-    filled(tmp_path, record(1))
-    with contextlib.closing(sqlite3.connect(file_of(tmp_path))) as connection:
-        connection.execute("PRAGMA user_version = 99")
-    with pytest.raises(StoreError, match="format 99"):
-        opened(tmp_path)
+def executed(statement: str) -> Callable[[Path], object]:
+    def execute(file: Path) -> None:
+        with contextlib.closing(sqlite3.connect(file)) as connection, connection:
+            connection.execute(statement)
+
+    return execute
 
 
-@pytest.mark.parametrize("content", [b"", b"hello, world\n" * 1000, b"SQLite format 3\x00" * 500])
-def test_what_is_no_store_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
-    file_of(tmp_path).write_bytes(content)
-    with pytest.raises(StoreError, match=r"damaged|not a sage-sched store"):
-        opened(tmp_path)
+def another_database(file: Path) -> None:
+    file.unlink()
+    executed("CREATE TABLE records (id INTEGER)")(file)
+
+
+def containing(content: bytes) -> Callable[[Path], object]:
+    return lambda file: file.write_bytes(content)
+
+
+def cut_to(share: float) -> Callable[[Path], object]:
+    return lambda file: os.truncate(file, int(file.stat().st_size * share))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (executed("PRAGMA user_version = 99"), "format 99"),
+        (another_database, "not a sage-sched store"),
+        *((cut_to(share), "damaged") for share in (0.01, 0.3, 0.7, 0.99)),
+        (containing(b"hello, world\n" * 1000), "damaged|not a sage-sched store"),
+        (containing(b"SQLite format 3\x00" * 500), "damaged|not a sage-sched store"),
+        (containing(b""), "damaged|not a sage-sched store"),
+    ],
+)
+def test_a_file_that_is_no_store_is_refused_and_left_alone(
+    tmp_path: Path, spoil: Callable[[Path], object], said: str
+) -> None:
+    filled(tmp_path, *map(record, range(50)))
+    spoil(file_of(tmp_path))
+    content = file_of(tmp_path).read_bytes()
+    with pytest.raises(StoreError, match=said):
+        opened(tmp_path).load()
     assert file_of(tmp_path).read_bytes() == content
 
 
@@ -207,22 +223,6 @@ def test_pipes_and_folders_are_refused(tmp_path: Path, make: Callable[[Path], No
     (tmp_path / "lock").unlink()
     make(tmp_path / "lock")
     assert lock.holder(tmp_path) is None
-
-
-def test_a_database_of_somebody_else_is_refused(tmp_path: Path) -> None:
-    with contextlib.closing(sqlite3.connect(file_of(tmp_path))) as connection:
-        connection.execute("CREATE TABLE records (id INTEGER)")
-    with pytest.raises(StoreError, match="not a sage-sched store"):
-        opened(tmp_path)
-
-
-@pytest.mark.parametrize("share", [0.01, 0.3, 0.7, 0.99])
-def test_a_truncated_store_is_refused(tmp_path: Path, share: float) -> None:
-    filled(tmp_path, *map(record, range(50)))
-    size = file_of(tmp_path).stat().st_size
-    os.truncate(file_of(tmp_path), int(size * share))
-    with pytest.raises(StoreError, match="damaged"):
-        read(tmp_path)
 
 
 @pytest.mark.parametrize("origin", ["history", "warm"])
