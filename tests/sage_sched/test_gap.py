@@ -35,23 +35,23 @@ def view(*running: Job, **more: object) -> SchedulerView:
     return replace(facts, **more)  # type: ignore[arg-type]
 
 
-def test_without_a_bound_a_budget_stays_as_it_is() -> None:
-    assert Gap().within(UNLIMITED, view(job())) is UNLIMITED
+SMALL, LARGE = Budget(prefill_tokens=100, chunk_tokens=50), Budget(3000, chunk_tokens=50)
 
 
-def test_while_nobody_runs_nobody_waits_for_a_token() -> None:
-    assert Gap(0.1).within(UNLIMITED, view()) is UNLIMITED
-
-
-def test_what_is_prefilled_and_the_decode_step_after_it_take_no_longer_than_the_bound() -> None:
-    assert Gap(0.530).within(UNLIMITED, view(job())).prefill_tokens == 500
-
-
-def test_a_policys_own_smaller_budget_counts() -> None:
-    small = Budget(prefill_tokens=100, chunk_tokens=50)
-    assert Gap(0.530).within(small, view(job())) is small
-    large = Budget(prefill_tokens=3000, chunk_tokens=50)
-    assert Gap(0.530).within(large, view(job())) == replace(large, prefill_tokens=500)
+@pytest.mark.parametrize(
+    ("most_s", "given", "running", "found"),
+    [
+        (math.inf, UNLIMITED, [job()], UNLIMITED),
+        (0.1, UNLIMITED, [], UNLIMITED),
+        (0.530, UNLIMITED, [job()], Budget(prefill_tokens=500)),  # and a decode step
+        (0.530, SMALL, [job()], SMALL),
+        (0.530, LARGE, [job()], replace(LARGE, prefill_tokens=500)),
+    ],
+)
+def test_a_budget_within_the_bound(
+    most_s: float, given: Budget, running: list[Job], found: Budget
+) -> None:
+    assert Gap(most_s).within(given, view(*running)) == found
 
 
 def promised(tpot_slo_ms: float) -> Job:
@@ -108,22 +108,16 @@ def test_prefills_add_up_until_a_decode_step_is_due() -> None:
     assert gap.within(UNLIMITED, view(job())).prefill_tokens == 0
     gap.decoded()
     assert gap.within(UNLIMITED, view(job())).prefill_tokens == 500
-
-
-def test_steps_that_are_prefilled_while_a_decode_step_is_on_its_way_count() -> None:
-    """Under overlap its tokens are seen a pass later."""
+    # Under overlap tokens are seen a pass later, and this prefill counts for the next step.
     gap = after(Gap(0.530), 500)
     gap.decoded()
     gap.prefilled(1, 300, 0.0)
     assert gap.within(UNLIMITED, view(job())).prefill_tokens == 190
-
-
-def test_what_is_prefilled_while_nobody_runs_holds_up_nobody() -> None:
+    # Prefills while no request runs hold up none, nor do those before all have left.
     gap = Gap(0.530)
     gap.within(UNLIMITED, view())
     gap.prefilled(1, 400, 0.0)
     assert gap.within(UNLIMITED, view(job(1))).prefill_tokens == 500
-    # Nor if those who ran are gone.
     assert after(Gap(0.530), 400).within(UNLIMITED, view()) is UNLIMITED
 
 

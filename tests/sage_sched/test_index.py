@@ -77,25 +77,6 @@ def test_the_index_rises_past_all_lengths(lengths: LengthDistribution, input_tok
     assert indices == sorted(indices)
 
 
-def test_a_likely_short_answer_goes_before_a_surely_middling_one_of_lower_mean() -> None:
-    # SageSched, Fig. 6: the mean says otherwise.
-    gamble = LengthDistribution.from_samples([10] * 9 + [4000], "history")
-    middling = LengthDistribution.from_samples([200] * 10, "history")
-    assert gamble.mean() > middling.mean()
-
-    def index(lengths: LengthDistribution, age: int) -> float:
-        return IndexTable(
-            lengths,
-            resource_bound_cost(SERVER),
-            input_tokens=50,
-            max_tokens=4096,
-            interval_tokens=100,
-        ).index(age)
-
-    assert index(gamble, 0) < index(middling, 0)
-    assert index(gamble, 100) > index(middling, 100)
-
-
 @given(distributions(), st.sampled_from([0, 100, 700, 2000]))
 def test_the_mean_cost_is_of_longer_answers(lengths: LengthDistribution, age: int) -> None:
     mean = MeanCost(lengths, num_steps, input_tokens=9, max_tokens=9000, interval_tokens=100)

@@ -81,13 +81,6 @@ def test_what_cannot_be_ranked_moves_up_with_each_that_leaves() -> None:
         assert order.index(0) == place
 
 
-def test_equal_jobs_go_in_order_of_arrival() -> None:
-    policy = sage()
-    jobs = [job_of([100, 200], arrival) for arrival in range(5)]
-    assert all(policy.on_arrival(job) for job in jobs)
-    assert serving_order(policy, waiting(*jobs[::-1])) == [4, 3, 2, 1, 0]
-
-
 def test_if_memory_runs_out_the_last_of_the_order_goes_first() -> None:
     policy = sage()
     unknown = Job(0, 20, 1000, None, 0, is_ranked=False)

@@ -24,73 +24,63 @@ def at(now_s: float, *waiting: Job, running: tuple[Job, ...] = ()) -> SchedulerV
     return replace(IDLE, now_s=now_s, waiting=waiting, swapped=away, running=running)
 
 
+def looked(away: SwapOutBound, left: Job, *times_s: float) -> Job:
+    """The job, which was away at these times."""
+    for now_s in times_s:
+        look(away, at(now_s, left))
+    return left
+
+
 def look(away: SwapOutBound, view: SchedulerView) -> None:
     away.look(view, list(view.swapped))
 
 
-def test_who_was_away_for_so_long_is_due() -> None:
+# The clock may have stood still until the second look.
+DUE_S = (0.0, 1.0, 62.0)
+
+
+def test_a_job_that_was_away_for_too_long_is_due() -> None:
     away, left, fresh = SwapOutBound(60.0), job(0), job(1, generated_tokens=0)
-    # The clock may have stood still until the second look.
-    for now_s in (3.0, 100.0, 160.0):
+    for now_s, is_due in ((3.0, False), (100.0, False), (160.0, False), (160.1, True)):
         look(away, at(now_s, left, fresh))
-        assert not left.goes_first
-    look(away, at(160.1, left, fresh))
-    assert left.goes_first
-    assert not fresh.goes_first
+        assert left.goes_first is is_due
+        assert not fresh.goes_first
 
 
-def test_who_has_had_a_turn_may_leave_again() -> None:
-    away, left = SwapOutBound(60.0), job(0)
-    for now_s in (0.0, 1.0, 62.0):
-        look(away, at(now_s, left))
-    left.grow(68)
-    look(away, at(70.0, running=(left,)))
-    assert left.goes_first
-    left.grow(69)
-    look(away, at(71.0, running=(left,)))
-    assert not left.goes_first
-    # And what it was promised otherwise stays.
+def test_a_job_that_has_had_a_turn_may_leave_again() -> None:
+    away = SwapOutBound(60.0)
+    left = looked(away, job(0), *DUE_S)
+    for now_s, tokens, is_due in ((70.0, 68, True), (71.0, 69, False)):
+        left.grow(tokens)
+        look(away, at(now_s, running=(left,)))
+        assert left.goes_first is is_due
+    # Another promise stays.
     left.pass_starvation_bound()
     assert left.goes_first
+    # A new wait begins anew.
+    again = looked(away, job(1), 100.0, 101.0)
+    look(away, at(150.0, running=(again,)))
+    assert not looked(away, again, 170.0, 180.0, 239.0).goes_first
 
 
-def test_who_ends_in_its_turn_is_forgotten() -> None:
+def test_a_job_that_ends_or_meets_another_policy_is_forgotten() -> None:
     away = SwapOutBound(60.0)
     for number in range(3):
-        left = job(number)
-        for now_s in (0.0, 1.0, 62.0):
-            look(away, at(1000 * number + now_s, left))
-        assert left.goes_first
+        assert looked(away, job(number), *(1000 * number + s for s in DUE_S)).goes_first
         look(away, at(1000 * number + 63.0))
     assert not away._stays_until
-
-
-def test_another_policy_meets_nobody_who_is_due() -> None:
-    away, left = SwapOutBound(60.0), job(0)
-    for now_s in (0.0, 1.0, 62.0):
-        look(away, at(now_s, left))
+    left = looked(away, job(3), *(9000 + s for s in DUE_S))
     left.forget_policy()
     assert not left.goes_first
 
 
-def test_a_new_wait_is_a_new_one() -> None:
-    away, left = SwapOutBound(60.0), job(0)
-    look(away, at(0.0, left))
-    look(away, at(1.0, left))
-    look(away, at(50.0, running=(left,)))
-    for now_s in (70.0, 80.0, 139.0):
-        look(away, at(now_s, left))
-        assert not left.goes_first
-
-
-def test_the_clock_is_asked_for_only_while_somebody_is_away() -> None:
-    away, unbound = SwapOutBound(60.0), SwapOutBound()
-    for one, asks in ((away, True), (unbound, False)):
-        assert not one.needs_clock
-        look(one, at(0.0, job(0)))
-        assert one.needs_clock is asks
-        look(one, at(1.0))
-        assert not one.needs_clock
+def test_the_clock_is_asked_for_while_a_job_is_away() -> None:
+    for bound, asks in ((SwapOutBound(60.0), True), (SwapOutBound(), False)):
+        found = [bound.needs_clock]
+        for view in (at(0.0, job(0)), at(1.0)):
+            look(bound, view)
+            found.append(bound.needs_clock)
+        assert found == [False, asks, False]
 
 
 def test_others_yield_to_who_is_due_under_a_policy_whose_jobs_never_yield() -> None:

@@ -145,15 +145,3 @@ def test_learning_that_fails_costs_the_learning_alone(
     assert run(calibration, TRUTH, 1000) == []
     assert calibration.step_time == SHIPPED
     assert len(caplog.records) == 1
-
-
-def test_server_info_says_what_is_gone_by_and_where_it_is_from() -> None:
-    calibration = made()
-    assert calibration.stats()["step_time"]["source"] == "shipped"
-    assert calibration.stats()["step_time"]["decode_base_ms"] == 41.0
-    assert calibration.stats()["step_time"]["error"] is None
-    run(calibration, TRUTH, 2000)
-    stats = calibration.stats()["step_time"]
-    assert stats["num_steps"] == 2000
-    assert 0 < stats["error"] < 0.2
-    assert stats["latest"]["decode_base_ms"] > 0

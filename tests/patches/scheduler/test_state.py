@@ -78,17 +78,6 @@ def test_the_order_does_not_depend_on_the_queues_old_order(server: Server) -> No
     assert server.ordered(reqs) == server.ordered(reqs[5:] + reqs[:5])
 
 
-def test_ranks_that_see_the_same_decide_alike() -> None:
-    orders = []
-    for server in (Server(), Server()):
-        for i in range(200):
-            lengths = [1 + i * 37 % 700, 1 + i * 53 % 300]
-            server.scheduler.waiting_queue += server.arrive(make_request(lengths, rid=f"{i}"))
-            server.state.jobs.served_tokens += i * 11 % 97
-        orders.append([req.rid for req in server.ordered()])
-    assert orders[0] == orders[1]
-
-
 class TestFailingPolicy:
     """It costs the order of a pass, and one log line."""
 

@@ -91,40 +91,30 @@ def test_of_the_overdue_the_one_that_can_catch_up_is_worth_more_as_expected() ->
     assert order(ours, replace(waiting(short, long), now_s=2.5)) == [1, 0]
 
 
-def test_a_batch_lasts_until_the_first_token_is_due() -> None:
-    # Its 11th token is due at 2.0, now is 1.7: 300 ms, of which 40 and the KV are taken.
+@pytest.mark.parametrize(
+    ("now_s", "first_token_weight", "is_mixed", "num_tokens"),
+    [
+        # 300 ms are left, of which 40 and the KV are taken.
+        (1.7, 1.0, True, 260),
+        # The 40 ms that each batch takes beside prefills would buy 40 of 5000 tokens of a prompt:
+        # a batch is longer if first tokens are worth more than those that are late by it.
+        (1.9, 10.0, True, 60),
+        (1.9, 1000.0, True, 260),
+        # On a server that does not mix, a decode step must fit too. Batches are not so short that
+        # cuts take the time: a decode step and the fixed time of a prefill take 80 ms.
+        (1.5, 1.0, False, 420),
+        (1.9, 1.0, False, 400),
+    ],
+)
+def test_a_batch_lasts_until_the_next_token_is_due(
+    now_s: float, first_token_weight: float, is_mixed: bool, num_tokens: int
+) -> None:
+    """The 11th token of the running request is due at 2 s."""
     running = job(0, age=10)
-    newcomer = job(1, input_tokens=5000, arrival_s=1.7)
-    view = replace(waiting(newcomer), running=[running], now_s=1.7)
-    ours = policy(running, newcomer)
-    ours.on_pass(view)
-    budget = ours.budget(view)
-    assert budget is not None
-    assert budget.prefill_tokens == pytest.approx(260, abs=2)
-
-
-@pytest.mark.parametrize(("first_token_weight", "num_tokens"), [(10.0, 60), (1000.0, 260)])
-def test_dear_first_tokens_lengthen_a_batch(first_token_weight: float, num_tokens: int) -> None:
-    # The next token is due in 100 ms. The 40 that each batch takes beside prefills would buy 40 of
-    # 5000 tokens of a prompt.
-    running = job(0, age=10)
-    newcomer = job(1, replace(SOON, first_token_weight=first_token_weight), 5000, arrival_s=1.9)
-    view = replace(waiting(newcomer), running=[running], now_s=1.9)
-    ours = policy(running, newcomer)
-    ours.on_pass(view)
-    budget = ours.budget(view)
-    assert budget is not None
-    assert budget.prefill_tokens == pytest.approx(num_tokens, abs=2)
-
-
-@pytest.mark.parametrize(("now_s", "num_tokens"), [(1.5, 420), (1.9, 400)])
-def test_an_unmixed_decode_step_must_fit_too(now_s: float, num_tokens: int) -> None:
-    """The running request's next token is due at 2 s. Batches are not so short that cuts take the
-    time: a decode step and the fixed time of a prefill take 80 ms."""
-    running = job(0, age=10)
-    newcomer = job(1, input_tokens=5000, arrival_s=now_s)
+    hints = replace(SOON, first_token_weight=first_token_weight)
+    newcomer = job(1, hints, input_tokens=5000, arrival_s=now_s)
     view = replace(waiting(newcomer), running=[running], now_s=now_s)
-    ours = policy(running, newcomer, mixed=False)
+    ours = policy(running, newcomer, mixed=is_mixed)
     ours.on_pass(view)
     budget = ours.budget(view)
     assert budget is not None
@@ -150,24 +140,6 @@ def test_a_hopeless_request_shortens_nobodys_batch() -> None:
     assert ours.budget(view) is None
 
 
-def test_the_starved_have_their_share_by_arrival() -> None:
-    starved = [job(i, arrival_s=0.1 * i) for i in range(2)]
-    fresh = [job(2 + i, HIGH, arrival_s=50.0) for i in range(20)]
-    ours = policy(*starved, *fresh, starved_share=0.2)
-    view = replace(waiting(*starved, *fresh), now_s=50.0)
-    assert order(ours, view)[0] != 0
-    # The server has worked; a fifth of that is theirs.
-    worked = replace(view, served_tokens=1000)
-    assert order(ours, worked)[0] == 0
-    # It has had its turn, and used up more than that: the next one waits until there is more.
-    starved[0].served_tokens = 100
-    left = replace(waiting(*starved[1:], *fresh), now_s=50.0, served_tokens=1100)
-    assert order(ours, left)[0] != 0
-    assert order(ours, replace(left, served_tokens=3000))[0] == 0
-    none = policy(*starved, *fresh, starved_share=0.0)
-    assert order(none, worked)[0] != 0
-
-
 def starving() -> tuple[Proserve, list[Job], SchedulerView]:
     """Of two that are starved the first goes first; and the others."""
     jobs = [job(i, arrival_s=0.1 * i) for i in range(2)]
@@ -178,15 +150,27 @@ def starving() -> tuple[Proserve, list[Job], SchedulerView]:
     return ours, jobs, view
 
 
-def test_a_starved_one_that_leaves_unserved_keeps_nobody_from_its_share() -> None:
+def test_starved_requests_have_their_share_by_arrival() -> None:
+    ours, jobs, view = starving()
+    assert order(policy(*jobs, starved_share=0.2), replace(view, served_tokens=0))[0] != 0
+    assert order(policy(*jobs, starved_share=0.0), view)[0] != 0
+    # It has had its turn, and used up more than that: the next one waits until there is more.
+    jobs[0].served_tokens = 100
+    left = replace(view, waiting=jobs[1:], served_tokens=1100)
+    assert order(ours, left)[0] != 0
+    assert order(ours, replace(left, served_tokens=3000))[0] == 0
+
+
+def test_a_starved_request_that_leaves_unserved_hands_its_share_on() -> None:
     ours, jobs, view = starving()
     assert order(ours, replace(view, waiting=jobs[1:]))[0] == 0
-
-
-def test_one_that_has_room_on_a_decode_server_has_had_its_turn() -> None:
+    # One that has room on a decode server has had its turn: its KV is on its way.
     ours, jobs, view = starving()
-    # Its KV is on its way.
     assert order(ours, replace(view, waiting=jobs[1:], running=jobs[:1]))[0] != 0
+    # One without room for its adapter keeps its turn, and no other request from it.
+    ours, _, view = starving()
+    assert order(ours, replace(view, has_adapter=lambda position: position != 0))[0] == 1
+    assert order(ours, view)[0] == 1
 
 
 def test_the_worth_of_answers_counts_before_there_is_no_time_left() -> None:
@@ -231,9 +215,3 @@ def test_without_a_deadline_they_have_a_share_once_they_have_waited_long() -> No
     assert order(ours, view) == [0, 1, 2, 3, 4]
     # The server has worked through more than a KV pool since the first of them came.
     assert order(ours, replace(view, served_tokens=10_001)) == [0, 3, 1, 2, 4]
-
-
-def test_a_starved_one_without_room_for_its_adapter_keeps_nobody_from_its_share() -> None:
-    ours, _, view = starving()
-    assert order(ours, replace(view, has_adapter=lambda position: position != 0))[0] == 1
-    assert order(ours, view)[0] == 1  # it keeps its turn
