@@ -38,21 +38,7 @@ class Evidence:
         return {event["rid"] for event in events if event["event"] == "kv lost"}
 
     def findings(self) -> list[str]:
-        return [*self._parted_ranks(), *self._lost_aborts(), *self._answered_twice()]
-
-    def _parted_ranks(self) -> list[str]:
-        found = []
-        for name, events in self._schedulers.items():
-            if not name.endswith("tp0"):
-                continue
-            other = self._schedulers.get(name.removesuffix("tp0") + "tp1")
-            if other is None:
-                continue
-            for i, (one, two) in enumerate(zip(_batches(events), _batches(other), strict=False)):
-                if one != two:
-                    found.append(f"the ranks part at their {i}th batch: {one}, {two}")
-                    break
-        return found
+        return [*self._lost_aborts(), *self._answered_twice()]
 
     def _lost_aborts(self) -> list[str]:
         """Requests that the HTTP process was told to abort, and that ran to their natural end."""
@@ -84,10 +70,6 @@ def _read(path: Path) -> list[Event]:
         return []
     lines = path.read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines if line.endswith("}")]
-
-
-def _batches(events: Iterable[Event]) -> list[Event]:
-    return [event for event in events if event["event"] == "batch"]
 
 
 def _lost(rid: str, events: Iterable[Event], num_of_all_before: int) -> str | None:

@@ -1,7 +1,7 @@
 """An SGLang plugin for tests: each process of a server records its events, in order.
 
 It hooks SGLang's own functions only, so it records the same under any policy. A scheduler records
-batches, arrivals, aborts with the request's state, and ends; the HTTP process records requests,
+arrivals, aborts with the request's state, and ends; the HTTP process records requests,
 aborts and answers.
 """
 
@@ -84,7 +84,6 @@ def _watch_scheduler() -> None:
     from sglang.srt.runtime_context import get_parallel
 
     notes: _Notes | None = None
-    last: tuple[str, list[str]] = ("", [])
 
     def start(result: None, scheduler: Any, *args: Any, **kw: Any) -> None:
         nonlocal notes
@@ -94,13 +93,6 @@ def _watch_scheduler() -> None:
     def write(event: str, **what: Any) -> None:
         if notes is not None:
             notes.write(event, **what)
-
-    def batch(scheduler: Any, batch: Any, *args: Any, **kw: Any) -> None:
-        nonlocal last
-        now = (batch.forward_mode.name, [req.rid for req in batch.reqs])
-        if now != last:
-            last = now
-            write("batch", step=scheduler.forward_ct, mode=now[0], rids=now[1])
 
     def abort(scheduler: Any, abort: Any) -> None:
         met = {
@@ -141,7 +133,6 @@ def _watch_scheduler() -> None:
                 write("kv lost", rid=req.rid)  # or its copy, which is as stale
 
     _after(Scheduler, "__init__", start)
-    _before(Scheduler, "run_batch", batch)
     _before(Scheduler, "abort_request", abort)
     _before(
         Scheduler,
