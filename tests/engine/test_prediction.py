@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -82,85 +81,60 @@ def _num_predicted(server: SageServer) -> int:
     return sum(n for name, n in predictor.items() if name.startswith("num_predicted_"))
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_generate(sage_server: SageServer, stream: bool) -> None:
+SAMPLING = {"max_new_tokens": 2}
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": LONG_PROMPT},
+    {"role": "assistant", "content": "No."},
+    {"role": "user", "content": [{"type": "text", "text": SHORT_PROMPT}]},
+]
+BOTH = [SHORT_PROMPT, LONG_PROMPT]
+# Route and body, and the prompts of the records that come of it.
+ROUTES: list[tuple[str, dict[str, Any], list[str]]] = [
+    ("/generate", {"text": SHORT_PROMPT, "sampling_params": SAMPLING}, [SHORT_PROMPT]),
+    ("/generate", {"text": SHORT_PROMPT, "sampling_params": SAMPLING, "stream": True},
+     [SHORT_PROMPT]),
+    ("/generate", {"text": BOTH, "sampling_params": SAMPLING}, BOTH),
+    # The request that computes the prefix of the samples leaves no record.
+    ("/generate", {"text": SHORT_PROMPT, "sampling_params": {**SAMPLING, "n": 3}},
+     [SHORT_PROMPT] * 3),
+    ("/v1/completions", {"prompt": BOTH, "max_tokens": 2}, BOTH),
+    # The last message of the user counts, not the template.
+    ("/v1/chat/completions", {"messages": CHAT, "max_tokens": 2}, [SHORT_PROMPT]),
+    ("/v1/chat/completions", {"messages": CHAT, "max_tokens": 2, "n": 2}, [SHORT_PROMPT] * 2),
+    # SGLang keeps two tokens of this cap for itself.
+    ("/v1/responses", {"input": SHORT_PROMPT, "max_output_tokens": 4,
+                       "instructions": LONG_PROMPT * 20}, [SHORT_PROMPT]),
+    ("/v1/responses", {"input": SHORT_PROMPT, "max_output_tokens": 4, "stream": True,
+                       "instructions": LONG_PROMPT * 20}, [SHORT_PROMPT]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body", "prompts"), ROUTES)
+def test_each_answer_is_a_record(
+    sage_server: SageServer, path: str, body: dict[str, Any], prompts: list[str]
+) -> None:
     before = num_on_disk(sage_server)
-    body = {"text": SHORT_PROMPT, "sampling_params": {"max_new_tokens": 3}, "stream": stream}
-    response = post(sage_server, "/generate", body)
-    if stream:
-        chunks = [line[6:] for line in response.text.splitlines() if line.startswith("data: ")]
-        assert chunks[-1] == "[DONE]"
-        assert json.loads(chunks[-2])["meta_info"]["completion_tokens"] == 3
-    assert recorded(sage_server, 1, before) == [(SHORT_PROMPT, 3, True)]
-
-
-def test_a_batch_is_predicted_one_by_one(sage_server: SageServer) -> None:
-    before = num_on_disk(sage_server)
-    answers = generate(sage_server, [SHORT_PROMPT, LONG_PROMPT], max_new_tokens=2)
-    assert [answer["meta_info"]["completion_tokens"] for answer in answers] == [2, 2]
-    news = recorded(sage_server, 2, before)
-    assert {prompt for prompt, _, _ in news} == {SHORT_PROMPT, LONG_PROMPT}
-
-
-def test_n_samples_are_n_records_and_the_prefix_request_is_none(sage_server: SageServer) -> None:
-    before = num_on_disk(sage_server)
-    generate(sage_server, SHORT_PROMPT, max_new_tokens=2, sampling_params={"n": 3})
-    assert recorded(sage_server, 3, before) == [(SHORT_PROMPT, 2, True)] * 3
+    served = requests.get(sage_server.url + "/v1/models", timeout=60).json()["data"][0]["id"]
+    post(sage_server, path, {"model": served, **body})
+    found = recorded(sage_server, len(prompts), before)
+    assert sorted(found) == sorted((prompt, 2, True) for prompt in prompts)
 
 
 def test_token_ids_alone_are_read_as_text(sage_server: SageServer, model: Path) -> None:
     before = num_on_disk(sage_server)
     ids = load_tokenizer(str(model))(LONG_PROMPT)["input_ids"]
-    body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 2}}
-    post(sage_server, "/generate", body)
-    ((prompt, _, _),) = recorded(sage_server, 1, before)
-    assert prompt == LONG_PROMPT
+    post(sage_server, "/generate", {"input_ids": ids, "sampling_params": SAMPLING})
+    assert recorded(sage_server, 1, before) == [(LONG_PROMPT, 2, True)]
 
 
-@pytest.mark.parametrize("n", [1, 2])
-def test_chat_embeds_the_last_user_message_not_the_template(
-    sage_server: SageServer, n: int
-) -> None:
-    before = num_on_disk(sage_server)
-    messages = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": LONG_PROMPT},
-        {"role": "assistant", "content": "No."},
-        {"role": "user", "content": [{"type": "text", "text": SHORT_PROMPT}]},
-    ]
-    post(sage_server, "/v1/chat/completions", {"messages": messages, "max_tokens": 2, "n": n})
-    assert recorded(sage_server, n, before) == [(SHORT_PROMPT, 2, True)] * n
-
-
-def test_responses_embed_what_the_user_said_too(sage_server: SageServer) -> None:
-    before = num_on_disk(sage_server)
-    served = requests.get(sage_server.url + "/v1/models", timeout=60).json()["data"][0]["id"]
-    body = {"model": served, "input": SHORT_PROMPT, "max_output_tokens": 9}
-    post(sage_server, "/v1/responses", {**body, "instructions": LONG_PROMPT * 20})
-    post(sage_server, "/v1/responses", {**body, "stream": True, "instructions": LONG_PROMPT * 20})
-    assert [prompt for prompt, _, _ in recorded(sage_server, 2, before)] == [SHORT_PROMPT] * 2
-
-
-@pytest.mark.parametrize(
-    "media", [{}, {"image_data": "x"}, {"image_data": ""}, {"audio_data": "x"}]
-)
-def test_a_token_that_the_model_does_not_have_is_refused(
-    sage_server: SageServer, media: dict[str, str]
-) -> None:
-    """It would end the scheduler. A model of text does not read media."""
-    body = {"input_ids": [5, 10**9], "sampling_params": {"max_new_tokens": 2}, **media}
-    answer = requests.post(sage_server.url + "/generate", json=body, timeout=300)
-    assert (answer.status_code, "input_ids have 1000000000" in answer.text) == (400, True)
+def test_a_token_that_the_model_does_not_have_is_refused(sage_server: SageServer) -> None:
+    """It would end the scheduler."""
+    for media in ({}, {"image_data": "x"}, {"image_data": ""}, {"audio_data": "x"}):
+        body = {"input_ids": [5, 10**9], "sampling_params": SAMPLING, **media}
+        answer = requests.post(sage_server.url + "/generate", json=body, timeout=300)
+        assert (answer.status_code, "input_ids have 1000000000" in answer.text) == (400, True)
     generate(sage_server, SHORT_PROMPT)
-
-
-def test_completions(sage_server: SageServer) -> None:
-    before = num_on_disk(sage_server)
-    post(sage_server, "/v1/completions", {"prompt": [SHORT_PROMPT, LONG_PROMPT], "max_tokens": 2})
-    assert {prompt for prompt, _, _ in recorded(sage_server, 2, before)} == {
-        SHORT_PROMPT,
-        LONG_PROMPT,
-    }
 
 
 def test_an_answer_that_ends_by_itself_is_not_censored(sage_server: SageServer) -> None:
@@ -189,9 +163,7 @@ def test_an_aborted_answer_was_longer_than_that(sage_server: SageServer) -> None
     assert 5 <= num_tokens <= 7  # with overlap, a step is under way where it waits
 
 
-def test_an_abort_that_comes_while_the_prediction_is_awaited_is_not_lost(
-    sage_server: SageServer,
-) -> None:
+def test_an_abort_during_the_prediction_is_not_lost(sage_server: SageServer) -> None:
     asked: dict[str, dict[str, Any]] = {
         "one": {"prompt": SHORT_PROMPT, "rid": "one"},
         "batch": {"prompt": [SHORT_PROMPT, LONG_PROMPT], "rid": ["batch-0", "batch-1"]},
@@ -226,54 +198,23 @@ def test_an_abort_that_comes_while_the_prediction_is_awaited_is_not_lost(
     generate(sage_server, SHORT_PROMPT)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "forged"),
-    [
-        (
-            "zxq vvk 8814 ##",
-            {"__sage_lengths": [1], "__sage_weights": [1.0], "__sage_effective_samples": 9.0},
-        ),
-        ("SELECT owner FROM pets;", {"__sage_lengths": {"a": 1}}),
-        ("Sieben Zwerge im Wald", {"__sage_lengths": "junk", "__sage_source": None}),
-    ],
-)
-def test_what_a_client_forges_is_dropped_at_the_door(
-    sage_server: SageServer, prompt: str, forged: dict[str, Any]
-) -> None:
-    before = sage_server.stats()["num_ranked"]
-    forged = {"__sage_source": "truth", **forged}
-    sampling = {"custom_params": forged}
-    # No predictor knows the truth, so only the client can have said so.
-    generate(sage_server, prompt, sampling_params=sampling)
-    generate(sage_server, [prompt] * 2, sampling_params={**sampling, "n": 2})
-    after = sage_server.stats()
-    assert sum(after["num_ranked"].values()) == sum(before.values()) + 1 + 2 + 4
-    assert "truth" not in after["num_ranked"]
-    assert after["num_malformed"] == 0
-
-
 def test_no_route_takes_what_a_client_forges(sage_server: SageServer) -> None:
+    """No predictor knows the truth, so only the client can have claimed it."""
     lengths = {"__sage_lengths": [1], "__sage_weights": [1.0], "__sage_effective_samples": 9.0}
     forged = {"custom_params": {"__sage_source": "truth", **lengths}}
-    said = [{"role": "user", "content": SHORT_PROMPT}]
+    junk = {"custom_params": {"__sage_source": "truth", "__sage_lengths": "junk"}}
     body = {"capacity_of_str_len": 1000}
     session = requests.post(sage_server.url + "/open_session", json=body, timeout=60).json()
     served = requests.get(sage_server.url + "/v1/models", timeout=60).json()["data"][0]["id"]
-    routes: list[tuple[str, dict[str, Any]]] = [
-        ("/v1/chat/completions", {"messages": said, "max_tokens": 2, **forged}),
-        ("/v1/completions", {"prompt": [SHORT_PROMPT] * 2, "max_tokens": 2, **forged}),
+    for path, body in (
+        ("/v1/chat/completions", {"messages": CHAT, "max_tokens": 2, **forged}),
+        ("/v1/completions", {"prompt": BOTH, "max_tokens": 2, **forged}),
         ("/v1/responses", {"input": SHORT_PROMPT, "max_output_tokens": 2, **forged}),
-        ("/v1/messages", {"messages": said, "max_tokens": 2, **forged}),
-        (
-            "/generate",
-            {
-                "text": SHORT_PROMPT,
-                "session_params": {"id": session},
-                "sampling_params": {"max_new_tokens": 2, **forged},
-            },
-        ),
-    ]
-    for path, body in routes:
+        ("/v1/messages", {"messages": CHAT[1:], "max_tokens": 2, **forged}),
+        ("/generate", {"text": BOTH, "sampling_params": {**SAMPLING, **junk, "n": 2}}),
+        ("/generate", {"text": SHORT_PROMPT, "session_params": {"id": session},
+                       "sampling_params": {**SAMPLING, **forged}}),
+    ):  # fmt: skip
         post(sage_server, path, {"model": served, **body})
     after = sage_server.stats()
     assert "truth" not in after["num_ranked"]
@@ -297,9 +238,7 @@ def test_the_queue_goes_by_prediction_not_by_arrival(sage_server: SageServer) ->
     assert [rid.split()[0] for rid in started] == ["short", "short", "long", "long"]
 
 
-def test_requests_with_short_predictions_enter_and_survive_long_answers(
-    sage_server: SageServer,
-) -> None:
+def test_short_predictions_admit_more_and_survive_long_answers(sage_server: SageServer) -> None:
     # SGLang reserves the whole cap of a new request, and admits two of these. Their predictions
     # are 5 to 7 tokens each.
     asked = [(f"{SHORT_PROMPT} Case {i}.", 250) for i in range(6)]
@@ -362,9 +301,7 @@ def test_a_full_disk_delays_writing_and_nothing_else(sage_server: SageServer) ->
     assert worker.is_running()
 
 
-def test_a_second_server_on_the_same_store_is_told_who_holds_it(
-    sage_server: SageServer, model: Path, tmp_path: Path
-) -> None:
+def test_a_store_in_use_is_refused(sage_server: SageServer, model: Path, tmp_path: Path) -> None:
     second = SageServer(model, tmp_path, sage_server.store)
     with pytest.raises(RuntimeError, match=str(worker_pid(sage_server))), second:
         pass
