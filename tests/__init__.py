@@ -1,5 +1,3 @@
-"""Tests, and what they alone use."""
-
 import os
 
 # Threads that share one product wait for each other, and busily, where others want the processor.

@@ -44,7 +44,7 @@ def _rank(item: pytest.Item) -> int:
 
 @pytest.hookimpl(specname="pytest_collection_modifyitems", trylast=True)
 def pytest_groups_told(items: list[pytest.Item]) -> None:
-    """pytest-xdist 3.8 adds the group to a name that pytest 9.2 no longer goes by."""
+    """Restore the group that pytest-xdist 3.8 adds to a name, which pytest 9.2 ignores."""
     for item in items:
         if (with_group := vars(item).get("_nodeid")) is not None:
             item._id = type(item._id).parse(with_group)
@@ -71,7 +71,7 @@ def embedder() -> Embedder:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The optional folder of real data beside the checkout."""
+    """The optional folder of real data next to the checkout."""
     folder = Path(__file__).parents[2] / "shared" / "data"
     if not folder.is_dir():
         pytest.skip(f"needs the optional data folder {folder}")

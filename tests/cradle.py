@@ -116,7 +116,7 @@ def _patch_no_more_than_copies() -> None:
 
 
 def _answer(orders: socket.socket, pid: int, *, is_awaited: bool) -> None:
-    """The process that was asked for, or, of a program, what came of it."""
+    """Answer with the process, or with the exit code of a program."""
     if is_awaited:
         orders.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
         return

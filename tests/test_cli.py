@@ -107,7 +107,7 @@ def test_a_missing_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_who_stops_reading_gets_no_traceback(tmp_path: Path) -> None:
-    """As `sage-sched --help | head -0` does."""
+    """Like `sage-sched --help | head -0`."""
     argv = ["explain", "--summary", "trace"]
     code = f"import sys; from sage_sched.cli import main; sys.exit(main({argv}))"
     (tmp_path / "trace").write_text("")

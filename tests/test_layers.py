@@ -39,7 +39,7 @@ def modules_of(package: str) -> dict[str, Path]:
 
 
 def arrows_of(package: str) -> dict[str, set[str]]:
-    """Which modules of a package each of them imports, for types and within functions too."""
+    """Imports among the modules of a package, for types and within functions too."""
     modules, arrows = modules_of(package), dict[str, set[str]]()
     for name, file in modules.items():
         arrows[name] = set()

@@ -1,4 +1,4 @@
-"""docs/monitoring names what there is. What a real server exports is in tests/engine."""
+"""docs/monitoring names existing series. tests/engine checks a real server's."""
 
 from __future__ import annotations
 

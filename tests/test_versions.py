@@ -48,7 +48,7 @@ def test_every_pin_has_hashes_and_pip_is_told_to_demand_them() -> None:
 
 
 def test_what_the_makefile_imports_is_there() -> None:
-    """A marked set-up runs only on a fresh machine, where nobody looks."""
+    """A marked set-up runs on fresh machines only."""
     snippets = re.findall(r"python -c '([^']+)'", (ROOT / "Makefile").read_text())
     imports = [
         node

@@ -1,1 +1,1 @@
-"""What is run by hand, from a checkout: answers that stay the same, ranks that agree, a GPU."""
+"""Checks that are run by hand, from a checkout."""

@@ -38,7 +38,7 @@ _OUTPUT = Path("results/apart")
 
 
 class _Pairs(PolicyServers):
-    """Of each policy two servers, in the place of one."""
+    """The servers of each policy, in pairs."""
 
     @classmethod
     def of(cls, one: PolicyServers, engine: Engine) -> Self:

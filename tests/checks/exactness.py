@@ -294,7 +294,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def measure(args: argparse.Namespace) -> int:
-    """Both servers, one after the other, and what was found, printed; the exit code."""
+    """Run both servers, print the comparison, and return the exit code."""
     restless = RESTLESS[args.policy]
     attention = "mla" if args.mla else "mha"
     on_cpu = args.device == "cpu"

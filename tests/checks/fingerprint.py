@@ -67,7 +67,7 @@ def _cases(names: list[str]) -> Iterator[tuple[str, str, bool]]:
 
 
 def _requests(rate: float) -> list[SimRequest]:
-    """Of lengths that their prompts tell half of; a tenth of them has no prediction."""
+    """Requests whose prompts predict half of their lengths. A tenth has no prediction."""
     rng = np.random.default_rng(0)
     arrivals_s = np.cumsum(rng.exponential(1 / rate, _NUM_REQUESTS))
     requests = []

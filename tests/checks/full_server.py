@@ -63,7 +63,7 @@ class FullServer(Server):
         return queue
 
     def set_free(self, num_tokens: int) -> None:
-        """So much of the KV pool is free."""
+        """Leave this number of tokens of the KV pool free."""
         self.scheduler.token_to_kv_pool_allocator.available_size = lambda: num_tokens
 
     def next_step(self) -> None:

@@ -113,7 +113,7 @@ class SkippedError(Exception):
 
 
 class Checks:
-    """On one device, with all that they write in one folder."""
+    """All checks of one device, with their files in one folder."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
@@ -121,7 +121,7 @@ class Checks:
         self.on_gpu = args.device == "cuda"
 
     def kv_move(self) -> dict[str, Any]:
-        """KV to host memory and back: every bit the same, and the copy's speed beside the bus's."""
+        """KV goes to host memory and back bit by bit. Measures the copy's speed and the bus's."""
         define_missing()
         from tests.checks import kv_move
 
@@ -165,7 +165,7 @@ class Checks:
         }
 
     def exactness(self) -> dict[str, Any]:
-        """Answers stay what they were, token by token, when requests yield all the time."""
+        """Answers keep every token when requests are preempted all the time."""
         return self._exactness()
 
     def fp8_kv(self) -> dict[str, Any]:
@@ -204,7 +204,7 @@ class Checks:
         return different | {of: state[of] for of in kept}
 
     def _probe(self, model: Path) -> Path:
-        """One that says anything at all."""
+        """Write a probe with random weights."""
         hidden = json.loads((model / "config.json").read_text(encoding="utf-8"))["hidden_size"]
         file = self.folder / "probe"
         probe(fingerprint(model), hidden_size=hidden).write(file)
@@ -272,7 +272,7 @@ class Checks:
 
 
 def ratios(measured: StepTime, preset: StepTime) -> dict[str, float]:
-    """By step, what it takes here over what the preset says."""
+    """Ratios of step times measured here to those of the preset."""
     found = {
         f"prefill {tokens}": measured.prefill_s(1, tokens, pairs)
         / preset.prefill_s(1, tokens, pairs)

@@ -96,7 +96,7 @@ def vectors(number: int, seed: int, centers: NDArray[np.float32]) -> NDArray[np.
 
 
 def centers_of(number: int) -> NDArray[np.float32]:
-    """Of the clusters of so many vectors."""
+    """Centers of the clusters of this number of vectors."""
     shape = (max(1, number // _PER_CLUSTER), _DIMENSION)
     centers: NDArray[np.float64] = np.random.default_rng(0).normal(size=shape)
     found: NDArray[np.float32] = (centers / _DIMENSION**0.5).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What counts as another answer."""
+"""The comparison of answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checks for a GPU, as far as they go without one."""
+"""The checks for a GPU, run without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `make lock` writes, without an index."""
+"""`make lock`, without an index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bill of materials names what is installed, and no more."""
+"""The bill of materials names all installed packages and no others."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ _END = "what was typed has ended"
 
 
 class NotFollowedError(RuntimeError):
-    """The example went no further. The message has what was said last."""
+    """The example stopped. The message has its last output."""
 
 
 def steps() -> list[str]:
@@ -154,7 +154,7 @@ class Shell:
         self._process.wait()
 
     def types(self, text: str) -> str:
-        """What it prints. Raises NotFollowedError if a command fails or goes on for too long."""
+        """Return the output. Raises NotFollowedError if a command fails or takes too long."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{text}\necho '{_END}'\n".encode())
@@ -189,7 +189,7 @@ def _typed(folder: Path) -> list[str]:
 
 
 def _environment(smg: Path, folder: Path) -> dict[str, str]:
-    """With a home of its own, for the socket and the store; the token vectors are the user's."""
+    """An environment with its own home for socket and store, and the user's token vectors."""
     path = f"{Path(sys.executable).parent}:{smg.parent}:{os.environ['PATH']}"
     home, cache = folder / "home", Path.home() / ".cache" / "sage-sched"
     (home / ".cache" / "sage-sched").mkdir(parents=True)
@@ -221,7 +221,7 @@ def reason(answer: str) -> str:
 
 
 def typed_apart(model: str) -> str:
-    """What starts one of both and a router. model: its folder, and flags."""
+    """Commands that start a prefill server, a decode server and a router."""
     flags = {mode: " ".join(flags_of(mode, _BOOTSTRAP_PORT)) for mode in _MODES}
     return _APART.format(port=_BOOTSTRAP_PORT, **flags).replace("MODEL", model)
 
@@ -269,7 +269,7 @@ def measure_apart(smg: Path, folder: Path, killed: str) -> int:
 
 
 def measure(smg: Path, folder: Path) -> int:
-    """Follow the example and print what was found. Return the exit code."""
+    """Follow the example, print the findings, and return the exit code."""
     serve, route, load, look, kill, restart, end = _typed(folder)
 
     def metrics(url: str) -> str:

@@ -1,4 +1,4 @@
-"""Does the simulator say what the real engine did? `python -m tests.checks.validate`."""
+"""Compare the simulator with a real engine: `python -m tests.checks.validate`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0; 1 where a run was invalid; 2, with a line on stderr, where nothing can be compared."""
+    """Return 0; 1 if a run was invalid; 2, with a line on stderr, if nothing can be compared."""
     num_invalid = 0
     try:
         if args.runs is None:

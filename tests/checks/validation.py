@@ -169,7 +169,7 @@ def misordered(points: Sequence[Point]) -> list[str]:
 
 
 def table(points: Sequence[Point]) -> str:
-    """By rate and policy, means over seeds."""
+    """A table of means over seeds, by rate and policy."""
     body = []
     for rate in ordered(point.rate for point in points):
         for policy in ordered(point.policy for point in points if point.rate == rate):

@@ -103,7 +103,7 @@ def with_windows(folder: Path) -> Path:
 
 
 def with_state_spaces(folder: Path) -> Path:
-    """A Falcon-H1: Mamba-2 beside attention."""
+    """A Falcon-H1: Mamba-2 and attention in each layer."""
     define_missing()
     import transformers as hf
 
@@ -150,7 +150,7 @@ def with_gated_delta(folder: Path) -> Path:
 
 
 def with_cross_attention(folder: Path) -> Path:
-    """A Llama 3.2 Vision: attention, then attention to what a picture became."""
+    """A Llama 3.2 Vision: self-attention and cross-attention to a picture."""
     define_missing()
     import transformers as hf
 

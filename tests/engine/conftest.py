@@ -60,7 +60,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def group_of(item: pytest.Item) -> str:
-    """The kind of its server, if that is one that is shared, or its file."""
+    """The kind of its shared server, or its file."""
     assert isinstance(item, pytest.Function)
     shared = [name for name in item.fixturenames if name in kinds.NAMES]
     return shared[0] if shared else item.path.stem
@@ -114,7 +114,7 @@ class Stock:
 
 @pytest.fixture(scope="package")
 def stock(_staged: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Stock:
-    """Of a server that is gone by now. One worker asks for all."""
+    """Answers of a stock server, which one worker asks for all."""
     shared = of_this_run(tmp_path_factory)
     with (shared / "stock.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -31,7 +31,7 @@ def install(folder: Path) -> dict[str, str]:
 
 
 def orders_file(folder: Path) -> Path:
-    """Where the server's orders are written."""
+    """The file of the server's orders."""
     return folder / "orders"
 
 
@@ -42,7 +42,7 @@ class Stall:
         self._last_s = math.inf
 
     def __call__(self) -> None:
-        """Take as long as it has been since the last one."""
+        """Sleep for the time that has passed since the last call."""
         time.sleep(max(0.5, min(20.0, time.monotonic() - self._last_s)))
         self._last_s = time.monotonic()
 

@@ -240,7 +240,7 @@ NAMES = (
 
 
 def settings(server: Server, changes: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What it goes by, after a change if one is given."""
+    """The server's settings, after a change if one is given."""
     key = {"Authorization": f"Bearer {stage.ADMIN_KEY}"}
     path = f"{server.url}/sage/settings"
     if changes is None:

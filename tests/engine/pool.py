@@ -1,4 +1,4 @@
-"""Of the servers that tests share (kinds.py), one at a time in a worker."""
+"""The shared servers (kinds.py), one at a time in each worker."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class SageServer(Server):
         self.store = store
 
     def stats(self) -> dict[str, Any]:
-        """What the scheduler and the predictor count."""
+        """Counters of the scheduler and the predictor."""
         info = requests.get(f"{self.url}/server_info", timeout=300).json()
         stats: dict[str, Any] = info["internal_states"][0]["sage"]
         return stats
@@ -129,7 +129,7 @@ def generate(
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 300.0) -> None:
-    """Poll until it holds. Raises TimeoutError; the limit is one that no host comes to."""
+    """Poll until the condition holds. Raises TimeoutError after a limit that no host reaches."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:

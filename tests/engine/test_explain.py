@@ -1,4 +1,4 @@
-"""A real server's answers say what was predicted of them, and its trace what became of them."""
+"""Answers of a real server explain their predictions, and its trace explains its requests."""
 
 from __future__ import annotations
 

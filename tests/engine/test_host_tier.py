@@ -20,7 +20,7 @@ _POOL_TOKENS, _RATIO, _NUM_REQUESTS = 640, 1.5, 60
 
 
 class Asked(NamedTuple):
-    """The first tokens of a document, and some that nobody else has."""
+    """Tokens of a document, and tokens of its own."""
 
     document: int
     num_shared: int
@@ -28,7 +28,7 @@ class Asked(NamedTuple):
 
 
 def asked() -> list[Asked]:
-    """Of documents that, with what is behind them, fill the pool and host memory many times."""
+    """Requests for documents that fill the pool and host memory many times."""
     rng = np.random.default_rng(0)
     return [
         Asked(int(rng.integers(6)), int(rng.integers(40, 180)), int(rng.integers(10, 80)))

@@ -26,7 +26,7 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 class Reader:
-    """Somebody who types what a page says. MODEL and the port are theirs."""
+    """A reader who types the commands of a page, with their own model and port."""
 
     def __init__(self, installed: Installed, folder: Path, model: Path, cache: Path) -> None:
         self.folder = folder
@@ -48,7 +48,7 @@ class Reader:
         return [line for code in self.steps_of(page) for line in code.splitlines()]
 
     def types(self, command: str) -> str:
-        """What it prints. Fails if its exit status is not 0."""
+        """Return the output. Fails if the exit status is not 0."""
         typed = self._typed(command)
         typed = typed.replace(
             "sage-sched set", f"sage-sched set --url http://127.0.0.1:{self.port}"

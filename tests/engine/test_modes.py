@@ -62,7 +62,7 @@ def server_of(
 
 
 def answer(server: Answering, i: int, **more: Any) -> list[int]:
-    """Of ASKED, in token ids."""
+    """The answer to a prompt of ASKED, in token ids."""
     prompt, num_tokens = ASKED[i]
     sampling = {"ignore_eos": True}
     said = generate(server, prompt, num_tokens, sampling_params=sampling, **more)
@@ -73,7 +73,7 @@ def answer(server: Answering, i: int, **more: Any) -> list[int]:
 def all_yield_and_come_back(
     server: SageServer, bodies: Sequence[Mapping[str, Any]] = ({},)
 ) -> list[list[int]]:
-    """Answers are what they are one by one. `bodies` join their requests, in turn."""
+    """Preempted answers equal those given one by one. `bodies` join their requests, in turn."""
     asked = [(i, bodies[i % len(bodies)]) for i in range(NUM_ASKED)]
     alone = [answer(server, i, **body) for i, body in asked]
     assert (
@@ -86,7 +86,7 @@ def all_yield_and_come_back(
 
 
 def with_picture(text: str, color: int, mark: str = PICTURE) -> dict[str, Any]:
-    """What asks for `text` beside a picture of one color. mark: where it is in the prompt."""
+    """A request for `text` with a picture of one color. mark: its place in the prompt."""
     return {"text": f"{mark}{text}", "image_data": picture(color)}
 
 
@@ -182,7 +182,7 @@ def test_eight_bit_kv_experts_prefill_intervals_and_tree_sessions(tmp_path: Path
 
 
 def adapter(folder: Path, seed: int) -> Path:
-    """A LoRA adapter that changes what is said."""
+    """Write a LoRA adapter that changes answers."""
     generator = torch.Generator().manual_seed(seed)
     folder.mkdir()
     modules = {"q_proj": _HIDDEN_SIZE, "v_proj": _HIDDEN_SIZE // 2}

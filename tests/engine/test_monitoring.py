@@ -1,4 +1,4 @@
-"""What a real server exports: all that the dashboard shows, and what makes each alert fire."""
+"""Series of a real server: the dashboard's are exported, and each alert fires."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def predictions_late(server: SageServer, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def surprises(server: SageServer, folder: Path) -> Iterator[None]:
-    """Answers of one token where 900 were foreseen, all before any of them is known."""
+    """Answers of one token where 900 were predicted."""
     sampling = {"stop_regex": "(?s)."}
     generate(server, [LONG_PROMPT] * 60, 950, sampling_params=sampling)
     yield

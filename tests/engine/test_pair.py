@@ -43,7 +43,7 @@ def pair_of(
     more: Mapping[str, Sequence[str]] | None = None,
     env: Callable[[Path], Mapping[str, str]] = lambda folder: {},
 ) -> Pair[SageServer]:
-    """more: flags of each mode. env: with what it takes a server's folder for."""
+    """more: flags of each mode. env: makes an environment for a server's folder."""
 
     def start(mode: str, flags: Sequence[str]) -> SageServer:
         folder = factory.mktemp(mode)

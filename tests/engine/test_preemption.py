@@ -1,4 +1,4 @@
-"""Running requests yield on a real server, and what they say is what they would have said."""
+"""Requests are preempted on a real server, and their answers stay the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Preemption broken on purpose, on one server: what a client sees of it."""
+"""Preemption broken on purpose, as clients see it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.engine.serving import SHORT_PROMPT, SageServer, generate, wait_until
 
 @pytest.fixture
 def order(yielding: SageServer) -> Iterator[Callable[[str], Any]]:
-    """Gives the saboteur an order for one test; what it spoilt in the radix cache goes too."""
+    """Give the saboteur an order for one test, then flush the radix cache."""
     orders = saboteur.orders_file(yielding.log.parent)
     yield orders.write_text
     orders.write_text(saboteur.NOTHING)

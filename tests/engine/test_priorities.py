@@ -55,7 +55,7 @@ def test_two_ranks_decide_alike(two_ranks: SageServer) -> None:
 
 
 def num_yielding_to(server: SageServer, priority: int, num_slots: int) -> int:
-    """How many of those that fill all slots yield to a request of this priority."""
+    """The number of running requests preempted for a request of this priority."""
     explained = {"ignore_eos": True, "custom_params": {"explain": True}}
     before = server.stats()["preemption"]["num_preemptions"]
     high: list[Future[Any]] = []

@@ -1,4 +1,4 @@
-"""Hidden states are read on a real server, and its answers are what they would have been."""
+"""Hidden states are read on a real server, and its answers stay the same."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class TestStatesAreRead:
 
 
 def test_two_ranks_go_by_the_same_scores(two_ranks: SageServer) -> None:
-    """SGLang compares what the ranks do, and ends the server if they differ."""
+    """SGLang compares the ranks, and ends the server if they differ."""
     before = two_ranks.stats()["preemption"]["num_preemptions"]
     trail = {"schedule_policy": "trail", "policy": {"trail": {"limit": 1000.0}}}
     settings(two_ranks, trail | {"preemption": {"enabled": True}})

@@ -90,13 +90,13 @@ def test_switches_lose_nothing(server: SageServer, num_requests: int, num_switch
 
 
 def asked_alone(server: Server, asked: list[tuple[str, int]]) -> list[Spoken]:
-    """As many at a time as may run."""
+    """Answers without preemption: no more at a time than may run."""
     with ThreadPoolExecutor(6) as pool:
         return list(pool.map(lambda one: ask_one(server, one), asked))
 
 
 def said_by_rank(server: Server) -> dict[str, list[str]]:
-    """By what each has said that it schedules."""
+    """Lines of the log that name a schedule, by rank."""
     lines = server.log.read_text().splitlines()
     return {
         rank: [

@@ -56,7 +56,7 @@ def make_request(
 
 
 class StandInBatch:
-    """What is read of a running batch (managers/schedule_batch.py, ScheduleBatch)."""
+    """The fields of a running batch that are read (managers/schedule_batch.py, ScheduleBatch)."""
 
     decoding_reqs = None
 

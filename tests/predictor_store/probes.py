@@ -20,7 +20,7 @@ def probe(
     layer: int = 0,
     seed: int = 0,
 ) -> ProbeFile:
-    """One that says anything at all."""
+    """A probe with random weights."""
     rng = np.random.default_rng(seed)
     bins = EDGES.size - 1
     return ProbeFile(

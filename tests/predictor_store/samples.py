@@ -1,4 +1,4 @@
-"""What the tests of this folder are fed with."""
+"""Records, histories and prompts for tests of this folder."""
 
 from __future__ import annotations
 

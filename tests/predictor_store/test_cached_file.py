@@ -41,7 +41,7 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["~/x", "~nobody-at-all/x", "/tmp/\0x"])
 def test_impossible_paths_say_why(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the user has neither HOME nor an entry in passwd."""
+    """The user has neither HOME nor an entry in passwd."""
     for name in ("HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("os.path.expanduser", lambda path: path)

@@ -42,7 +42,7 @@ def crowd(
 def overtakings(
     policy: Policy, requests: Sequence[SimRequest], engine: Engine = ROOMY
 ) -> list[tuple[Job, Job]]:
-    """A job that is admitted, and one that waits on: all pairs of all passes, ranked jobs only."""
+    """Pairs of an admitted and a waiting job, of all passes and all ranked jobs."""
     found: list[tuple[Job, Job]] = []
 
     def watch(

@@ -155,6 +155,6 @@ def said_of(plan: Plan, view: SchedulerView) -> str:
 
 
 def decided(situation: str, policy: type[Policy] = ByInput, limits: Limits | None = None) -> str:
-    """What is decided in a situation."""
+    """The plan for a situation."""
     view = view_of(situation)
     return said_of(decide(view, policy(NoParameters(), view.server), limits), view)

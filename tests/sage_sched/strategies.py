@@ -59,7 +59,7 @@ IDLE = SchedulerView(
 
 
 def waiting(*jobs: Job, served_tokens: int = 0) -> SchedulerView:
-    """Jobs wait, and nobody has come since the last of them."""
+    """Jobs wait, and none has come since the last of them."""
     num_arrivals = max((job.arrival for job in jobs), default=-1) + 1
     return replace(IDLE, waiting=jobs, num_arrivals=num_arrivals, served_tokens=served_tokens)
 
@@ -74,7 +74,7 @@ def job(arrival: int, input_tokens: int = 10, cap: int = 10, **about: object) ->
 
 
 def full(view: SchedulerView, *running: Job) -> SchedulerView:
-    """No room beside these that run, each of which may leave."""
+    """A full batch of these jobs, each of which may leave."""
     return replace(
         view,
         running=running,

@@ -1,4 +1,4 @@
-"""What is cached of a prompt costs nothing, and who is asked about it."""
+"""Cached tokens cost nothing, and few jobs are asked about them."""
 
 from __future__ import annotations
 

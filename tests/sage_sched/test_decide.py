@@ -1,4 +1,4 @@
-"""What a pass decides, with toy policies: neither executor knows of them."""
+"""Decisions of a pass, with toy policies."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_kv_of_one_that_yields_goes_to_host_memory_or_it_stays() -> None:
 
 
 class HoldsUrgencyFive(ByInput):
-    """Jobs of urgency 5 wait until nobody else does or runs."""
+    """Jobs of urgency 5 wait until no other waits or runs."""
 
     def key(self, job: Job, view: SchedulerView) -> float:
         return math.inf if job.hints.urgency == 5 else super().key(job, view)

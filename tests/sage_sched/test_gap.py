@@ -1,4 +1,4 @@
-"""How long running answers wait between two tokens."""
+"""Gaps between the tokens of running answers."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_policy_of_deadlines_decides_itself_what_a_promised_tpot_is_worth() ->
 
 
 def after(gap: Gap, *num_tokens: int) -> Gap:
-    """Somebody runs, and so much was prefilled in steps of one request since."""
+    """A gap after these prefills, of one request each, while a job runs."""
     gap.within(UNLIMITED, view(job()))
     for number in num_tokens:
         gap.prefilled(1, number, 0.0)

@@ -1,4 +1,4 @@
-"""What brings the last answer of a batch early."""
+"""The order that ends a batch early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What defines each policy, on cases that can be checked by hand."""
+"""The defining case of each policy, checked by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is decided once a server's step times are known better."""
+"""Decisions after step times have been learned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When waiting requests start under sage."""
+"""Starts of waiting requests under sage."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def job(arrival: int, *, age: int = 0, length: int = 400, **fields: float) -> Jo
 
 
 class Server:
-    """Ten running requests with long answers on ten slots, a swapped one, and those that come."""
+    """Ten running requests with long answers on ten slots, a swapped one, and newcomers."""
 
     def __init__(self, ttft_ms: float = 2000.0, regret: float = math.inf) -> None:
         self.policy = Sage(SageParameters(ttft_ms=ttft_ms, regret=regret), SERVER)

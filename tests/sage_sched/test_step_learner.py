@@ -26,7 +26,7 @@ def times(step_time: StepTime, factor: float) -> StepTime:
 
 
 def exchanged(step_time: StepTime) -> StepTime:
-    """What a prefill takes said of a decode step, and the other way round."""
+    """Step times with prefill and decode exchanged."""
     prefill_base_s, request_s, token_s, pair_s, decode_base_s, decode_request_s, kv_token_s = (
         astuple(step_time)
     )
@@ -52,7 +52,7 @@ def within(taken: Iterable[Step], limit_s: float) -> Iterable[Step]:
 
 
 def keys(engine: Engine, step_time: StepTime) -> list[float]:
-    """Of a thousand waiting jobs, under sage on an engine that is thought to take such times."""
+    """Keys of a thousand jobs under sage, by these step times."""
     rng = np.random.default_rng(0)
     policy = policy_named("sage", {}, replace(engine.server_facts(), step_time=step_time))
     found = []

@@ -17,7 +17,7 @@ def servers(draw: st.DrawFn) -> ServerFacts:
 
 
 def kept_in_part_s(server: ServerFacts, kv_tokens: int, saved_tokens: int) -> float:
-    """What it takes to save the first tokens of a sequence and to compute the rest again."""
+    """Seconds to save the first tokens of a sequence and to recompute the rest."""
     rest_s = server.recompute_s(kv_tokens, saved_tokens) if saved_tokens < kv_tokens else 0.0
     return server.swap_s(saved_tokens) + rest_s
 

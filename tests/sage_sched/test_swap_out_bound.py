@@ -1,4 +1,4 @@
-"""How long jobs that left the device are away."""
+"""Time that swapped jobs are away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may change while a server runs, and what is refused."""
+"""Settings that may change while a server runs, and those that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan costs at a long queue, counted in jobs that it touches: no host is slow at that."""
+"""The cost of a plan at a long queue, in jobs that it touches."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Watched(Job):
 
 
 class Server:
-    """Full; plans are made and carried out, and nobody enters."""
+    """A full server that makes and carries out plans, and admits none."""
 
     def __init__(self, name: str, num_waiting: int) -> None:
         self.hints = CASES[name]
@@ -75,7 +75,7 @@ class Server:
         self.view = replace(self.view, waiting=queue, num_arrivals=self.num_come)
 
     def num_touched(self) -> int:
-        """By a plan, and by carrying it out."""
+        """Jobs touched by a plan and by carrying it out."""
         TOUCHED.clear()
         plan = decide(self.view, self.policy, self.limits)
         queue = in_front(self.view.waiting, plan.order or ())

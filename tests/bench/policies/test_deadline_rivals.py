@@ -1,4 +1,4 @@
-"""What defines each rival of ProServe's."""
+"""The rivals of ProServe, each by its defining case."""
 
 from __future__ import annotations
 

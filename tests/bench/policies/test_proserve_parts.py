@@ -1,4 +1,4 @@
-"""What each part of ProServe decides, by what is different without it."""
+"""Each part of ProServe, by the difference that its absence makes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damaged and odd files: each is read right, or what is wrong is said."""
+"""Damaged and odd logs are read right, or the error is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator has, read: by SGLang's own writers, where it writes."""
+"""Logs of operators, written by SGLang's own writers where it writes them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read(path: Path, text: str) -> TrafficLog:
 
 
 def written_log(form: str, folder: Path, cap: int | None = 64, **prompt: Any) -> Path:
-    """By SGLang, of a request that ended twice."""
+    """Write SGLang's log of a request that ended twice."""
     from sglang.srt.managers.io_struct import GenerateReqInput
     from sglang.srt.utils.request_logger import RequestLogger
 

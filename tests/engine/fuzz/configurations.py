@@ -95,7 +95,7 @@ class Configuration:
         return [*_FLAGS, *self.flags, *pool, *slots, *policy, *self.starved_flags]
 
     def calm_flags(self) -> list[str]:
-        """Of a stock server with room for all."""
+        """Flags of a stock server with room for all requests."""
         return [*_FLAGS, *self.flags, "--max-total-tokens", "16384", "--max-running-requests", "24"]
 
     def environment(self) -> dict[str, str]:

@@ -167,7 +167,7 @@ def _differences(answer: Answer, calm: Answer) -> list[str]:
 
 
 def _first_difference(answer: Answer, calm: Answer) -> int | None:
-    """Of their tokens; None if one is the beginning of the other."""
+    """The place of the first different token; None if one answer begins with the other."""
     pairs = enumerate(zip(answer.ids, calm.ids, strict=False))
     return next((i for i, (said, wanted) in pairs if said != wanted), None)
 

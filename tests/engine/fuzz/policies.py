@@ -24,14 +24,14 @@ _BUDGETS = (
 
 
 class Picky(FastServe):
-    """As fastserve, but it cannot rank every request: what it refuses goes by arrival."""
+    """FastServe that cannot rank some requests, which are then served by arrival."""
 
     def on_arrival(self, job: Job) -> bool:
         return job.input_tokens % 3 != 0 and super().on_arrival(job)
 
 
 class Fickle(FastServe):
-    """As fastserve, but in each phase it has another budget, and holds others back."""
+    """FastServe with another budget in each phase, which also holds some requests back."""
 
     moves = True
 

@@ -45,7 +45,7 @@ _SCHEMAS: tuple[dict[str, Any], ...] = (
 
 
 class Kind(Enum):
-    """How the turns of a talk are connected."""
+    """The connection between the turns of a talk."""
 
     PLAIN = "each turn for itself, after the talk's opening"
     CHAT = "each turn sends all that was said, answers included"

@@ -35,7 +35,7 @@ FAILED = "the policy could not"
 
 @dataclass(slots=True)
 class Tally:
-    """What episodes came to. counters: of preemption, the present server's."""
+    """Totals over episodes. counters: of preemption, from the present server."""
 
     played_s: float = 0.0  # without starts, and without what the undisturbed server is asked
     num_episodes: int = 0
@@ -98,7 +98,7 @@ class Trial:
             self._server = None
 
     def episode(self, seed: str) -> list[str]:
-        """Play the scenario of a seed; what is wrong."""
+        """Play the scenario of a seed and return the findings."""
         if self._server is None:
             self._start()
         assert self._server is not None
@@ -189,7 +189,7 @@ class Trial:
             return False
 
     def _settle(self) -> list[str]:
-        """With all clients gone: the server is idle, and nothing is held any more."""
+        """Wait until the server is idle, and check that it holds nothing."""
         assert self._server is not None
         url = f"{self._server.url}/flush_cache?timeout={_SETTLE_S}"
         try:
@@ -210,7 +210,7 @@ class Trial:
         return left
 
     def _left_over(self) -> list[str]:
-        """What is not as on an idle server."""
+        """Findings of an idle server that still holds something."""
         return [
             f"at the end {name} is {state['witness'][name]}"
             for state in self._states()
@@ -233,7 +233,7 @@ class Trial:
         return states
 
     def _counted_wrong(self, evidence: Evidence) -> list[str]:
-        """Whoever yielded came back, was computed again, or was aborted meanwhile."""
+        """Check that each preempted request came back, was recomputed, or was aborted."""
         found = self.tally.counters
         if not found:
             return []

@@ -33,7 +33,7 @@ def http_hook(method: str) -> Callable[..., Any]:
 
 
 class Client:
-    """A client of the prediction worker. asked: what it was asked. heard: what it was told."""
+    """A client of the prediction worker. asked: its requests. heard: its reports."""
 
     prior = PRIOR
 

@@ -1,4 +1,4 @@
-"""Which aborts an HTTP process tells the schedulers early."""
+"""Early aborts, as an HTTP process sends them to schedulers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the history learns of answers."""
+"""Answers, as the history hears of them."""
 
 from __future__ import annotations
 

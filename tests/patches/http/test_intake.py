@@ -1,4 +1,4 @@
-"""How requests come in: strip, validate, hint, predict, encode."""
+"""Requests come in: strip, validate, hint, predict, encode."""
 
 from __future__ import annotations
 

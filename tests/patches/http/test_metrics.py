@@ -1,4 +1,4 @@
-"""What an HTTP process says of its predictions, before there are enough to say anything."""
+"""An HTTP process reports its predictions before there are enough to judge them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose urgency is guessed, and what a bad model or a bad guess costs."""
+"""Guesses of urgency, and the cost of a bad model or a bad guess."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONFUSION = ((2, 1, 0, 0, 0), *[(0, 0, 3, 0, 0)] * 5)
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
-    """Whoever bleeds is of level 1, all others of level 4."""
+    """A model that gives bleeding patients level 1, and all others level 4."""
     weights = np.zeros((1 << 15, 6), np.float32)
     weights[hashed("bleeds"), 0] = 100.0
     file = tmp_path / "urgency"

@@ -1,4 +1,4 @@
-"""Which requests are refused as they come in."""
+"""Requests that are refused as they come in."""
 
 from __future__ import annotations
 

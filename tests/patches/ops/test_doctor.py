@@ -64,7 +64,7 @@ class Patient:
         self.env = {"CUDA_VISIBLE_DEVICES": ""}
 
     def faults(self) -> list[str]:
-        """What the doctor calls one, each with what to do; [] if its exit status says so too."""
+        """The doctor's faults with their advice; none if its exit status agrees."""
         file = self.folder / "sage.toml"
         file.write_text(self.settings)
         argv = ["--model-path", str(self.model), *self.device, "--sage-config", str(file)]

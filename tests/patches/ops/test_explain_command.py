@@ -1,4 +1,4 @@
-"""What a trace is made to say."""
+"""Timelines and summaries of a trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which flags a server is given, and so whether they name a policy."""
+"""Flags of a server that name a policy."""
 
 from __future__ import annotations
 

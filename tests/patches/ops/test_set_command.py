@@ -17,7 +17,7 @@ from sage_sched.fields import UserError
 
 @pytest.fixture
 def unserved() -> Iterator[str]:
-    """Host and port, which nobody else gets and nobody listens on."""
+    """Host and port at which no server listens."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{bound.getsockname()[1]}"
@@ -69,7 +69,7 @@ def test_names_with_dots_are_sections() -> None:
 
 
 def answering(answer: bytes) -> tuple[str, list[bytes]]:
-    """Address of a server that says this to everything, and what it was asked."""
+    """Address of a server that always answers this, and the requests that it got."""
     listener, asked = socket.create_server(("127.0.0.1", 0)), list[bytes]()
 
     def serve() -> None:

@@ -19,7 +19,7 @@ LONG = np.array([[0.0, 0, 0, 0, 0, 0, 0, 9.0]], np.float32)
 
 
 def read(rank: Rank, age: int, logits: Any = LONG, num_others: int = 0) -> Any:
-    """The request gets a token, beside others that get none; what rank 0 broadcasts."""
+    """Give the request a token in a batch of others, and return the broadcast of rank 0."""
     batch: Any = StandInBatch([rank.req] * (1 + num_others))
     commits = [SimpleNamespace(output_index=age), *[None] * num_others]
     rank.probing.read(batch, commits, np.repeat(logits, 1 + num_others, axis=0), None)

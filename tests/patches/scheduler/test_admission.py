@@ -16,7 +16,7 @@ ROOM_TOKENS, CHUNK_TOKENS = 3000, 64
 
 
 def reserved_tokens(policy: str, prompt_tokens: int) -> int:
-    """What SGLang reserves after a chunk of a prompt whose answer has a cap of 1000 tokens."""
+    """Tokens that SGLang reserves after a chunk of a prompt; its answer has a cap of 1000."""
     server = Server(schedule_policy=policy, free_tokens=ROOM_TOKENS)
     (req,) = server.arrive(make_request([10] * 9, prompt_tokens))
     server.state.headroom = replace(server.state.headroom, num_steps=20)

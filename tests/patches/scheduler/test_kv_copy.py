@@ -1,4 +1,4 @@
-"""What a running request's leaving frees, by the locks of SGLang's radix tree."""
+"""KV that a preempted request frees, by the locks of SGLang's radix tree."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_without_a_radix_tree_it_is_all_that_the_request_holds() -> None:
 
 
 def away(tree: RadixCache, num_left: int) -> Any:
-    """A swapped request, of whose KV the tree had so many tokens in the slots from 0 on."""
+    """A swapped request, whose first tokens the tree had in the slots from 0 on."""
     return SimpleNamespace(
         origin_input_ids=array("q", range(NUM_SHARED)),
         output_ids=array("q", [1000]),

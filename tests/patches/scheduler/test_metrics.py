@@ -1,4 +1,4 @@
-"""What a scheduler says of itself on /metrics, without a server."""
+"""Series of a scheduler on /metrics, without a server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOW_S = 1000.0
 
 
 class Reported:
-    """In the place of Series: the latest values."""
+    """A stand-in for Series with the latest values."""
 
     def __init__(self, labels: object) -> None:
         self.values: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""How far requests meet their SLOs, by a clock that the test moves."""
+"""SLO attainment of requests, by a clock that the test moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans of one scheduler, and what they rest on."""
+"""Plans of one scheduler."""
 
 from __future__ import annotations
 

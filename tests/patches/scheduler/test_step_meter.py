@@ -31,7 +31,7 @@ def batch(
 
 
 class Told:
-    """A meter by a clock of ours, and what it tells its learner."""
+    """A meter with the test's clock, and the steps that it reports."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 100.0

@@ -1,4 +1,4 @@
-"""What survives a swap is an allow-list: what is not named in it stays."""
+"""An allow-list decides which requests are preempted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LATER = {"prefill_decode_interval_min_bs"} if compat._release() == "0.5.22" els
 
 
 def bare(kind: type[Any], **attributes: Any) -> Any:
-    """An object of exactly this type, of which only what is read is there."""
+    """An object of exactly this type, with these attributes only."""
     made = object.__new__(kind)
     for name, value in attributes.items():
         setattr(made, name, value)
@@ -41,7 +41,7 @@ def bare(kind: type[Any], **attributes: Any) -> Any:
 
 
 def scheduler(**other: Any) -> Any:
-    """What is read of a scheduler; its pool has no memory."""
+    """The fields of a scheduler that are read; its pool has no memory."""
     pool = bare(
         other.pop("pool_type", MHATokenToKVPool),
         quant_method=other.pop("quant_method", bare(UnquantizedKVCacheMethod)),

@@ -54,7 +54,7 @@ def mla() -> MLATokenToKVPool:
 
 
 def scheduler(pool: Any, told: float | None = None) -> Any:
-    """What the meter reads of one; told: what rank 0 says."""
+    """The fields of a scheduler that the meter reads; told: the measurement of rank 0."""
 
     def broadcast_object(measured: float) -> float:
         return measured if told is None else told

@@ -1,4 +1,4 @@
-"""What a pass knows of waiting requests: their shared prefixes, their adapters, their room."""
+"""A pass's view of waiting requests: shared prefixes, adapters, room."""
 
 from __future__ import annotations
 

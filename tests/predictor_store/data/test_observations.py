@@ -18,7 +18,7 @@ PLAIN = {"prompt": "p", "output_tokens": 5}
 
 
 class Words:
-    """A tokenizer of so many words."""
+    """A tokenizer that decodes each id as a word."""
 
     def decode(self, ids: list[int]) -> str:
         return " ".join(f"word{number}" for number in ids)

@@ -1,4 +1,4 @@
-"""The same requests out of every format, and what is special to some of them."""
+"""The same requests out of every format, and the special cases of some."""
 
 from __future__ import annotations
 

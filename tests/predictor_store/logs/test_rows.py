@@ -60,7 +60,7 @@ KINDS: dict[str, Callable[[list[dict[str, Any]]], bytes]] = {
 
 
 def read(folder: Path, content: bytes, name: str = "log") -> tuple[list[Any], list[str]]:
-    """Rows, and of those that cannot be read the reasons."""
+    """Good rows, and the errors of the others."""
     path = folder / name
     path.write_bytes(content)
     found = [row for _, row in raw_rows(str(path))]

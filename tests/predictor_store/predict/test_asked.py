@@ -100,7 +100,7 @@ APART = {
 @pytest.mark.parametrize("what", APART)
 @pytest.mark.parametrize("fitted", [True, False])
 def test_modes_of_a_prompt_are_told_apart(embedder: Embedder, what: str, fitted: bool) -> None:
-    """Two modes of one prompt, by what is asked beside; told apart by the rule alone, too."""
+    """Requests with the same words and other parameters are two modes, with and without a fit."""
     history = History.of_encoder(embedder.encoder, 1_000, None)
     vectors = embedder.embed(PROMPTS)
     modes = dict(zip(APART[what], (3000, 20), strict=True))

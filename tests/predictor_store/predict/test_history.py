@@ -24,7 +24,7 @@ arrivals = st.lists(st.booleans(), max_size=60)
 
 
 def kept(arrivals: list[bool], capacity: int) -> list[int]:
-    """What the rule leaves, by arrival number: warm data goes first, then the oldest."""
+    """Arrival numbers that stay: warm data goes first, then the oldest."""
     left: list[int] = []
     for i, _ in enumerate(arrivals):
         left.append(i)
@@ -195,7 +195,7 @@ def test_of_a_prompt_asked_too_often_the_newest_answers_count() -> None:
 
 @pytest.mark.parametrize("capacity", [60, 300])
 def test_what_the_search_does_not_read_still_puts_in_order(capacity: int) -> None:
-    """Columns that say a little find, all columns rank; in place of what made room, too."""
+    """Few columns find records, and all columns rank them, also in replaced slots."""
     rng = np.random.default_rng(0)
     columns = np.arange(16)
     part, whole = VectorIndex(32, columns), VectorIndex(32)

@@ -134,7 +134,7 @@ def test_clients_ends_count_where_asked(ended: Scope, asked: Scope, is_believed:
 
 
 def knows_prior(history: History, ended: Scope) -> bool:
-    """Whether the prior goes by these ends if they are those of any prompt, and else not."""
+    """Whether the prior counts these ends exactly if they are not forced by clients."""
     found = known(prior(history))
     return (found.quantile(0.5) == 2) is (ended.end == OWN)
 
@@ -167,7 +167,7 @@ def test_censored_answers_count_as_longer() -> None:
 
 
 class TestLengthsInGeneral:
-    """Of prompts whose vectors have a first number alike long answers are foreseen."""
+    """The first number of a vector predicts the length."""
 
     GENERAL = GeneralLength(
         "made up", np.array([2.0, 0.0]), np.linspace(-1, 1, 8), 5.0, 1.0, np.linspace(2, 8, 8)

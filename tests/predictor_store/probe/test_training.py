@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Iterator[None]:
-    """On busy cores, threads that wait for one another take the longest."""
+    """Threads that wait for one another are slow on busy cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

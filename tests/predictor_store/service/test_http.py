@@ -237,7 +237,7 @@ def test_health_and_metrics(service: Service) -> None:
 
 
 class Frontend(BaseHTTPRequestHandler):
-    """Answers with what it was asked."""
+    """Answers with the body of the request."""
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))

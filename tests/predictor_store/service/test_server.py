@@ -54,7 +54,7 @@ _Kind = TypeVar("_Kind")
 def _another_loop_is_preferred(
     embedder: Embedder, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """As in every process that has imported SGLang. No worker loads an encoder."""
+    """Like a process that has imported SGLang. No worker loads an encoder."""
     monkeypatch.setattr(
         "predictor_store.service.worker.Embedder", lambda encoder, num_threads: embedder
     )
@@ -393,7 +393,7 @@ def test_after_odd_messages_it_reconnects(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_hurry_writes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a server's worker does after Ctrl-C."""
+    """A server's worker does this after Ctrl-C."""
     monkeypatch.setattr("predictor_store.service.server._REPORT_SECONDS", 1e9)
     at = str(tmp_path / "service")
     config = SageConfig(StoreConfig(str(tmp_path / "store")), PredictorConfig(service=at))
@@ -509,7 +509,7 @@ def test_a_unix_socket_is_its_owners_alone(tmp_path: Path) -> None:
 
 
 def left_dead(path: Path) -> None:
-    """As by a service that was killed."""
+    """Leave the socket of a killed service."""
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
 

@@ -96,7 +96,7 @@ def answered(worker: Worker, asked: Predict, *ends: Finished) -> LengthDistribut
 
 
 def test_answers_ended_by_clients_spoil_no_other_prediction(worker: Worker) -> None:
-    """By what it sends beside the prompt: half of all requests are such."""
+    """Half of all requests end their answers by a stop of their own."""
     for i in range(0, 2 * WINDOW + 100, 2):
         answered(worker, predict(i), finished(i, 300))
         scope = Scope("", f"stops {i}").name
@@ -148,7 +148,7 @@ def test_the_prior_follows_the_history(worker: Worker) -> None:
 
 
 def test_answers_of_a_session_foretell_its_next(worker: Worker) -> None:
-    """Of two sessions that ask the same, and of no other."""
+    """Two sessions send the same prompts; a third is new."""
     lengths = {"terse": 5, "chatty": 2000}
     for i in range(12):
         for session, length in lengths.items():
@@ -187,7 +187,7 @@ def test_the_published_rule_counts_similar_prompts_alone(config: SageConfig) -> 
 
 
 def test_answers_that_go_on_foretell_too(worker: Worker) -> None:
-    """The short ones end first: of those alone, all would be foreseen to be short."""
+    """Short answers end first: their lengths alone would predict short ones for all."""
     for handle in range(40):
         answered(worker, predict(handle))
     for handle in range(40):

@@ -501,7 +501,7 @@ def test_a_store_is_read_while_it_is_written(tmp_path: Path) -> None:
 
 
 def by_one_without_privileges(does: Callable[[], object]) -> object:
-    """What it returns or raises, in a process that may not override modes."""
+    """The result or error of a call in a process without privileges."""
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
         if os.geteuid() == 0:

@@ -1,4 +1,4 @@
-"""Which class a request is of, and what that is promised."""
+"""The class of a request, and its promises."""
 
 from __future__ import annotations
 

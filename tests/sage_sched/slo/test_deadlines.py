@@ -1,4 +1,4 @@
-"""What tokens on time are worth, by hand."""
+"""The worth of tokens on time, by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sage_sched.slo import Deadlines
 
 
 def gained(promise: Deadlines, token_s: Sequence[float]) -> float:
-    """What an answer is worth whose tokens came so many seconds after its arrival (eq. 3)."""
+    """The worth of an answer with tokens at these times after its arrival (eq. 3)."""
     on_time = [seconds <= promise.due_s(token) for token, seconds in enumerate(token_s, 1)]
     return promise.gained(on_time[0], sum(on_time[1:]))
 

@@ -109,7 +109,7 @@ def test_of_the_overdue_the_one_that_can_catch_up_is_worth_more_as_expected() ->
 def test_a_batch_lasts_until_the_next_token_is_due(
     now_s: float, first_token_weight: float, is_mixed: bool, num_tokens: int
 ) -> None:
-    """The 11th token of the running request is due at 2 s."""
+    """The running request needs its 11th token by 2 s."""
     running = job(0, age=10)
     hints = replace(SOON, first_token_weight=first_token_weight)
     newcomer = job(1, hints, input_tokens=5000, arrival_s=now_s)
@@ -141,7 +141,7 @@ def test_a_hopeless_request_shortens_nobodys_batch() -> None:
 
 
 def starving() -> tuple[Proserve, list[Job], SchedulerView]:
-    """Of two that are starved the first goes first; and the others."""
+    """Two starved jobs, of which the first goes first, and twenty others."""
     jobs = [job(i, arrival_s=0.1 * i) for i in range(2)]
     jobs += [job(2 + i, HIGH, arrival_s=50.0) for i in range(20)]
     ours = policy(*jobs, starved_share=0.2)

@@ -72,7 +72,7 @@ def test_a_flood_of_the_most_urgent_goes_ahead_by_two_pieces_of_work() -> None:
 
 
 def roomy(view: SchedulerView, *running: Job) -> SchedulerView:
-    """A full batch, of which any one that leaves makes room for whoever comes."""
+    """A full batch, of which any job makes room by leaving."""
     return replace(
         full(view, *running),
         holding=lambda job: Holding(job.input_tokens, 0, job.input_tokens + 1000, True),
