@@ -103,8 +103,7 @@ def _imported() -> list[str]:
 
 
 def _patch_no_more_than_copies() -> None:
-    """For each hook SGLang looks through all modules for copies of what it hooks, which of a
-    class's method there are none."""
+    """Skip SGLang's search of all modules for copies of a hooked function, as methods have none."""
     from sglang.srt.plugins import hook_registry
 
     propagate = hook_registry._propagate_patch

@@ -60,8 +60,8 @@ class Nursery:
             self._cradle.wait()
 
     def launch(self, command: Sequence[str], env: Mapping[str, str], output: IO[bytes]) -> Born:
-        """In the place of bench.engines.server.server.launch(). All commands but SGLang's usual
-        one start as users start them, which takes four times as long."""
+        """Replaces bench.engines.server.server.launch(). Commands other than SGLang's usual one
+        start as users start them, which takes four times as long."""
         order: dict[str, Any] = {"command": [*command]}
         # Imported modules have read the number of threads and the interpreter of Triton's kernels.
         if tuple(command[:3]) == server.STOCK_COMMAND and CPU_ENV.items() <= env.items():

@@ -64,7 +64,7 @@ _PROMPT = (
     "{} dragons learn to sail the seven seas. Write their story, from the first day to the last."
 )
 _SHORTEST, _LONGEST = 4, 100
-# Of 4 heads: a head's size is then one that the kernels of a GPU have.
+# Four heads give a head size that the kernels of a GPU have.
 _GPU_HIDDEN_SIZE = 512
 # SGLang accounts for every token of the pool after every step, and dies where one is lost.
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
@@ -84,9 +84,11 @@ class Spoken:
 
 @dataclass(frozen=True, slots=True)
 class Restless:
-    """A policy under which requests yield often: so many are under way at a time, and so many may
-    run, with these further parameters in turn, and each yields `least_yields` times on average, or
-    it means nothing."""
+    """A policy that preempts often, and the load that makes it do so.
+
+    at_a_time: requests under way. num_slots: requests that may run. sampling: further parameters,
+    in turn. least_yields: preemptions for each request, without which the check means nothing.
+    """
 
     config: SageConfig
     at_a_time: int
@@ -163,8 +165,8 @@ def ask(
     label: str = "",
     sampling: Sequence[Mapping[str, Any]] = ({},),
 ) -> list[Spoken]:
-    """Their answers, with so many under way at any time; `sampling` are further parameters, in
-    turn. Raises ServerError."""
+    """The answers, with `at_a_time` requests under way; `sampling`: further parameters, in turn.
+    Raises ServerError."""
 
     def one(i: int) -> Spoken:
         prompt, num_tokens = asked[i]
@@ -187,8 +189,8 @@ def ask(
 
 
 def differences(left: Sequence[Spoken], right: Sequence[Spoken]) -> tuple[int, float]:
-    """How many answers differ in a token, and the largest difference of a log probability, up to
-    where the two of a pair part."""
+    """The number of answers that differ in a token, and the largest difference of a log probability
+    before the first different tokens."""
     num_different, largest = 0, 0.0
     for one, other in zip(left, right, strict=True):
         num_different += one.ids != other.ids
@@ -216,8 +218,8 @@ def report(
 
 
 def parting(pair: tuple[Spoken, Spoken]) -> float | None:
-    """By how much the log probabilities of the tokens differ at which two answers part; None if
-    they do not."""
+    """The difference of log probabilities of the first different tokens of two answers; None if
+    there are none."""
     one, other = pair
     for i, ids in enumerate(zip(one.ids, other.ids, strict=True)):
         if ids[0] != ids[1]:
@@ -227,8 +229,8 @@ def parting(pair: tuple[Spoken, Spoken]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Undisturbed:
-    """What a stock server answers, asked with many requests at a time, with few, and one by one
-    (the first of them alone): what batching changes by itself."""
+    """Answers of a stock server to many requests at a time, to few, and one by one (the first of
+    them alone). They differ by the effect of batching only."""
 
     label: str
     many: list[Spoken]

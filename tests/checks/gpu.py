@@ -63,7 +63,7 @@ class Mode:
     on_cpu: bool = False
 
 
-# Of those that no CPU runs, what can be shown there is in tests/engine/test_modes.py.
+# tests/engine/test_modes.py covers modes that no CPU runs, if it can.
 _NGRAM = ("--speculative-algorithm", "NGRAM")
 _DRAFTS = ("--speculative-draft-model-path", "{drafts}", "--speculative-num-steps", "3")
 _EAGLE = ("--speculative-algorithm", "EAGLE", *_DRAFTS, "--speculative-eagle-topk", "1")
@@ -72,7 +72,7 @@ _DEADLINES = SloConfig(
     default="all", classes={"all": SloClass(ttft_slo_ms=500.0, tpot_slo_ms=50.0)}
 )
 MODES = {
-    # Hidden states read, and prompts cut so that no answer stands still, beside CUDA graphs.
+    # Hidden states are read, and prompts cut so that no answer pauses, with CUDA graphs on.
     "tap": Mode(policy="trail", sage=SageConfig(probe=ProbeConfig("{probe}")), on_cpu=True),
     "cuts": Mode(
         flags=("--chunked-prefill-size", "256"),
@@ -102,9 +102,9 @@ MODES = {
     "fp4_kv": Mode(flags=("--kv-cache-dtype", "fp4_mx_block16", "--attention-backend", "triton")),
     "two_batch_overlap": Mode(flags=("--enable-two-batch-overlap",)),
 }
-# Every so many prompts are so many times as long.
+# Every third prompt is twenty times as long.
 _EVERY, _LONGER = 3, 20
-# What a request that yields may hold.
+# Tokens of a preempted request.
 _MOVED_TOKENS = 1_000
 
 
@@ -353,7 +353,7 @@ def main(argv: list[str] | None = None) -> int:
         check = partial(checks.mode, name) if name in MODES else getattr(checks, name)
         found[name] = outcome(_no_gpu if missing else check)
         print(f"{found[name]['status']:8}{name:22}{found[name].get('why', '')}", flush=True)
-        # After each, so that what was found is kept if a later one hangs.
+        # Written after each check, in case a later one hangs.
         report = {"device": args.device, "facts": known, "checks": found}
         file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     print(file)

@@ -163,7 +163,7 @@ class Shell:
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while not said.endswith(f"{_END}\n".encode()):
-                # What it has started keeps the pipe open after its end.
+                # Background processes keep the pipe open after its end.
                 has_ended = self._process.poll() is not None
                 if selector.select(_POLL_S):
                     said += os.read(self._process.stdout.fileno(), 1 << 16)

@@ -104,8 +104,8 @@ def pool(
 
 @dataclass(frozen=True)
 class Stock:
-    """What a stock server that has the plugin installed said to ASKED, and of itself; and to what a
-    shadowed one is asked."""
+    """Answers of a stock server with the plugin installed to ASKED, its state, and its answers to
+    the requests of a shadowed server."""
 
     answers: list[Spoken]
     state: dict[str, Any]

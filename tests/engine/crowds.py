@@ -1,5 +1,5 @@
-"""Many requests to a server that has the stage, as they make a situation: who has come before whom
-is scripted, and all that follows is a matter of tokens."""
+"""Many requests to a server that has the stage. The order of arrival is scripted, and tokens decide
+the rest."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The servers that tests share, by what they are. Their policy, and what else may change, tests set
-while they run; each is made in a folder of its own, and not started yet."""
+"""Servers that tests share, by kind. Tests set their policies while they run. Each is made in a
+folder of its own, and is not started yet."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ prefill_token_ms = 0.0
 [preemption]
 enabled = true
 """
-# Nobody else is told what was predicted.
+# Predictions are shown to trusted clients only.
 _EXPLAINING = '[hints]\ntrust = "body"\n'
 YIELDING_FLAGS = ["--max-total-tokens", "640", "--max-running-requests", "6"]
 _ONE_SLOT = """
@@ -141,8 +141,8 @@ def two_ranks(model: Path, folder: Path) -> SageServer:
 
 
 def one_slot(model: Path, folder: Path) -> SageServer:
-    """Requests go one by one: by urgency, or under the policy of docs/policies.md. Whoever bleeds
-    is guessed to be of level 2."""
+    """Requests run one by one, by urgency or under the policy of docs/policies.md. Level 2 is
+    guessed for bleeding patients."""
     weights = np.zeros((1 << 15, 6), np.float32)
     weights[hashed("bleeds"), 1] = 100.0
     UrgencyHead(weights, np.array([0.0, 0, 20, 0, 0, 0]), 1.0, 4.0).write(folder / "model")

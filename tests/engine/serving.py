@@ -97,8 +97,8 @@ class SageServer(Server):
         return stats
 
     def history(self, prompts: tuple[str, ...] = PROMPTS) -> list[tuple[str, int, bool]]:
-        """Prompt, output tokens and whether censored, of what was recorded while serving. prompts:
-        those that may have been asked; the store does not keep them."""
+        """Prompt, output tokens and whether censored, of each record. prompts: candidates, as the
+        store does not keep prompts."""
         rows = "SELECT vector, output_tokens, censored FROM records WHERE origin = 'history'"
         with sqlite3.connect(f"file:{self.store / 'history.sqlite3'}?mode=ro", uri=True) as store:
             found = store.execute(rows).fetchall()
@@ -111,8 +111,7 @@ def _embedded(prompts: tuple[str, ...]) -> NDArray[np.float32]:
 
 
 def _prompt_of(vector: bytes, prompts: tuple[str, ...]) -> str:
-    """Which of the prompts a recorded vector is of; "another" if it is of none. A token more or
-    less makes no other prompt of it."""
+    """The prompt of a recorded vector, or "another". One token more or less changes nothing."""
     cosines = _embedded(prompts) @ np.frombuffer(vector, "<f4")[:-NUM_BESIDE]
     return prompts[int(cosines.argmax())] if cosines.max() > 0.9 else "another"
 

@@ -27,7 +27,7 @@ EXPLAIN = {"custom_params": {"explain": True}}
 
 @pytest.fixture
 def server(yielding: SageServer) -> SageServer:
-    # First of those that share it: of what is asked here nothing has been learned.
+    # The first tests of this server: no answer to these prompts has been learned.
     return yielding
 
 

@@ -62,7 +62,7 @@ def test_who_was_away_for_long_comes_back_first(yielding: SageServer) -> None:
     ask_together(yielding, asked)
     generate(yielding, SHORT_PROMPT, rid="without a bound")
     wait_until(lambda: '"ends","rid":"without a bound"' in trace.read_text())
-    # Requests yield time and again, and nobody is promised anything.
+    # Requests are preempted often, and none has a promise.
     assert yielding.stats()["preemption"]["num_resumed"] > resumed
     assert '"promised"' not in trace.read_text()[before:]
     settings(yielding, {"decode": {"max_away_ms": 1.0}})

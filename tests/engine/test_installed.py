@@ -1,5 +1,5 @@
-"""The wheel in an environment of its own serves, beside somebody's own packages of our names; and
-the commands of the site's first pages do what they say there."""
+"""The installed wheel serves next to other packages of the same names, and the commands of the
+site's first pages work."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_first_day(installed: Installed, model: Path, tmp_path: Path) -> None:
         wait_until(lambda: "sage:predictions_total" in requests.get(metrics, timeout=60).text)
         assert "sage:predictions_total" in reader.types(see)
         said = reader.types(what_if)
-        # Those of the script, and what the server asks itself as it starts.
+        # Requests of the script, and those of the server's own start.
         num_read = re.search(r"log: (\d+) requests of", said)
         assert num_read is not None
         assert 160 <= int(num_read[1]) < 170

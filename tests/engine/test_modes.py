@@ -1,5 +1,5 @@
-"""Ways to run SGLang that few tests use (modes.toml): who yields there and comes back as it was,
-and where requests go by the order alone."""
+"""Ways to run SGLang that few tests use (modes.toml): answers stay the same if requests are
+preempted, or none is preempted and the order counts."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_hierarchical_cache_takes_what_leaves_the_device(model: Path, tmp_path
         num_preemptions = server.stats()["preemption"]["num_preemptions"]
         assert stage.together(server, calls) == alone
         assert server.stats()["preemption"]["num_preemptions"] >= num_preemptions + NUM_ASKED
-        # What was evicted from the device comes back, and goes before what has to be computed.
+        # Evicted tokens come back from host memory, and go before uncached prompts.
         switch(server, {"schedule_policy": "sage"})
         kept, first, second, new = ([100 * i + j for j in range(300)] for i in range(1, 5))
         said = answer_to(server, kept, "said")
@@ -231,7 +231,7 @@ def test_speculative_decoding(model: Path, stock: Stock, tmp_path: Path) -> None
             served = after["served_tokens"] - before["served_tokens"]
             decoded.append(served - after["recomputed_tokens"] + before["recomputed_tokens"])
             num_steps.append(after["step_time"]["num_steps"] - before["step_time"]["num_steps"])
-        # What was said before is foretold, and all of it counts.
+        # Repeated answers are drafted, and all their tokens count.
         assert num_steps[1] < num_tokens / 2
         assert min(decoded) >= num_tokens - NUM_ASKED
         assert after["preemption"] is None
@@ -267,7 +267,7 @@ def gemma(folder: Path, **config: object) -> Path:
     """A window of 16 tokens in the first layer."""
     plain = torch.zeros(_HIDDEN_SIZE)
     norms = dict.fromkeys(("input_layernorm", "pre_feedforward_layernorm"), plain)
-    # What the layers add counts for more than the token that was said.
+    # Layers outweigh the embedding of the last token.
     norms |= dict.fromkeys(("post_attention_layernorm", "post_feedforward_layernorm"), plain + 20)
     return variant(folder, GEMMA | config, norms)
 
@@ -281,7 +281,7 @@ def test_a_sliding_window_whose_kv_is_kept_whole(tmp_path: Path) -> None:
         assert len({token for ids in found for token in ids}) > NUM_ASKED
 
 
-# The last two are interpreted, so few requests are asked.
+# Kernels of the last two are interpreted, so few requests run.
 _FEW = {"num_asked": NUM_OF_FEW, "flags": ("--max-total-tokens", "200")}
 _SNAPSHOTLESS = ("--max-total-tokens", "200", *triton_kernels.WITHOUT_SNAPSHOTS)
 
@@ -335,13 +335,13 @@ def test_pictures_in_prompts(tmp_path: Path) -> None:
     settings = f"{PATIENT}{YIELDING}"
     env = CHECKED | torch_kernels.install(tmp_path)
     with server_of(tmp_path, model, flags, env, settings=settings, policy="fastserve") as server:
-        # Every second one has one. What it shows counts.
+        # Every second prompt has a picture, which changes the answer.
         bodies = [with_picture(ASKED[i][0], 16 * i) if i % 2 else {} for i in range(NUM_ASKED)]
         found = all_yield_and_come_back(server, bodies)
         others = [with_picture(ASKED[i][0], 16 * i + 128) for i in range(1, NUM_ASKED, 2)]
         seen = [answer(server, 2 * i + 1, **body) for i, body in enumerate(others)]
         assert all(ids != said for ids, said in zip(seen, found[1::2], strict=True))
-        # Chats with a picture go by what is said in them.
+        # Chats with a picture are ordered by their text.
         switch(server, {"schedule_policy": "sage"})
         asked = {"long": UNASKED_LONG_PROMPT, "short": UNASKED_SHORT_PROMPT}
         stage.together(server, [partial(chat, server, rid, text) for rid, text in asked.items()])

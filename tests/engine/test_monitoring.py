@@ -30,7 +30,7 @@ from tests.engine.serving import (
 from tests.engine.test_prediction import worker_pid
 from tests.engine.watch import ALERTS, MONITORING, Watch, samples
 
-# Steps that are said to take as long as to make a backlog of one long answer.
+# Step times so long that one long answer is a backlog.
 SETTINGS = """
 [predictor]
 deadline_ms = 5000.0
@@ -93,10 +93,10 @@ def test_all_that_the_dashboard_shows_is_exported(server: SageServer) -> None:
     requests.post(f"{server.url}/generate", json=body, headers=headers, timeout=300)
     dashboard = (MONITORING / "grafana/dashboards/json/sage-dashboard.json").read_text()
     shown = set(re.findall(r"(?:sage|sglang):\w+", dashboard))
-    # What has happened is said within seconds.
+    # Series are updated within seconds.
     wait_until(lambda: shown <= {name for name, _, _ in samples(server)})
     exported = {name: labels for name, labels, _ in samples(server)}
-    # Of ours all are shown but those that others stand for.
+    # The dashboard shows all series of ours.
     ours = {name for name in exported if name.startswith("sage:")}
     assert {re.sub("_(bucket|count|sum|created)$", "", name) for name in ours} == {
         f"sage:{name}" for name in SERIES

@@ -20,7 +20,7 @@ def server(one_slot: SageServer) -> SageServer:
 
 
 def test_its_order_and_its_clients_hints_count(server: SageServer) -> None:
-    # All have come before the first may start, within less than what is between their deadlines.
+    # All requests have come before the first may start.
     slos_ms = {"none": None, "late": 50_000.0, "soon": 20_000.0, "sooner": 10_000.0}
     asked = [
         partial(

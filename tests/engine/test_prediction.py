@@ -248,7 +248,7 @@ def test_short_predictions_admit_more_and_survive_long_answers(sage_server: Sage
         sage_server, asked, unbounded, then=lambda state: running.extend(state["running"]), tokens=3
     )
     assert len(running) == len(asked)
-    # They become 40 times as long as predicted, and then the pool is too small for all of them.
+    # Answers become 40 times as long as predicted, so the pool is too small for all.
     assert sum(answer.num_retractions for answer in together) > 0
     assert differences(ask(sage_server, asked[:3], 1, sampling=unbounded), together[:3])[0] == 0
 

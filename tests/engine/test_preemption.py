@@ -85,7 +85,7 @@ class TestPagesOf16WithoutOverlapAndLittleHostMemory:
         # What counts may not be computed again: without host memory it runs on.
         after = paged.stats()["preemption"]
         assert after["num_without_host_room"] > before["num_without_host_room"]
-        # The demand is one that can fail: each kind of counting changes what is said.
+        # Each kind of counting changes answers, so the comparison can fail.
         plain = stock.answers[: len(asked)]
         changed = set()
         for i, (one, other) in enumerate(zip(alone, plain, strict=True)):

@@ -39,7 +39,7 @@ def counters(server: SageServer) -> dict[str, int]:
 def test_kv_that_does_not_come_back_is_noticed(
     yielding: SageServer, stock: Stock, order: Callable[[str], Any]
 ) -> None:
-    # The other tests' demand is one that can fail.
+    # Comparisons of the other tests can fail.
     order(saboteur.SKIP_RESTORE)
     num_different, _ = differences(stock.answers, ask_together(yielding, ASKED))
     assert num_different > 5
@@ -89,7 +89,7 @@ def test_one_that_finds_no_room_keeps_its_copy_and_tries_again(
 def test_killed_with_requests_swapped_the_next_server_starts_on_its_store(
     yielding: SageServer, model: Path, stock: Stock, tmp_path: Path
 ) -> None:
-    # Last of those that share a server, as it takes it away.
+    # This test kills the shared server, so it comes last.
     generate(yielding, SHORT_PROMPT)
     wait_until(lambda: bool(yielding.history()))
     before = yielding.history()

@@ -11,7 +11,7 @@ from tests.nursery import Nursery
 
 
 def test_not_chosen_it_is_a_stock_server(stock: Stock) -> None:
-    # What it answers is what all the others are held against.
+    # Its answers are the reference of all others.
     assert [len(answer.ids) for answer in stock.answers] == [tokens for _, tokens in ASKED]
     assert "sage" not in stock.state
 

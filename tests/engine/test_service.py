@@ -63,7 +63,7 @@ def test_several_http_processes_share_one_worker(several: SageServer) -> None:
     (worker,) = workers_of(server)
     no_abort_is_lost_whichever_process_it_comes_to(server, worker)
 
-    # The worker is killed: nobody waits, and it comes back for both.
+    # The worker is killed: no request waits for it, and it comes back for both.
     worker.kill()
     answers = [generate(server, SHORT_PROMPT, 3) for _ in range(4)]
     assert [answer["meta_info"]["completion_tokens"] for answer in answers] == [3] * 4

@@ -1,5 +1,5 @@
-"""What a real server of two ranks learns: step times, also kept for the next, and how long answers
-become. Its model has latent attention, whose KV comes back as it went, too."""
+"""A real server of two ranks learns step times, keeps them for the next server, and learns answer
+lengths. Its model has latent attention, whose KV is swapped too."""
 
 from __future__ import annotations
 

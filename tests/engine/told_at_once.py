@@ -1,5 +1,5 @@
-"""An SGLang plugin for tests: a server goes by step times that it has learned, however little they
-differ from those before. How much they do depends on the host."""
+"""An SGLang plugin for tests: learned step times take effect even if they hardly differ from those
+before, as hosts differ."""
 
 from __future__ import annotations
 

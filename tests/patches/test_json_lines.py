@@ -62,13 +62,13 @@ def test_a_full_disk_ends_the_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for i in range(10):
         file.add(ended(f"{i}"))
     assert file.stats() == {"num_written": 0, "num_lost": 11, "is_stopped": True}
-    assert not file._lines  # nobody would take them
+    assert not file._lines  # no thread would take them
 
 
 def test_a_hanging_disk_costs_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("patches.json_lines._MOST_WAITING", 50)
     path = tmp_path / "trace.jsonl"
-    os.mkfifo(path)  # nobody reads: to open it takes for ever
+    os.mkfifo(path)  # a pipe without a reader: opening it blocks
     file = JsonLines(path)
     for i in range(80):
         file.add(ended(f"{i}"))

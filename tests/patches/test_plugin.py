@@ -100,7 +100,7 @@ args.check_server_args()
             last = refused.stderr.splitlines()[-1]
             assert f"sage-sched: the store {tmp_path}/store is in use by process" in last
             assert "Traceback" not in refused.stderr
-    refuse_in_use(config, 0.0)  # nobody has it any more
+    refuse_in_use(config, 0.0)  # the lock is free again
 
 
 REFUSED = [

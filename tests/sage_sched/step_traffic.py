@@ -9,7 +9,7 @@ import numpy as np
 
 from sage_sched.steps import StepTime, attended_pairs
 
-# What a step had to do, see sage_sched.step_learner.COLUMNS, and how long it took.
+# The work of a step, see sage_sched.step_learner.COLUMNS, and its duration.
 Step = tuple[list[float], float]
 
 _POOL_TOKENS, _MAX_RUNNING = 72_000, 64

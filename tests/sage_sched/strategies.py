@@ -26,7 +26,7 @@ SERVER = ServerFacts(
 )
 
 
-# Nobody waits or runs, and there is room for all.
+# An idle server with room for all.
 IDLE = SchedulerView(
     now_s=0.0,
     served_tokens=0,

@@ -89,8 +89,8 @@ def test_a_class_may_be_held_back_but_not_for_ever() -> None:
 
 
 class FirstTokenByDeadline(ByInput):
-    """Earliest deadline first; a pass prefills no more than the nearest deadline allows, and
-    nothing while one that runs is late."""
+    """Earliest deadline first. A pass prefills no more than the nearest deadline allows, and
+    nothing while a running job is late."""
 
     uses_clock = True
 
@@ -114,7 +114,7 @@ def test_a_deadline_sets_the_budget_and_decode_only() -> None:
     assert plan.budget == Budget(250, 125)
     late = replace(view, now_s=2.0, running=[job(2, arrival_s=0.0, hints=Hints(ttft_slo_ms=1.0))])
     assert decided(late, FirstTokenByDeadline).decode_only
-    # With nobody to decode, decoding alone would be standing still.
+    # Without running jobs, decoding alone would be idling.
     assert not decided(replace(view, now_s=9.0), FirstTokenByDeadline).decode_only
 
 
@@ -176,7 +176,7 @@ def test_as_many_leave_as_the_headroom_of_the_others_takes() -> None:
     view = replace(view_of(f"run {running}; short"), server=free)
     gone = [action.job for action in decide(view, ByInput(NoParameters(), free)).actions]
     assert gone == list(view.running)[: -len(gone) - 1 : -1]
-    # Each gives back what it holds, and the others need 8 tokens each.
+    # Each frees its own tokens, and the others need 8 tokens each.
     num_left = len(view.running) - len(gone)
     assert sum(one.input_tokens for one in gone) >= 8 * num_left
     assert sum(one.input_tokens for one in gone[:-1]) < 8 * (num_left + 1)

@@ -86,7 +86,7 @@ DECISIONS = [
      "-1 +2 3; chunk 492; too-long 1"),
     ("chunk 0:3000/512; run 1:5000<50; wait 3:600; full; free 9000; slots 1",
      "3; open 1; too-long 1"),
-    # A prompt waits for another one that computes its prefix, unless it goes first.
+    # A prompt waits while another computes its prefix, unless it goes first.
     ("wait 0:2000 1:2100 2:2200; prefix 1900 0 1; pass 8000", "+0 +2 1"),
     ("run 0:2000+1; wait 1:2100; prefix 1900 0 1; pass 8000", "+1"),
     ("run 0:2000; wait 1:2100 2:2200; prefix 1900 0 1; pass 8000", "+2 1"),

@@ -75,7 +75,7 @@ def test_what_cannot_be_ranked_moves_up_with_each_that_leaves() -> None:
     others = [job_of([100 + arrival], arrival) for arrival in (0, 1, 2, 4, 5, 6)]
     assert all(policy.on_arrival(job) for job in others)
     for num_gone, place in ((0, 3), (1, 2), (2, 1), (3, 0), (4, 0)):
-        # Those that leave are the last that came: it waits for three, whoever they are.
+        # The last jobs that came leave first. The unranked job still has three before it.
         queue = [unknown, *others[: 6 - num_gone]]
         order = serving_order(policy, replace(waiting(*queue), num_arrivals=7))
         assert order.index(0) == place

@@ -44,7 +44,7 @@ def decided(policy: Policy, among: list[Job]) -> Any:
     view: SchedulerView = replace(
         waiting(*among[:60]), running=among[60:], server=policy.server, num_arrivals=90
     )
-    for _ in range(3):  # 90 jobs, so many a plan
+    for _ in range(3):  # a plan ranks a part of 90 jobs
         order = decide(replace(view), policy).order
     kept = retention_order(among[60:], range(30), policy, view)
     yields = [

@@ -151,7 +151,7 @@ def test_running_requests_yield_to_one_that_is_promised_its_turn_at_any_price() 
     actions = server.plan(0.0, server=slow).actions
     assert [type(action) for action in actions] == [Preempt, Admit]
     assert actions[1].job is late
-    # And not to anybody, if they were promised a TPOT or are promised their turns.
+    # No job with a TPOT target or a promise is preempted.
     for running in server.running[:5]:
         running.hints = Hints(tpot_slo_ms=50.0)
     for running in server.running[5:]:

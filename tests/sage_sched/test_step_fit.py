@@ -107,7 +107,7 @@ def test_the_minimum_is_the_one_that_lawson_and_hanson_find(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_noise_hides_no_slope(seed: int) -> None:
-    # Steps that are bound by reading the weights: each takes as long, whatever is in it.
+    # Steps bound by reading the weights take the same time with any work.
     random, prior = np.random.default_rng(seed), SHIPPED
     for _ in range(4):
         taken = []

@@ -88,7 +88,7 @@ class Server:
             self.num_touched()
 
 
-# The first of the order, those before it in the queue, and those that run, join or are ranked anew.
+# The first of the order and of the queue, and jobs that run, join or are ranked anew.
 MOST = 2 * HEAD + NUM_RUNNING + 2 * NUM_JOINING + NUM_RANKED_ANEW
 
 

@@ -69,7 +69,7 @@ def test_prefills_are_as_long_as_deadlines_allow() -> None:
         budget = rival(name).budget(view)
         return (budget and budget.prefill_tokens) or 0
 
-    # What is ahead of its deadlines is slack.
+    # Time before a deadline is slack.
     ahead, on_time = job(0, URGENT, grown=40), job(1, URGENT, grown=2)
     much = tokens("fairbatching", ahead, now_s=1.0)
     assert much > 10 * tokens("fairbatching", ahead, on_time, now_s=1.15) > 0

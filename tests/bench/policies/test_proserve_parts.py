@@ -26,7 +26,7 @@ LATER = replace(SOON, ttft_slo_ms=1500.0)
 def test_urgent_requests_go_by_density(name: str, under_load: list[int], idle: list[int]) -> None:
     for input_tokens, expected in ((900, under_load), (9, idle)):
         policy = PARTS.get(name, Proserve)(ProserveParameters(), MIXED)
-        # The first is due sooner, the second is shorter.
+        # The deadline of the first is earlier, and the second is shorter.
         jobs = [job(0, input_tokens=input_tokens), job(1, LATER, input_tokens=input_tokens - 5)]
         for one in jobs:
             assert policy.on_arrival(one)

@@ -62,7 +62,7 @@ def packed(text: str, lost: int) -> bytes:
     return gzip.compress(text.encode())[: -lost or None]
 
 
-# What is read right, with how many rows at least.
+# Logs that are read right, with the least number of rows.
 SOUND: dict[str, tuple[str | bytes, int]] = {
     "columns in another order": (columns(TABLE, [2, 0, 1]), 240),
     "columns in another order, dates": (columns(AZURE, [1, 2, 0]), 240),
@@ -94,7 +94,7 @@ SOUND: dict[str, tuple[str | bytes, int]] = {
     "seconds with fractions": (times(1.0, 3), 240),
     "two zones, each with its name": (zones(AZURE, "+00:00", "Z"), 240),
 }  # fmt: skip
-# What is left to the user, with what is said.
+# Logs that a user has to judge, with the caution.
 DOUBTFUL: dict[str, tuple[str | bytes, str]] = {
     "empty": ("", "is empty"),
     "only a mark of byte order": ("\ufeff", "is empty"),

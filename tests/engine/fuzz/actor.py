@@ -52,9 +52,8 @@ class Question:
 
 @dataclass(slots=True)
 class Answer:
-    """The answer of one sample. rid: the sample's own. margins: by how much the first of a
-    token's top log probabilities is above the second. problems: what is wrong with the stream in
-    itself."""
+    """The answer of one sample. rid: the sample's own. margins: for each token, the log probability
+    of the first choice less that of the second. problems: errors of the stream itself."""
 
     text: str = ""
     rid: str = ""
@@ -94,8 +93,8 @@ class Played:
 
 
 class Actor:
-    """One episode's clients. prefix: of their requests' ids, so that no other episode has them.
-    policy: that the server goes by where it is not switched."""
+    """One episode's clients. prefix: begins their requests' ids. policy: the server's, except
+    during switches."""
 
     def __init__(self, url: str, model_path: str, policy: str, prefix: str) -> None:
         self._url = url

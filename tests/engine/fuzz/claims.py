@@ -58,8 +58,8 @@ _PRIORITIES = (None, None, -(2**31), -1, 0, 1, 2, 5, 2**31 - 1)
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """Of one request. custom_params, headers: what the policy may hear. priority: SGLang's own
-    field; None: not said."""
+    """Claims of one request. custom_params, headers: read by the policy. priority: SGLang's own
+    field; None: absent."""
 
     custom_params: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)

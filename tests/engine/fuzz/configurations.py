@@ -36,7 +36,7 @@ decode_kv_token_ms = 6.65e-4
 """
 _COMPUTED_AGAIN = _RESTLESS.replace("enabled = true", "enabled = true\nhost_pool_gib = 0.0003")
 _CLAIMED = _RESTLESS + claims.SETTINGS
-# Of the one that is fuzzed.
+# Flags of the fuzzed server.
 _COUNTED = ("--enable-metrics",)
 _CALM_TROUBLES = {Trouble.FLUSH: 1.0, Trouble.ABORT_ALL: 0.5}
 _ALL_TROUBLES = {one: 1.0 for one in Trouble if one not in (Trouble.LOOK, Trouble.SWITCH)}
@@ -55,7 +55,7 @@ _CLAIMING = Mix(
     policies=_POLICIES,
     max_switches=4,
 )
-# What is shared is for others to try.
+# Other configurations try shared prompts.
 _STRUCTURED = Mix(
     max_tokens=400,
     grammar=0.7,
@@ -170,7 +170,7 @@ _LIST = [
             num_talks=20, troubles=_LOOKED_AT,
         ),
     ),
-    # All at once. Few sessions, as open ones that hold all slots stop all other requests.
+    # All at once. Few sessions, as open sessions may hold all slots.
     _claimed(
         name="chaos", flags=(*_MIXED, "--disable-overlap-schedule"), pool_tokens=1000,
         starved_flags=("--enable-streaming-session", "--enable-session-radix-cache", *_COUNTED),

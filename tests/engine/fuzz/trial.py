@@ -29,7 +29,7 @@ _SETTLE_S = 60
 START_TIMEOUT_S = 600.0
 _DEATHS = ("Scheduler hit an exception", "Error:", "though", "Leak", "leak", "diverge")
 
-# What a scheduler logs if it goes by arrival because its policy raised.
+# The log line of a scheduler that serves by arrival because its policy raised.
 FAILED = "the policy could not"
 
 
@@ -37,7 +37,7 @@ FAILED = "the policy could not"
 class Tally:
     """Totals over episodes. counters: of preemption, from the present server."""
 
-    played_s: float = 0.0  # without starts, and without what the undisturbed server is asked
+    played_s: float = 0.0  # without starts and comparisons
     num_episodes: int = 0
     num_requests: int = 0
     num_compared: int = 0
@@ -136,7 +136,7 @@ class Trial:
             findings += verdict.findings
         if death is not None or stalled:
             self.stop()
-        # What the witnesses tell, they tell again after each episode.
+        # Witnesses repeat their findings after each episode.
         new = [found for found in findings if found not in self._reported]
         self._reported |= set(new)
         return new

@@ -66,7 +66,7 @@ def test_media_that_are_not_read_let_no_token_in() -> None:
     shown = asked(input_ids=[2**40], contains_mm_input=lambda: True)
     with pytest.raises(ValueError, match="allowed: 0 to 99"):
         check_prompt(MANAGER, shown)
-    # Media stand for whatever they like.
+    # Tokens that stand for media may be any.
     check_prompt(SEEING, shown)
     check_tokenized(SEEING, shown, tokenized([2**40], mm_inputs=object()))
     with pytest.raises(ValueError, match="allowed: 0 to 99"):

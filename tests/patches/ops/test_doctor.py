@@ -27,7 +27,7 @@ from tests.nursery import Nursery
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
-# What is to be broken of a process comes first.
+# Faults of the process are made first.
 CODE = """
 import os, sys
 os.chdir({cwd!r})
@@ -122,7 +122,7 @@ def a_plugin_list(patient: Patient) -> None:
 
 
 def another_platform(patient: Patient) -> None:
-    # SGLang does not get as far as its flags with it.
+    # SGLang stops before it reads its flags.
     patient.env["SGLANG_PLATFORM"] = "somebodys"
 
 

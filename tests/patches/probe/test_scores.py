@@ -29,7 +29,7 @@ def read(rank: Rank, age: int, logits: Any = LONG, num_others: int = 0) -> Any:
 def test_scores_are_repeated_until_they_return(rank: Rank, other_rank: Rank) -> None:
     first = read(rank, 1)
     assert isinstance(first, Scores)
-    assert rank.job.revision == 0  # on rank 0, too, only what has come counts
+    assert rank.job.revision == 0  # rank 0, too, counts broadcast scores only
     again = read(rank, 2)
     assert again.ages == [1, 2]
     rank.probing.scored(first)

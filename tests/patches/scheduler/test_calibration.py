@@ -66,7 +66,7 @@ def test_it_is_told_only_where_it_matters_and_not_often() -> None:
 
 
 def test_it_is_said_again_until_it_has_come_back() -> None:
-    # A rank that skips a round of the broadcast drops what was said in it.
+    # A rank that skips a round of the broadcast drops its messages.
     calibration = made()
     for work, seconds in islice(steps(TRUTH, 0, rate=8.0), INTERVAL_STEPS):
         calibration._learner.add(work, seconds)

@@ -43,7 +43,7 @@ def of(*aborts: tuple[str, float]) -> EarlyAborts:
         (("a", 10.5, 10.6), False),  # a later one of that id
         (("a", 9.0, 10.5), True),  # it waited for its turn in its own process
         (("z", 4.0, 4.1), True),  # all were given up at 5
-        (("z", 4.0, 5.5), False),  # but not those that a pause held back
+        (("z", 4.0, 5.5), False),  # requests that a pause held back stay
         (("z", 5.5, 5.6), False),
     ],
 )

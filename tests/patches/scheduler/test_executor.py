@@ -176,7 +176,7 @@ class TestLimitOnTheQueue:
     ("budget", "attributes", "num_mixed", "expected"),
     [
         (Budget(prefill_tokens=100, chunk_tokens=50), {"page_size": 16}, 0, (96, 48)),
-        # A row is taken off for each request that decodes beside it.
+        # Each decoding request takes a row.
         (
             Budget(50, 30),
             {"page_size": 16, "truncation_align_size": 24, "is_mixed_chunk": True},
@@ -196,7 +196,7 @@ def test_a_pass_keeps_to_its_budget_in_whole_units(
 ) -> None:
     scheduler, seen = roomy.scheduler, []
     vars(scheduler).update(attributes)
-    roomy.state.limits.gap = Gap()  # none for those that run
+    roomy.state.limits.gap = Gap()  # no gap bound
     monkeypatch.setattr(Sage, "budget", lambda self, view: budget)
 
     def note(batch: Any) -> None:

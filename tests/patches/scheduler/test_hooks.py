@@ -39,7 +39,7 @@ def test_broken_counters_stop_nothing(server: Server, monkeypatch: pytest.Monkey
     monkeypatch.setattr(server.state, "stats", fail)
     found = server.stats()
     assert "a bug" in found["error"]
-    assert found["slo"] == {}  # a place for what the HTTP process adds
+    assert found["slo"] == {}  # the HTTP process adds to it
 
 
 def test_a_request_that_is_aborted_twice_keeps_its_job(server: Server) -> None:

@@ -64,7 +64,7 @@ def test_who_comes_back_shares_what_the_tree_has_kept_for_others() -> None:
     others, back = running(tree, 1), away(tree, NUM_SHARED)
     assert _locked_again(scheduler, back).tolist() == [*range(NUM_SHARED)]
     tree.unlock(others.lock)
-    # What it shares stays, though the others have gone.
+    # Shared KV stays after the other request has gone.
     assert tree.evictable_size() == 1
     tree.unlock(back.lock)
     # No more than it left, and whole pages of it.

@@ -63,7 +63,7 @@ def test_what_a_step_has_to_do(told: Told) -> None:
         told.launch(batch(kv=[5, 17])),
         told.launch(batch(kv=[0, 10], new=[4, 6])),
         told.launch(batch(kv=[0, 20, 30], new=[4, 1, 1], mixed=2)),
-        # A decode step that SGLang runs like a prefill, beside a peer's prefill.
+        # SGLang runs a decode step like a prefill if a peer prefills.
         told.launch(batch(kv=[5, 17], new=[1, 1], mixed=2)),
     ]
     assert [{name: n for name, n in zip(COLUMNS, work, strict=True) if n} for work in works] == [

@@ -144,7 +144,7 @@ def test_a_stall_is_not_taken_for_the_price_of_a_move(monkeypatch: pytest.Monkey
     move(80_000.0, 1)
     move(5.0, 15)
     assert meter.token_s == pytest.approx(1000 * 5.0)
-    # It is told of what lasts, and forgets it if it is so dear that there are no moves.
+    # Lasting costs are learned, and forgotten if they have stopped all moves.
     move(80_000.0, 64)
     assert meter.token_s == pytest.approx(1000 * 80_000.0)
     for served_tokens in (500, 1500):

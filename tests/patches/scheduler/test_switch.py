@@ -180,7 +180,7 @@ def test_messages_cross_processes(message: Any) -> None:
     assert msgpack_decode(msgpack_encode(message)) == message
 
 
-# Bodies that are no JSON object, or set what cannot be set, and what the refusal says of each.
+# Bodies without valid settings, and the reason of each refusal.
 HOSTILE_BODIES = {
     b"": "no JSON object of settings",
     b"[]": "no object",

@@ -19,7 +19,7 @@ from tests.predictor_store.samples import grown, unit_vectors
 DIMENSION = 8
 # The index keeps vectors in whole numbers of 8 bits.
 ROUNDING = 0.01
-# (is it warm, its length, its cut-off): the length tells the records apart.
+# Whether each record is warm. Lengths are arrival numbers.
 arrivals = st.lists(st.booleans(), max_size=60)
 
 

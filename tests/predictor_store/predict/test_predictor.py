@@ -64,7 +64,7 @@ class TestNeighbours:
     def test_one_prompt_asked_often_is_not_many_neighbours(self) -> None:
         history = History(2, 1, 200)
         for i in range(120):
-            number = 0 if i < 100 else i  # a feature, to tell the prompts apart
+            number = 0 if i < 100 else i  # a feature that differs between prompts
             vector = np.append(at(0.8), np.float32(number / 100))
             history.add(Record(vector, 10 if i < 100 else 1000 + i, 0, False, "history"))
         found = predicted(history, np.append(at(1), np.float32(0)))
@@ -94,7 +94,7 @@ class TestNeighbours:
             assert after.quantile(0.9) / after.quantile(0.1) < before.quantile(0.9) / (
                 before.quantile(0.1)
             )
-            if abs(vector[0]) < 0.5:  # past it, lengths are beyond what was seen
+            if abs(vector[0]) < 0.5:  # lengths of other vectors are beyond those recorded
                 assert after.quantile(0.05) < 100 * np.exp(2 * vector[0]) < after.quantile(0.95)
 
 

@@ -14,8 +14,8 @@ NEAR, FAR = np.array([0.8, 0.6], np.float32), np.array([0.0, 1.0], np.float32)
 
 
 def history(**numbers: int) -> History:
-    """With so many records of each kind. Own, near answers have 10 tokens, public ones 20, far ones
-    30."""
+    """A history with these numbers of records of each kind. Own, near answers have 10 tokens,
+    public ones 20, far ones 30."""
     found = History(2, 0, 100)
     kinds = {"own": (NEAR, 10, "history"), "public": (NEAR, 20, "warm"), "far": (FAR, 30, "warm")}
     for name, number in numbers.items():

@@ -379,5 +379,5 @@ def test_the_worker_goes_when_the_server_is_killed(tmp_path: Path) -> None:
         assert server.stdout.readline() == "ready\n"
         assert lock.holder(tmp_path) is not None
         server.kill()
-    while lock.holder(tmp_path) is not None:  # as long as a test may take
+    while lock.holder(tmp_path) is not None:  # the timeout of the test ends it
         time.sleep(0.05)

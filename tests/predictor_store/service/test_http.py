@@ -165,7 +165,7 @@ def test_the_token_comes_before_the_body(service: Service) -> None:
 
 
 HEAD = b"POST /predict HTTP/1.1\r\nHost: x\r\n"
-# What a client sends, and what it hears when its time is up.
+# Bytes that a client sends, and the answer at its timeout.
 SLOW = [
     (b"", b""),
     (b"P", b""),

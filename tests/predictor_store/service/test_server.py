@@ -184,7 +184,7 @@ def test_junk_and_half_messages_of_one_do_not_touch_others(service: Service) -> 
         with contextlib.suppress(OSError):  # it may have hung up already
             connected.sendall(piece)
         junk.append(connected)
-    # One that has been let in sends junk, and more than a message may have.
+    # A client that has been admitted sends junk, and an oversized message.
     greeted = service.connect()
     for piece in (b"", b"junk", messages.encode(Predict(1, "x"))[:-1], b"\x91" * 50_000):
         greeted._dealer.send(piece)
@@ -282,7 +282,7 @@ def test_another_version_is_told_both(service: Service, monkeypatch: pytest.Monk
 
 
 READY = Welcome(messages.VERSION, Stats(1), None)
-# What other services answer a Hello, and what is said of them.
+# Answers of other services to a Hello, and the errors of clients.
 IMPOSTORS: dict[str, tuple[Any, str]] = {
     "another version": (Refused(99, "it speaks version 5, this worker 99", "version"), "99"),
     "a later welcome": (Welcome(77, Stats(1), None), "no predictor service"),
@@ -401,7 +401,7 @@ def test_a_hurry_writes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         link = connect_worker(config, "")
         ask(link)
         link.say(Finished(0, 5, 7, censored=False))
-        server.hurry()  # what has come, and what comes after
+        server.hurry()  # earlier messages, and later ones
         link.say(Finished(0, 5, 8, censored=False))
         until(link, News, lambda news: news.stats.num_recorded == 2)
         assert facts(tmp_path / "store")["num_records"] == 2

@@ -88,7 +88,7 @@ def test_once_closed_no_worker_is_kept() -> None:
     worker = kept.supervisor._open()
     kept.supervisor.close()
     assert worker.was_closed
-    # One that was being opened meanwhile.
+    # A worker that was being opened meanwhile.
     late = kept.supervisor._open()
     assert late.was_closed
     assert kept.told == ["attached"]

@@ -259,7 +259,7 @@ def test_a_poisoned_history_is_seen_through(
     quality = news(worker).stats.quality
     assert quality["widened"]
     assert quality["crps_gain"] < 0
-    assert means()[0] == means()[1]  # no prediction differs by what is wrong
+    assert means()[0] == means()[1]  # wrong lengths make no prediction differ
     assert facts(Path(config.store.path))["predictions"]["widened"]
     # When they are right again they are used again.
     learn(WINDOW)

@@ -16,7 +16,7 @@ def gained(promise: Deadlines, token_s: Sequence[float]) -> float:
 
 
 def test_gain_by_hand() -> None:
-    # Two tokens early, one late, one that has caught up.
+    # Two tokens are early, one is late, one has caught up.
     token_s = [0.5, 1.05, 1.25, 1.3]
     buffered = Deadlines(1.0, 0.1, first_weight=10.0, next_weight=2.0)
     assert gained(buffered, token_s) == 10 + 2 * 2

@@ -15,7 +15,7 @@ from sage_sched.steps import StepTime
 from sage_sched.view import SchedulerView
 from tests.sage_sched.strategies import IDLE, SERVER, decide, waiting
 
-# A prefilled token takes a millisecond, a step 40 beside, and 1 us for each token of KV.
+# A prefilled token takes 1 ms, a step 40 ms more, and each token of KV 1 us.
 STEP_TIME = StepTime(0.04, 0.0, 0.001, 0.0, 0.04, 0.0, 1e-6)
 UNMIXED = replace(SERVER, step_time=STEP_TIME)
 MIXED = replace(UNMIXED, mixes_steps=True)
@@ -126,7 +126,7 @@ def test_tokens_that_are_due_next_are_decoded_first() -> None:
     view = replace(waiting(newcomer), running=[running], now_s=1.92)
     ours = policy(running, newcomer, eta=0.0)
     assert decide(view, ours).decode_only
-    # With nobody running there is no one to wait for.
+    # Without running jobs a pass need not wait.
     alone = replace(view, running=[])
     assert not decide(alone, ours).decode_only
 
@@ -164,7 +164,7 @@ def test_starved_requests_have_their_share_by_arrival() -> None:
 def test_a_starved_request_that_leaves_unserved_hands_its_share_on() -> None:
     ours, jobs, view = starving()
     assert order(ours, replace(view, waiting=jobs[1:]))[0] == 0
-    # One that has room on a decode server has had its turn: its KV is on its way.
+    # A job with room on a decode server has had its turn: its KV is on its way.
     ours, jobs, view = starving()
     assert order(ours, replace(view, waiting=jobs[1:], running=jobs[:1]))[0] != 0
     # One without room for its adapter keeps its turn, and no other request from it.
