@@ -186,6 +186,7 @@ class Result(Served):
     num_retractions, num_yields: how often a request lost its KV, and made room for others. yields:
     of all requests, by whether memory ran out (else it was to a waiting request), and way.
     prefill_tokens: computed, again after a retraction included. moved_tokens: swapped, both ways.
+    peak_host_tokens: the most KV of swapped requests at a time; of several engines, their sum.
     wall_s: the time of the simulation; all else is the same for the same input, bit for bit.
     """
 
@@ -194,6 +195,7 @@ class Result(Served):
     yields: Counter[tuple[bool, PreemptionMode]]
     prefill_tokens: int
     moved_tokens: int
+    peak_host_tokens: int
     wall_s: float
 
     def metrics(self) -> dict[str, float]:
@@ -208,6 +210,7 @@ class Result(Served):
             ),
             "simulated_tokens": float(int(self.answer_tokens.sum()) + self.prefill_tokens),
             "moved_tokens": float(self.moved_tokens),
+            "peak_host_tokens": float(self.peak_host_tokens),
         }
 
 

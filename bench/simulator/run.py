@@ -158,5 +158,6 @@ def result_of(
         gaps=sum((node.gaps for node in nodes), Counter()),
         prefill_tokens=prefill_tokens,
         moved_tokens=sum(node.moved_tokens for node in nodes),
+        peak_host_tokens=sum(node.state.peak_host_tokens for node in nodes),
         wall_s=wall_s,
     )

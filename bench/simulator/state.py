@@ -82,6 +82,7 @@ class EngineState:
     served_tokens: prefilled and decoded. stale_prefill_tokens: see stock.HrrnPolicy.
     num_queued: requests that have come; under stock policies each retraction counts too.
     num_yields: by whether memory ran out (else it was to a waiting request), and way.
+    host_tokens, peak_host_tokens: KV of swapped requests, now and at most.
     num_passes: that have let SGLang admit; see executor.py.
     """
 
@@ -109,6 +110,8 @@ class EngineState:
         self.stale_prefill_tokens = 0
         self.num_queued = 0
         self.num_passes = 0
+        self.host_tokens = 0
+        self.peak_host_tokens = 0
         self.num_yields: Counter[tuple[bool, PreemptionMode]] = Counter()
         if isinstance(policy, Policy):
             self.follow(policy)
@@ -202,8 +205,7 @@ class EngineState:
             free_tokens=self.pool.room_tokens - evictable_tokens,
             evictable_tokens=evictable_tokens,
             locked_tokens=self.pool.held_pages * self.pool.page_size,
-            host_free_tokens=self.engine.host_pool_tokens
-            - sum(progress.kv_tokens for progress in self.queue if progress.swapped),
+            host_free_tokens=self.engine.host_pool_tokens - self.host_tokens,
             page_size=self.pool.page_size,
             step_tokens=self.step_tokens,
             pass_tokens=self.pass_tokens,
@@ -253,7 +255,11 @@ class EngineState:
         self.pool.leave(progress)
         progress.swapped = way is PreemptionMode.SWAP
         progress.job.num_preemptions += 1
-        return progress.kv_tokens if progress.swapped else 0
+        if not progress.swapped:
+            return 0
+        self.host_tokens += progress.kv_tokens
+        self.peak_host_tokens = max(self.peak_host_tokens, self.host_tokens)
+        return progress.kv_tokens
 
     def swap_in(self, progress: Progress) -> bool:
         """It comes back, and decodes on; False if there is no room for it."""
@@ -262,6 +268,7 @@ class EngineState:
         if not self.pool.take_back(progress):
             return False
         progress.swapped = False
+        self.host_tokens -= progress.kv_tokens
         self.decode.join(progress)
         return True
 

@@ -209,6 +209,7 @@ def test_a_yielding_request_comes_back_without_a_prefill() -> None:
     assert result.prefill_tokens == 200
     # The KV of the first at 1 s moves out and in.
     assert 2 * 100 < result.moved_tokens < 2 * 200
+    assert 2 * result.peak_host_tokens == result.moved_tokens
     swap_s = result.moved_tokens * 1e-3
     assert result.ttlt_s[0] == pytest.approx(sum(result.alone_s) + swap_s)
 
