@@ -10,18 +10,16 @@ from typing import Any
 import numpy as np
 import requests
 
-from bench.engines.server.policy_server import CPU_ENV
 from bench.engines.server.server import Server
 from predictor_store.probe.file import fingerprint
 from predictor_store.urgency.head import UrgencyHead, hashed
-from tests.checks.exactness import STRICT, TWO_RANKS, TWO_REPLICAS
+from tests.checks.exactness import TWO_RANKS, TWO_REPLICAS
 from tests.engine import saboteur, stage
-from tests.engine.serving import UNHURRIED, SageServer, warmed_store
+from tests.engine.serving import CHECKED, UNHURRIED, SageServer
 from tests.predictor_store.probes import probe
 from tests.test_docs import install_example
 
 BIN = Path(sys.executable).parent
-CHECKED = CPU_ENV | STRICT
 # However long a prediction takes.
 PATIENT = "[predictor]\ndeadline_ms = 600000.0\n"
 # A prefill step is soon worth its while, on any host.
@@ -113,7 +111,6 @@ def yielding(model: Path, folder: Path) -> SageServer:
     return SageServer(
         model,
         folder,
-        warmed_store(folder / "store"),
         flags=[*YIELDING_FLAGS, "--sage-trace", str(folder / "trace.jsonl")],
         env=CHECKED | saboteur.install(folder),
         settings=f"{PATIENT}{YIELDING}{_EXPLAINING}",
@@ -128,7 +125,6 @@ def two_ranks(model: Path, folder: Path) -> SageServer:
     return SageServer(
         model,
         folder,
-        warmed_store(folder / "store"),
         flags=[
             *YIELDING_FLAGS,
             *("--tp-size", "2", "--admin-api-key", stage.ADMIN_KEY),
@@ -149,7 +145,6 @@ def one_slot(model: Path, folder: Path) -> SageServer:
     return SageServer(
         model,
         folder,
-        warmed_store(folder / "store"),
         flags=["--max-running-requests", "1"],
         env=CHECKED | install_example(folder),
         settings=_ONE_SLOT.format(model=folder / "model"),
@@ -160,12 +155,7 @@ def one_slot(model: Path, folder: Path) -> SageServer:
 def foreseeing(model: Path, folder: Path) -> SageServer:
     """The cap of 250 tokens has room three times."""
     return SageServer(
-        model,
-        folder,
-        warmed_store(folder / "store"),
-        flags=["--max-total-tokens", "800"],
-        env=CHECKED,
-        settings=f"{PATIENT}{COSTLY_PREFILLS}",
+        model, folder, flags=["--max-total-tokens", "800"], settings=f"{PATIENT}{COSTLY_PREFILLS}"
     )
 
 
@@ -174,13 +164,11 @@ def classes(model: Path, folder: Path) -> SageServer:
     return SageServer(
         model,
         folder,
-        warmed_store(folder / "store"),
         flags=[
             "--max-running-requests", "3", "--max-total-tokens", "1024",
             "--chunked-prefill-size", str(CHUNK_TOKENS), "--enable-mixed-chunk", "--enable-metrics",
             "--enable-priority-scheduling",
         ],
-        env=CHECKED,
         settings=_CLASSES,
         policy="proserve",
     )  # fmt: skip
@@ -201,7 +189,6 @@ def _replicas(model: Path, folder: Path, settings: str, policy: str = "sage") ->
     return SageServer(
         model,
         folder,
-        warmed_store(folder / "store"),
         flags=["--dp-size", "2", "--max-running-requests", "8"],
         env=TWO_REPLICAS,
         settings=f"{PATIENT}{settings}",
@@ -214,7 +201,6 @@ def several(model: Path, folder: Path) -> SageServer:
     return SageServer(
         model,
         folder,
-        warmed_store(folder / "store"),
         flags=["--tokenizer-worker-num", "2", "--admin-api-key", stage.ADMIN_KEY],
         env=CHECKED | UNHURRIED,
         settings=PATIENT,
@@ -224,12 +210,7 @@ def several(model: Path, folder: Path) -> SageServer:
 def no_overlap(model: Path, folder: Path) -> SageServer:
     """Each step ends before the next one is scheduled."""
     return SageServer(
-        model,
-        folder,
-        warmed_store(folder / "store"),
-        flags=["--disable-overlap-schedule"],
-        env=CHECKED,
-        settings=f"{PATIENT}{COSTLY_PREFILLS}",
+        model, folder, flags=["--disable-overlap-schedule"], settings=f"{PATIENT}{COSTLY_PREFILLS}"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from patches.compat import serves_named_app
 from predictor_store.data.warm import Observation, warm_store
 from predictor_store.predict.embedder import NUM_BESIDE, Embedder
 from sage_sched.app.config import StoreConfig
-from tests.checks.exactness import Answering
+from tests.checks.exactness import STRICT, Answering
 
 # An idle server else takes a core from all others. What other processes take of memory while one
 # starts counts as its weights, up to the fraction.
@@ -28,6 +28,8 @@ CPU_FLAGS = [
     "--device", "cpu", "--dtype", "float32",
     "--mem-fraction-static", "0.5", "--max-total-tokens", "8192", "--sleep-on-idle",
 ]  # fmt: skip
+# SGLang accounts for each token after each step.
+CHECKED = CPU_ENV | STRICT
 # Two kinds of prompt that the embedder tells apart, and how long their answers were.
 SHORT_PROMPT = "What is the capital of France?"
 LONG_PROMPT = "Write a long story about a dragon who learns to sail the seven seas."
@@ -66,29 +68,25 @@ SEVERAL_HTTP_PROCESSES = pytest.mark.skipif(
 
 
 class SageServer(Server):
-    """A server under one of our policies whose history is in `store`."""
+    """A server under one of our policies whose history is in `store`; by default, a warmed one."""
 
     def __init__(
         self,
         model: Path,
         folder: Path,
-        store: Path,
+        store: Path | None = None,
         *,
         flags: Sequence[str] = (),
-        env: dict[str, str] | None = None,
+        env: Mapping[str, str] = CHECKED,
         settings: str = "",
         policy: str = "sage",
     ) -> None:
+        self.store = store or warmed_store(folder / "store")
         config = folder / "sage.toml"
-        config.write_text(f'[store]\npath = "{store}"\n{settings}')
+        config.write_text(f'[store]\npath = "{self.store}"\n{settings}')
         ours = ["--sage-config", str(config), "--schedule-policy", policy]
-        super().__init__(
-            model,
-            [*CPU_FLAGS, *ours, *flags],
-            log=folder / "server.log",
-            env=CPU_ENV | (env or {}),
-        )
-        self.store = store
+        log = folder / "server.log"
+        super().__init__(model, [*CPU_FLAGS, *ours, *flags], log=log, env={**CPU_ENV, **env})
 
     def stats(self) -> dict[str, Any]:
         """Counters of the scheduler and the predictor."""

@@ -41,7 +41,6 @@ from tests.engine.serving import (
     SageServer,
     generate,
     wait_until,
-    warmed_store,
 )
 
 NUM_ASKED, NUM_OF_GROUP, NUM_OF_FEW = 16, 12, 5
@@ -49,16 +48,15 @@ ADAPTERS = ("first", "second")
 _RANK, _HIDDEN_SIZE = 4, 128
 
 
-def server_of(
+def preempting(
     folder: Path,
     model: Path,
     flags: Sequence[str],
     env: Mapping[str, str] = CHECKED,
-    **more: Any,
+    settings: str = YIELDING,
 ) -> SageServer:
-    return SageServer(
-        model, folder, warmed_store(folder / "store"), flags=flags, env={**env}, **more
-    )
+    settings = f"{PATIENT}{settings}"
+    return SageServer(model, folder, flags=flags, env=env, settings=settings, policy="fastserve")
 
 
 def answer(server: Answering, i: int, **more: Any) -> list[int]:
@@ -108,8 +106,7 @@ def the_shorter_starts_first(server: SageServer) -> None:
 def test_a_hierarchical_cache_takes_what_leaves_the_device(model: Path, tmp_path: Path) -> None:
     flags = [*YIELDING_FLAGS, "--enable-hierarchical-cache", "--hicache-ratio", "1.5"]
     costly = YIELDING.replace("prefill_token_ms = 0.0", "prefill_token_ms = 1.0")
-    settings = f"{PATIENT}{costly}"
-    with server_of(tmp_path, model, flags, settings=settings, policy="fastserve") as server:
+    with preempting(tmp_path, model, flags, settings=costly) as server:
         alone = all_yield_and_come_back(server)
         assert 320 <= server.stats()["preemption"]["host_pool_tokens"] < 330
         # Aborted, they give their copies' memory back: kept, these would leave room for no other.
@@ -175,9 +172,8 @@ def test_eight_bit_kv_experts_prefill_intervals_and_tree_sessions(tmp_path: Path
     flags += ["--tp-size", "2", "--ep-size", "2"]
     flags += ["--enable-session-radix-cache"]
     sessions: list[dict[str, Any]] = [{}, {"session_id": "one"}, {"session_id": "other"}]
-    settings = f"{PATIENT}{YIELDING}"
     env = CHECKED | TWO_RANKS | torch_kernels.install(tmp_path)
-    with server_of(tmp_path, model, flags, env, settings=settings, policy="fastserve") as server:
+    with preempting(tmp_path, model, flags, env) as server:
         all_yield_and_come_back(server, sessions)
 
 
@@ -202,9 +198,8 @@ def test_a_batch_has_room_for_one_adapter(model: Path, stock: Stock, tmp_path: P
     paths = [f"{name}={adapter(tmp_path / name, seed)}" for seed, name in enumerate(ADAPTERS)]
     flags = [*YIELDING_FLAGS, "--enable-lora", "--lora-backend", "torch_native"]
     flags += ["--max-loras-per-batch", "1", "--lora-paths", *paths]
-    settings = f"{PATIENT}{YIELDING}"
     env = CHECKED | torch_kernels.install(tmp_path)
-    with server_of(tmp_path, model, flags, env, settings=settings, policy="fastserve") as server:
+    with preempting(tmp_path, model, flags, env) as server:
         bodies = [{"lora_path": name} for name in ADAPTERS]
         found = all_yield_and_come_back(server, bodies)
         assert all(ids != said.ids for ids, said in zip(found, stock.answers, strict=False))
@@ -217,7 +212,7 @@ def test_speculative_decoding(model: Path, stock: Stock, tmp_path: Path) -> None
     # Memory runs out, and a step sets aside more than a token each.
     flags = [*torch_kernels.NGRAM, "--max-running-requests", "6", "--max-total-tokens", "640"]
     env = CHECKED | torch_kernels.install(tmp_path)
-    with server_of(tmp_path, model, flags, env, settings=PATIENT) as server:
+    with SageServer(model, tmp_path, flags=flags, env=env, settings=PATIENT) as server:
         the_shorter_starts_first(server)
         said = [spoken.ids for spoken in stock.answers[:NUM_ASKED]]
         num_tokens = sum(map(len, said))
@@ -274,9 +269,7 @@ def gemma(folder: Path, **config: object) -> Path:
 
 def test_a_sliding_window_whose_kv_is_kept_whole(tmp_path: Path) -> None:
     model = gemma(tmp_path)
-    settings = f"{PATIENT}{YIELDING}"
-    flags = YIELDING_FLAGS
-    with server_of(tmp_path, model, flags, settings=settings, policy="fastserve") as server:
+    with preempting(tmp_path, model, YIELDING_FLAGS) as server:
         found = all_yield_and_come_back(server)
         assert len({token for ids in found for token in ids}) > NUM_ASKED
 
@@ -316,7 +309,7 @@ def none_yields_but_the_shorter_starts_first(
     one each. then: what comes after."""
     env = CHECKED | torch_kernels.install(folder) | {**env}
     flags = [*YIELDING_FLAGS, *flags]
-    with server_of(folder, model, flags, env, settings=PATIENT) as server:
+    with SageServer(model, folder, flags=flags, env=env, settings=PATIENT) as server:
         the_shorter_starts_first(server)
         asked = [partial(answer, server, i, **bodies[i]) for i in range(num_asked)]
         alone = [ask() for ask in asked]
@@ -332,9 +325,8 @@ def none_yields_but_the_shorter_starts_first(
 def test_pictures_in_prompts(tmp_path: Path) -> None:
     model = with_pictures(tmp_path / "model")
     flags = [*YIELDING_FLAGS, "--mm-attention-backend", "sdpa"]
-    settings = f"{PATIENT}{YIELDING}"
     env = CHECKED | torch_kernels.install(tmp_path)
-    with server_of(tmp_path, model, flags, env, settings=settings, policy="fastserve") as server:
+    with preempting(tmp_path, model, flags, env) as server:
         # Every second prompt has a picture, which changes the answer.
         bodies = [with_picture(ASKED[i][0], 16 * i) if i % 2 else {} for i in range(NUM_ASKED)]
         found = all_yield_and_come_back(server, bodies)
@@ -361,11 +353,10 @@ def test_an_encoder_beside_the_decoder(tmp_path: Path) -> None:
 def test_prompts_of_embeddings_are_served_and_stay(model: Path, tmp_path: Path) -> None:
     # SGLang reads them as bfloat16.
     flags = [*YIELDING_FLAGS, "--disable-radix-cache", "--dtype", "bfloat16"]
-    settings = f"{PATIENT}{YIELDING}"
     vectors = load_file(model / "model.safetensors")["model.embed_tokens.weight"]
     prompts = [[100 * i + j for j in range(30)] for i in range(NUM_ASKED)]
     given = [{"text": None, "input_embeds": vectors[ids].tolist()} for ids in prompts]
-    with server_of(tmp_path, model, flags, settings=settings, policy="fastserve") as server:
+    with preempting(tmp_path, model, flags) as server:
         for i, ids in enumerate(prompts):
             assert answer(server, i, **given[i]) == answer(server, i, text=None, input_ids=ids)
         # Both kinds in one prefill would end SGLang.
@@ -394,13 +385,12 @@ def test_each_attention_group_decides_for_itself_and_its_ranks_alike(tmp_path: P
     flags += ["--max-total-tokens", "640", "--max-running-requests", "12"]
     env = CHECKED | TWO_RANKS | {"SGLANG_CPU_OMP_THREADS_BIND": "0|1|0|1"}
     env |= torch_kernels.install(tmp_path)
-    settings = f"{PATIENT}{YIELDING}"
     # SGLang's Llama has no DP attention.
     config = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
     head = torch.ones(_HIDDEN_SIZE // 4)
     norms = {"self_attn.q_norm": head, "self_attn.k_norm": head}
     model = variant(tmp_path, config, norms, num_kv_heads=4)
-    with server_of(tmp_path, model, flags, env, settings=settings, policy="fastserve") as server:
+    with preempting(tmp_path, model, flags, env) as server:
 
         def of(i: int, group: int) -> list[int]:
             return answer(server, i, routed_dp_rank=group)

@@ -25,7 +25,6 @@ from tests.engine.serving import (
     SageServer,
     generate,
     wait_until,
-    warmed_store,
 )
 from tests.engine.test_prediction import worker_pid
 from tests.engine.watch import ALERTS, MONITORING, Watch, samples
@@ -60,7 +59,6 @@ def server(folder: Path, model: Path) -> Iterator[SageServer]:
     with SageServer(
         model,
         folder,
-        warmed_store(folder / "store"),
         flags=[*YIELDING_FLAGS, "--enable-metrics"],
         env=CHECKED | hardship.install(folder),
         settings=SETTINGS,

@@ -16,7 +16,7 @@ from tests.checks.pair import Pair
 from tests.engine import stage, torch_kernels
 from tests.engine.conftest import ASKED, Stock
 from tests.engine.kinds import CHECKED, PATIENT, settings
-from tests.engine.serving import SHORT_PROMPT, SageServer, generate, wait_until, warmed_store
+from tests.engine.serving import SHORT_PROMPT, SageServer, generate, wait_until
 from tests.engine.test_modes import ADAPTERS, adapter, answer
 
 pytestmark = pytest.mark.long
@@ -50,7 +50,6 @@ def pair_of(
         return SageServer(
             model,
             folder,
-            warmed_store(folder / "store"),
             flags=[*flags, *_FLAGS[mode], *(more or {}).get(mode, ())],
             env=CHECKED | mooncake_stand_in.install(folder) | {**env(folder)},
             settings=f'{PATIENT}[hints]\ntrust = "body"\n',

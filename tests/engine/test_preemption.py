@@ -16,13 +16,12 @@ from tests.checks.exactness import ask, differences
 from tests.engine import stage
 from tests.engine.conftest import ASKED, Stock
 from tests.engine.crowds import ask_together
-from tests.engine.kinds import CHECKED, YIELDING, YIELDING_FLAGS
+from tests.engine.kinds import YIELDING, YIELDING_FLAGS
 from tests.engine.serving import (
     SHORT_PROMPT,
     SageServer,
     generate,
     wait_until,
-    warmed_store,
 )
 
 
@@ -36,7 +35,6 @@ def paged(
     with SageServer(
         model,
         folder,
-        warmed_store(folder / "store"),
         # More run than memory has room for to the end.
         flags=[
             *YIELDING_FLAGS,
@@ -46,7 +44,6 @@ def paged(
             "16",
             "--disable-overlap-schedule",
         ],
-        env=CHECKED,
         settings=YIELDING + "host_pool_gib = 0.0002\n",
         policy="fastserve",
     ) as server:

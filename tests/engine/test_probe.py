@@ -15,8 +15,8 @@ from predictor_store.probe.recording import Recording
 from tests.checks.exactness import ask, differences
 from tests.engine.conftest import ASKED, Stock
 from tests.engine.crowds import ask_together
-from tests.engine.kinds import CHECKED, YIELDING_FLAGS, settings
-from tests.engine.serving import SHORT_PROMPT, SageServer, generate, wait_until, warmed_store
+from tests.engine.kinds import YIELDING_FLAGS, settings
+from tests.engine.serving import SHORT_PROMPT, SageServer, generate, wait_until
 from tests.predictor_store.probes import probe
 
 # A request's rank changes with each token, and none is too old to yield.
@@ -35,15 +35,7 @@ def started(model: Path, folder: Path) -> SageServer:
     """Under trail, with a probe that says anything at all."""
     probe(fingerprint(model)).write(folder / "probe")
     settings = SETTINGS.format(probe=folder / "probe", record=folder / "recorded")
-    return SageServer(
-        model,
-        folder,
-        warmed_store(folder / "store"),
-        flags=YIELDING_FLAGS,
-        env=CHECKED,
-        settings=settings,
-        policy="trail",
-    )
+    return SageServer(model, folder, flags=YIELDING_FLAGS, settings=settings, policy="trail")
 
 
 # For the tests of one class, so that it is gone when the next one starts.

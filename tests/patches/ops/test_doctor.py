@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,124 +96,74 @@ def patient(nursery: Nursery, model: Path, tmp_path: Path) -> Patient:
     return Patient(nursery, model, tmp_path)
 
 
-def another_release(patient: Patient) -> None:
-    patient.breaks = "import sglang.version; sglang.version.__version__ = '0.4.0'"
-
-
-def a_renamed_hook(patient: Patient) -> None:
-    patient.breaks = (
-        "from sglang.srt.managers.tokenizer_manager import TokenizerManager as Manager\n"
-        "del Manager._handle_batch_output"
-    )
-
-
-def a_changed_hook(patient: Patient) -> None:
-    patient.breaks = (
-        "from sglang.srt.managers.schedule_policy import SchedulePolicy as Policy\n"
-        "Policy._validate_and_adjust_policy = lambda self, requests: None"
-    )
-
-
-def a_plugin_list(patient: Patient) -> None:
+Change = dict[str, Any]
+# Changes to a patient, each with the fault that the doctor has to name. These are of SGLang, each
+# in a process of its own.
+OF_SGLANG: dict[str, tuple[Change, str]] = {
+    "another release": (
+        {"breaks": "import sglang.version; sglang.version.__version__ = '0.4.0'"},
+        "SGLang 0.4.0 is installed, supported: 0.5.22, 0.5.23"),
+    "a renamed hook": (
+        {"breaks": "from sglang.srt.managers.tokenizer_manager import TokenizerManager as Manager\n"
+                   "del Manager._handle_batch_output"},
+        "TokenizerManager._handle_batch_output"),
+    "a changed hook": (
+        {"breaks": "from sglang.srt.managers.schedule_policy import SchedulePolicy as Policy\n"
+                   "Policy._validate_and_adjust_policy = lambda self, requests: None"},
+        "has no parameter policy, tree_cache"),
     # With it, SGLang knows no policy of ours either: two faults, of which this is the first.
-    patient.env["SGLANG_PLUGINS"] = "sage_cpu"
-    patient.flags = ["--schedule-policy", "fcfs"]
-    patient.settings = ""
-    patient.device += ["--disable-radix-cache"]
-
-
-def another_platform(patient: Patient) -> None:
+    "a list of plugins": (
+        {"env": {"SGLANG_PLUGINS": "sage_cpu"}, "flags": ["--schedule-policy", "fcfs"],
+         "settings": "", "device": ["--device", "cpu", "--disable-radix-cache"]},
+        "SGLANG_PLUGINS is 'sage_cpu'"),
     # SGLang stops before it reads its flags.
-    patient.env["SGLANG_PLATFORM"] = "somebodys"
+    "another platform": ({"env": {"SGLANG_PLATFORM": "other"}}, "SGLANG_PLATFORM is 'other'"),
+    "a damaged encoder": (
+        {"breaks": "import predictor_store.predict.static_encoder as encoder\n"
+                   "def broken(*_): raise FileNotFoundError('token vectors')\n"
+                   "encoder.StaticEncoder.__init__ = broken"},
+        "'static' cannot be loaded: FileNotFoundError('token vectors')"),
+    "no GPU": ({"device": []}, "torch sees none"),
+    "a refused flag": ({"flags": ["--enable-pdmux"]}, "--enable-pdmux"),
+    "a wrong number": ({"flags": ["--tensor-par", "two"]}, "invalid int value: 'two'"),
+    "an unknown policy": (
+        {"flags": ["--schedule-policy", "shortest-job-first"]},
+        "invalid choice: 'shortest-job-first'"),
+}  # fmt: skip
 
 
-def a_damaged_store(patient: Patient) -> None:
-    file = file_of(patient.store)
-    content = bytearray(file.read_bytes())
+def damage(store: Path) -> None:
+    content = bytearray(file_of(store).read_bytes())
     content[len(content) // 2 :] = os.urandom(len(content) - len(content) // 2)
-    file.write_bytes(content)
+    file_of(store).write_bytes(content)
 
 
-def a_store_in_use(patient: Patient) -> None:
-    fd = os.open(patient.store / "lock", os.O_RDWR | os.O_CREAT)
+def use(store: Path) -> None:
+    fd = os.open(store / "lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(fd, fcntl.LOCK_EX)  # until this process ends
 
 
-def a_link_in_the_locks_place(patient: Patient) -> None:
-    (patient.store / "lock").unlink(missing_ok=True)
-    (patient.store / "lock").symlink_to("/etc/passwd")
+def link_lock(store: Path) -> None:
+    (store / "lock").unlink(missing_ok=True)
+    (store / "lock").symlink_to("/etc/passwd")
 
 
-def anothers_store(patient: Patient) -> None:
-    shutil.rmtree(patient.store)
-    Store(StoreConfig(path=str(patient.store)), "another embedder", 768).close()
+def replace(store: Path) -> None:
+    shutil.rmtree(store)
+    Store(StoreConfig(path=str(store)), "another embedder", 768).close()
 
 
-def no_place_for_a_store(patient: Patient) -> None:
-    (patient.folder / "file").write_text("")
-    patient.settings = f'[store]\npath = "{patient.folder}/file/store"\n'
-
-
-def a_wrong_setting(patient: Patient) -> None:
-    patient.settings += "[predictor]\ndeadline_ms = 0.0\n"
-
-
-def no_service(patient: Patient) -> None:
-    patient.settings += f'[predictor]\nservice = "{patient.folder}/no.socket"\n'
-
-
-def a_damaged_encoder(patient: Patient) -> None:
-    patient.breaks = (
-        "import predictor_store.predict.static_encoder as encoder\n"
-        "def broken(*_): raise FileNotFoundError('token vectors')\n"
-        "encoder.StaticEncoder.__init__ = broken"
-    )
-
-
-def too_little_host_memory(patient: Patient) -> None:
-    patient.settings += "[preemption]\nhost_pool_gib = 1e6\n"
-
-
-def no_gpu(patient: Patient) -> None:
-    patient.device = []
-
-
-def a_refused_flag(patient: Patient) -> None:
-    patient.flags = ["--enable-pdmux"]
-
-
-def a_wrong_number_of_gpus(patient: Patient) -> None:
-    patient.flags = ["--tensor-par", "two"]
-
-
-def an_unknown_policy(patient: Patient) -> None:
-    patient.flags = ["--schedule-policy", "shortest-job-first"]
-
-
-Broken = tuple[Callable[[Patient], None], str]
-# Of what SGLang is, or does, each in a process of its own.
-OF_SGLANG: list[Broken] = [
-    (another_release, "SGLang 0.4.0 is installed, supported: 0.5.22, 0.5.23"),
-    (a_renamed_hook, "TokenizerManager._handle_batch_output"),
-    (a_changed_hook, "has no parameter policy, tree_cache"),
-    (a_plugin_list, "SGLANG_PLUGINS is 'sage_cpu'"),
-    (another_platform, "SGLANG_PLATFORM is 'somebodys'"),
-    (a_damaged_encoder, "'static' cannot be loaded: FileNotFoundError('token vectors')"),
-    (no_gpu, "torch sees none"),
-    (a_refused_flag, "--enable-pdmux"),
-    (a_wrong_number_of_gpus, "invalid int value: 'two'"),
-    (an_unknown_policy, "invalid choice: 'shortest-job-first'"),
-]
-# The others; here SGLang is not asked about flags, as it would keep our plugin.
-OF_OTHERS: list[Broken] = [
-    (a_damaged_store, "is damaged"),
-    (a_store_in_use, "is in use by process"),
-    (a_link_in_the_locks_place, "what to do: remove"),
-    (anothers_store, "another embedder"),
-    (no_place_for_a_store, "may write to"),
-    (a_wrong_setting, "predictor.deadline_ms is 0"),
-    (no_service, "no predictor service at"),
-    (too_little_host_memory, "host_pool_gib is 1e+06, for each rank"),
+# A change to the store, or a section of the settings. SGLang is not asked about flags, as it would
+# keep our plugin.
+OF_OTHERS: list[tuple[Callable[[Path], None] | str, str]] = [
+    (damage, "is damaged"),
+    (use, "is in use by process"),
+    (link_lock, "what to do: remove"),
+    (replace, "another embedder"),
+    ('[store]\npath = "{folder}/sage.toml/store"\n', "may write to"),
+    ("[predictor]\ndeadline_ms = 0.0\n", "predictor.deadline_ms is 0"),
+    ('[predictor]\nservice = "{folder}/no.socket"\n', "no predictor service at"),
+    ("[preemption]\nhost_pool_gib = 1e6\n", "host_pool_gib is 1e+06, for each rank"),
 ]
 
 
@@ -220,20 +171,19 @@ def test_nothing_is_wrong_with_a_healthy_one(patient: Patient) -> None:
     assert patient.faults() == []
 
 
-@pytest.mark.parametrize(("breaks", "named"), OF_SGLANG, ids=[f.__name__ for f, _ in OF_SGLANG])
-def test_each_fault_of_a_server_is_named(
-    breaks: Callable[[Patient], None], named: str, patient: Patient
-) -> None:
-    breaks(patient)
+@pytest.mark.parametrize(("change", "named"), OF_SGLANG.values(), ids=OF_SGLANG)
+def test_each_fault_of_a_server_is_named(change: Change, named: str, patient: Patient) -> None:
+    vars(patient).update(change)
+    patient.env = {"CUDA_VISIBLE_DEVICES": "", **patient.env}
     found = patient.faults()
     assert any(named in fault for fault in found), found
-    # What SGLang says of the flags may be the same once more.
+    # SGLang may name the same fault of the flags once more.
     assert len([fault for fault in found if not fault.startswith("FAULT flags")]) <= 1, found
 
 
-@pytest.mark.parametrize(("breaks", "named"), OF_OTHERS, ids=[f.__name__ for f, _ in OF_OTHERS])
+@pytest.mark.parametrize(("change", "named"), OF_OTHERS)
 def test_each_fault_of_its_surroundings_is_named(
-    breaks: Callable[[Patient], None],
+    change: Callable[[Path], None] | str,
     named: str,
     patient: Patient,
     monkeypatch: pytest.MonkeyPatch,
@@ -242,7 +192,11 @@ def test_each_fault_of_its_surroundings_is_named(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     patient.in_process = True
     assert patient.faults() == []
-    breaks(patient)
+    if callable(change):
+        change(patient.store)
+    else:
+        own = "" if change.startswith("[store]") else patient.settings
+        patient.settings = own + change.format(folder=patient.folder)
     (found,) = patient.faults()
     assert named in found
 
