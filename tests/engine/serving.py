@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import requests
 from numpy.typing import NDArray
@@ -93,6 +94,20 @@ class SageServer(Server):
         info = requests.get(f"{self.url}/server_info", timeout=300).json()
         stats: dict[str, Any] = info["internal_states"][0]["sage"]
         return stats
+
+    def preemption(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.stats()["preemption"]
+        return found
+
+    def predictor_worker(self) -> psutil.Process:
+        """The only process that predicts. Raises ValueError if there is none, or another."""
+        assert self.pid is not None
+        (found,) = (
+            process
+            for process in psutil.Process(self.pid).children(recursive=True)
+            if "predictor_store.service.worker_process" in process.cmdline()
+        )
+        return found
 
     def history(self, prompts: tuple[str, ...] = PROMPTS) -> list[tuple[str, int, bool]]:
         """Prompt, output tokens and whether censored, of each record. prompts: candidates, as the

@@ -26,7 +26,6 @@ from tests.engine.serving import (
     generate,
     wait_until,
 )
-from tests.engine.test_prediction import worker_pid
 from tests.engine.watch import ALERTS, MONITORING, Watch, samples
 
 # Step times so long that one long answer is a backlog.
@@ -180,7 +179,7 @@ def predictor_down(server: SageServer, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def predictions_late(server: SageServer, folder: Path) -> Iterator[None]:
-    worker = psutil.Process(worker_pid(server))
+    worker = server.predictor_worker()
     worker.suspend()
     try:
         generate(server, [SHORT_PROMPT] * 80)
@@ -199,7 +198,7 @@ def surprises(server: SageServer, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def full_disk(server: SageServer, folder: Path) -> Iterator[None]:
-    worker = psutil.Process(worker_pid(server))
+    worker = server.predictor_worker()
     soft, hard = worker.rlimit(psutil.RLIMIT_FSIZE)
     worker.rlimit(psutil.RLIMIT_FSIZE, (1024, hard))
     try:

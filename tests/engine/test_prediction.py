@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -178,7 +176,7 @@ def test_an_abort_during_the_prediction_is_not_lost(sage_server: SageServer) -> 
     def abort(**body: Any) -> None:
         post(sage_server, "/abort_request", body)
 
-    worker = psutil.Process(worker_pid(sage_server))
+    worker = sage_server.predictor_worker()
     worker.suspend()
     try:
         with ThreadPoolExecutor(len(asked)) as pool:
@@ -262,17 +260,9 @@ def test_tokens_served_are_counted_once(sage_server: SageServer) -> None:
     assert prefilled + 59 <= served <= prefilled + 62
 
 
-def worker_pid(server: SageServer) -> int:
-    assert server.pid is not None
-    for process in psutil.Process(server.pid).children(recursive=True):
-        if "predictor_store.service.worker_process" in process.cmdline():
-            return process.pid
-    raise AssertionError("the server has no prediction worker")
-
-
 def test_a_killed_embedding_worker_costs_order_not_service(sage_server: SageServer) -> None:
     before = sage_server.stats()["predictor"]
-    os.kill(worker_pid(sage_server), signal.SIGKILL)
+    sage_server.predictor_worker().kill()
     with ThreadPoolExecutor(8) as pool:
         prompts = [SHORT_PROMPT, LONG_PROMPT] * 4
         answers = list(pool.map(lambda prompt: generate(sage_server, prompt), prompts))
@@ -286,7 +276,7 @@ def test_a_killed_embedding_worker_costs_order_not_service(sage_server: SageServ
 
 
 def test_a_full_disk_delays_writing_and_nothing_else(sage_server: SageServer) -> None:
-    worker = psutil.Process(worker_pid(sage_server))
+    worker = sage_server.predictor_worker()
     before = num_on_disk(sage_server)
     soft, hard = worker.rlimit(psutil.RLIMIT_FSIZE)
     worker.rlimit(psutil.RLIMIT_FSIZE, (1024, hard))
@@ -303,5 +293,5 @@ def test_a_full_disk_delays_writing_and_nothing_else(sage_server: SageServer) ->
 
 def test_a_store_in_use_is_refused(sage_server: SageServer, model: Path, tmp_path: Path) -> None:
     second = SageServer(model, tmp_path, sage_server.store)
-    with pytest.raises(RuntimeError, match=str(worker_pid(sage_server))), second:
+    with pytest.raises(RuntimeError, match=str(sage_server.predictor_worker().pid)), second:
         pass

@@ -109,18 +109,18 @@ class TestPagesOf16WithoutOverlapAndLittleHostMemory:
 
 
 def test_an_answer_is_the_same_whoever_it_yielded_to(yielding: SageServer, stock: Stock) -> None:
-    before = counters(yielding)
+    before = yielding.preemption()
     num_different, largest = differences(stock.answers, ask_together(yielding, ASKED))
     assert num_different == 0
     assert largest < 1e-3
-    after = counters(yielding)
+    after = yielding.preemption()
     num_preemptions = after["num_preemptions"] - before["num_preemptions"]
     assert num_preemptions == after["num_resumed"] - before["num_resumed"] >= len(ASKED)
     assert after["copies_alive"] == 0
 
 
 def test_a_client_that_leaves_frees_its_copy_only(yielding: SageServer, stock: Stock) -> None:
-    before = counters(yielding)
+    before = yielding.preemption()
     clients: dict[str, http.client.HTTPConnection] = {}
     with stage.held(yielding):
         for i, (prompt, num_tokens) in enumerate(ASKED):
@@ -151,15 +151,15 @@ def test_a_client_that_leaves_frees_its_copy_only(yielding: SageServer, stock: S
             assert answer["meta_info"]["finish_reason"]["type"] == "abort"
         else:
             assert answer["text"] == said[rid]
-    after = counters(yielding)
+    after = yielding.preemption()
     came_back = sum(after[name] - before[name] for name in ("num_resumed", "num_recomputed"))
     assert after["num_preemptions"] - before["num_preemptions"] == came_back + len(groups[1])
     generate(yielding, SHORT_PROMPT)  # the last batch of a server is let go with the next
-    wait_until(lambda: counters(yielding)["copies_alive"] == 0)
+    wait_until(lambda: yielding.preemption()["copies_alive"] == 0)
 
 
 def test_what_a_flush_makes_stale_is_computed_again(yielding: SageServer, stock: Stock) -> None:
-    before = counters(yielding)["num_recomputed"]
+    before = yielding.preemption()["num_recomputed"]
     swapped = []
 
     def flush(state: dict[str, Any]) -> None:
@@ -170,12 +170,7 @@ def test_what_a_flush_makes_stale_is_computed_again(yielding: SageServer, stock:
 
     found = ask_together(yielding, ASKED, then=flush, swapped=4)
     assert differences(stock.answers, found)[0] == 0
-    assert counters(yielding)["num_recomputed"] - before == len(swapped) >= 4
-
-
-def counters(server: SageServer) -> dict[str, int]:
-    found: dict[str, int] = server.stats()["preemption"]
-    return found
+    assert yielding.preemption()["num_recomputed"] - before == len(swapped) >= 4
 
 
 def post(server: Server, path: str, body: dict[str, Any]) -> None:

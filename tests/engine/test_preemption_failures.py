@@ -31,11 +31,6 @@ def order(yielding: SageServer) -> Iterator[Callable[[str], Any]]:
     wait_until(lambda: requests.post(f"{yielding.url}/flush_cache", timeout=300).ok)
 
 
-def counters(server: SageServer) -> dict[str, int]:
-    found: dict[str, int] = server.stats()["preemption"]
-    return found
-
-
 def test_kv_that_does_not_come_back_is_noticed(
     yielding: SageServer, stock: Stock, order: Callable[[str], Any]
 ) -> None:
@@ -48,10 +43,10 @@ def test_kv_that_does_not_come_back_is_noticed(
 def test_where_the_copy_fails_a_request_goes_on(
     yielding: SageServer, stock: Stock, order: Callable[[str], Any]
 ) -> None:
-    before = counters(yielding)
+    before = yielding.preemption()
     order(saboteur.FAIL_BACKUP)
     found = ask_together(yielding, ASKED)
-    after = counters(yielding)
+    after = yielding.preemption()
     assert differences(stock.answers, found)[0] == 0
     assert yielding.log.read_text().count("it goes on running") > 3
     assert after["num_preemptions"] > before["num_preemptions"]
@@ -61,10 +56,10 @@ def test_where_the_copy_fails_a_request_goes_on(
 def test_where_copying_back_fails_a_request_is_computed_again(
     yielding: SageServer, stock: Stock, order: Callable[[str], Any]
 ) -> None:
-    before = counters(yielding)
+    before = yielding.preemption()
     order(saboteur.FAIL_RESTORE)
     found = ask_together(yielding, ASKED)
-    after = counters(yielding)
+    after = yielding.preemption()
     assert differences(stock.answers, found)[0] == 0
     num_recomputed = after["num_recomputed"] - before["num_recomputed"]
     assert num_recomputed > 3
@@ -75,10 +70,10 @@ def test_where_copying_back_fails_a_request_is_computed_again(
 def test_one_that_finds_no_room_keeps_its_copy_and_tries_again(
     yielding: SageServer, stock: Stock, order: Callable[[str], Any]
 ) -> None:
-    before = counters(yielding)
+    before = yielding.preemption()
     order(saboteur.NO_ROOM)
     found = ask_together(yielding, ASKED)
-    after = counters(yielding)
+    after = yielding.preemption()
     assert differences(stock.answers, found)[0] == 0
     assert after["num_without_device_room"] - before["num_without_device_room"] > 3
     assert after["num_recomputed"] == before["num_recomputed"]
@@ -116,7 +111,7 @@ def test_killed_with_requests_swapped_the_next_server_starts_on_its_store(
 
 def test_where_the_copy_fails_on_one_rank_both_go_on(two_ranks: SageServer) -> None:
     settings(two_ranks, {"schedule_policy": "fastserve", "preemption": {"enabled": True}})
-    before = counters(two_ranks)
+    before = two_ranks.preemption()
     orders = saboteur.orders_file(two_ranks.log.parent)
     orders.write_text(saboteur.FAIL_BACKUP_ON_ONE_RANK)
     try:
@@ -126,5 +121,5 @@ def test_where_the_copy_fails_on_one_rank_both_go_on(two_ranks: SageServer) -> N
     with ThreadPoolExecutor(6) as pool:
         alone = list(pool.map(lambda one: ask_one(two_ranks, one), ASKED[:18]))
     assert differences(alone, found)[0] == 0
-    assert counters(two_ranks)["num_preemptions"] > before["num_preemptions"] + 3
+    assert two_ranks.preemption()["num_preemptions"] > before["num_preemptions"] + 3
     assert two_ranks.log.read_text().count("it goes on running") > 3

@@ -225,18 +225,6 @@ def test_pipes_and_folders_are_refused(tmp_path: Path, make: Callable[[Path], No
     assert lock.holder(tmp_path) is None
 
 
-@pytest.mark.parametrize("origin", ["history", "warm"])
-def test_a_record_with_flipped_bits_is_refused(tmp_path: Path, origin: str) -> None:
-    middle = record(25, origin=origin)
-    filled(tmp_path, *map(record, range(25)), middle, *map(record, range(26, 50)))
-    content = bytearray(file_of(tmp_path).read_bytes())
-    at = content.index(middle.vector.tobytes()[:64])
-    content[at + 8] ^= 0x10
-    file_of(tmp_path).write_bytes(content)
-    with pytest.raises(StoreError, match="damaged: record 26 does not match its checksum"):
-        read(tmp_path)
-
-
 def test_an_index_that_does_not_match_its_records_is_refused(tmp_path: Path) -> None:
     filled(tmp_path, *map(record, range(50)))
     with contextlib.closing(sqlite3.connect(file_of(tmp_path))) as connection:
