@@ -99,17 +99,10 @@ class Restless:
 
 RESTLESS = {
     # More run than memory has room for to the end, so that it runs out time and again.
-    "sage": Restless(
-        SageConfig(),
-        at_a_time=32,
-        least_yields=1 / 3,
-        num_slots=16,
-    ),
+    "sage": Restless(SageConfig(), at_a_time=32, least_yields=1 / 3, num_slots=16),
     # Most often: every time that their age has doubled.
     "fastserve": Restless(
-        SageConfig(
-            policy={"fastserve": FastServeParameters(6.0, 4, max_preemptions=1000)},
-        ),
+        SageConfig(policy={"fastserve": FastServeParameters(6.0, 4, max_preemptions=1000)}),
         at_a_time=128,
         least_yields=1.0,
     ),
@@ -117,8 +110,7 @@ RESTLESS = {
     # who came first.
     "urgency": Restless(
         SageConfig(
-            hints=HintsConfig(trust="body"),
-            policy={"urgency": UrgencyParameters(level_pools=10.0)},
+            hints=HintsConfig(trust="body"), policy={"urgency": UrgencyParameters(level_pools=10.0)}
         ),
         at_a_time=12,
         least_yields=1 / 3,

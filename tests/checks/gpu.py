@@ -29,12 +29,7 @@ from typing import Any
 from bench.engines.server import fit
 from bench.engines.server.facts import host_facts
 from bench.engines.server.model import write_model
-from bench.engines.server.policy_server import (
-    CPU_ENV,
-    CPU_FLAGS,
-    PolicyServers,
-    scheduler_state,
-)
+from bench.engines.server.policy_server import CPU_ENV, CPU_FLAGS, PolicyServers, scheduler_state
 from bench.experiment import records
 from bench.simulator.presets import PRESETS
 from bench.workloads.prompt_source import load_workload
@@ -89,12 +84,7 @@ MODES = {
     "ngram": Mode(flags=_NGRAM),
     "ngram_without_overlap": Mode(flags=(*_NGRAM, "--disable-overlap-schedule")),
     "own_drafts": Mode(
-        flags=(
-            "--speculative-algorithm",
-            "STANDALONE",
-            "--speculative-draft-model-path",
-            "{model}",
-        )
+        flags=("--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", "{model}")
     ),
     "eagle": Mode(flags=(*_EAGLE, "--speculative-num-draft-tokens", "4")),
     "hicache": Mode(flags=("--enable-hierarchical-cache",)),

@@ -14,13 +14,7 @@ from sage_sched import cli
 from tests.checks.exactness import crowd
 from tests.engine import stage
 from tests.engine.crowds import ask_together
-from tests.engine.serving import (
-    LONG_PROMPT,
-    SHORT_PROMPT,
-    SageServer,
-    generate,
-    wait_until,
-)
+from tests.engine.serving import LONG_PROMPT, SHORT_PROMPT, SageServer, generate, wait_until
 
 EXPLAIN = {"custom_params": {"explain": True}}
 

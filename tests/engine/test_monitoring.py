@@ -19,13 +19,7 @@ from tests.checks.exactness import crowd
 from tests.engine import hardship, stage
 from tests.engine.crowds import ask_together
 from tests.engine.kinds import CHECKED, YIELDING_FLAGS
-from tests.engine.serving import (
-    LONG_PROMPT,
-    SHORT_PROMPT,
-    SageServer,
-    generate,
-    wait_until,
-)
+from tests.engine.serving import LONG_PROMPT, SHORT_PROMPT, SageServer, generate, wait_until
 from tests.engine.watch import ALERTS, MONITORING, Watch, samples
 
 # Step times so long that one long answer is a backlog.

@@ -42,9 +42,7 @@ def test_its_order_and_its_clients_hints_count(server: SageServer) -> None:
 def test_a_malformed_hint_is_the_clients_error(server: SageServer, slo_ms: object) -> None:
     sampling = {"max_new_tokens": 2, "custom_params": {"ttft_slo_ms": slo_ms}}
     answer = requests.post(
-        f"{server.url}/generate",
-        json={"text": "Hello", "sampling_params": sampling},
-        timeout=300,
+        f"{server.url}/generate", json={"text": "Hello", "sampling_params": sampling}, timeout=300
     )
     if slo_ms is None:  # as if it had not been said
         assert answer.status_code == 200

@@ -17,12 +17,7 @@ from tests.engine import stage
 from tests.engine.conftest import ASKED, Stock
 from tests.engine.crowds import ask_together
 from tests.engine.kinds import YIELDING, YIELDING_FLAGS
-from tests.engine.serving import (
-    SHORT_PROMPT,
-    SageServer,
-    generate,
-    wait_until,
-)
+from tests.engine.serving import SHORT_PROMPT, SageServer, generate, wait_until
 
 
 # For the tests of one class, so that it is gone when the next one starts.
@@ -67,11 +62,7 @@ class TestPagesOf16WithoutOverlapAndLittleHostMemory:
             {"presence_penalty": 1.5},
             {"repetition_penalty": 1.5},
             # Until then no token may end the answer, after it one in eight does.
-            {
-                "min_new_tokens": 40,
-                "ignore_eos": False,
-                "stop_token_ids": list(range(0, 16384, 8)),
-            },
+            {"min_new_tokens": 40, "ignore_eos": False, "stop_token_ids": list(range(0, 16384, 8))},
             {},
         ]
         alone = ask(paged, asked, 1, sampling=counting)

@@ -99,12 +99,7 @@ def test_a_malformed_hint_is_named(field: str, value: object) -> None:
 
 def test_hints_come_as_they_went_and_what_was_not_given_is_not_carried() -> None:
     hints = Hints(
-        weight=2.5,
-        tpot_slo_ms=40,
-        urgency=1,
-        session="s",
-        slo_class="high",
-        first_token_weight=5.0,
+        weight=2.5, tpot_slo_ms=40, urgency=1, session="s", slo_class="high", first_token_weight=5.0
     )
     carried = encode_hints(hints)
     assert decode_hints(carried) == hints

@@ -147,12 +147,7 @@ def test_one_more_prefill_has_to_be_worth_its_fixed_time(num_before: int, num_to
     assert found == pytest.approx(num_tokens, abs=1)
 
 
-@given(
-    st.floats(0.05, 3),
-    st.integers(0, 30_000),
-    st.floats(0, 1e-3),
-    st.floats(0, 1e-7),
-)
+@given(st.floats(0.05, 3), st.integers(0, 30_000), st.floats(0, 1e-3), st.floats(0, 1e-7))
 def test_the_time_of_a_chunk_far_into_a_prompt_is_foreseen(
     most_s: float, done_tokens: int, token_s: float, pair_s: float
 ) -> None:

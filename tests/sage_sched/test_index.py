@@ -52,11 +52,7 @@ def test_the_index_is_positive_finite_and_constant_within_an_interval(
     lengths: LengthDistribution, cost: Cost, input_tokens: int, interval: int, age: int
 ) -> None:
     table = IndexTable(
-        lengths,
-        cost,
-        input_tokens=input_tokens,
-        max_tokens=8192,
-        interval_tokens=interval,
+        lengths, cost, input_tokens=input_tokens, max_tokens=8192, interval_tokens=interval
     )
     assert 0 < table.index(age) < float("inf")
     assert table.index(age) == table.index(age - age % interval)

@@ -306,7 +306,7 @@ def found_at(seed: int) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(
         description="Simulate random traffic, and check what must hold. Exit code 1 if something "
-        "is found.",
+        "is found."
     )
     parser.add_argument("--seed", type=int, default=0, help="the first; default: %(default)s")
     parser.add_argument("--minutes", type=float, default=10.0, help="default: %(default)s")

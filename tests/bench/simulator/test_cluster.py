@@ -13,14 +13,7 @@ from bench.simulator.request import SimRequest
 from bench.simulator.result import Result
 from bench.simulator.run import simulate
 from bench.simulator.state import Options
-from tests.bench.simulator.traffic import (
-    CHECKED,
-    CONFIG,
-    SMALL,
-    STAY,
-    mixed,
-    request,
-)
+from tests.bench.simulator.traffic import CHECKED, CONFIG, SMALL, STAY, mixed, request
 
 pytestmark = pytest.mark.slow
 

@@ -17,13 +17,7 @@ from bench.simulator.run import simulate
 from bench.simulator.stock import STOCK
 from sage_sched.app.registry import policy_names
 from sage_sched.job import Hints, Job
-from tests.bench.simulator.traffic import (
-    CHECKED,
-    CONFIG,
-    SMALL,
-    mixed,
-    request,
-)
+from tests.bench.simulator.traffic import CHECKED, CONFIG, SMALL, mixed, request
 
 pytestmark = pytest.mark.slow
 

@@ -10,15 +10,7 @@ import pytest
 from bench.simulator.request import SimRequest
 from bench.simulator.run import simulate
 from bench.simulator.stock import ShortestPrefillPolicy
-from tests.bench.simulator.traffic import (
-    CHECKED,
-    CONFIG,
-    MANY_SLOTS,
-    SMALL,
-    burst,
-    mixed,
-    request,
-)
+from tests.bench.simulator.traffic import CHECKED, CONFIG, MANY_SLOTS, SMALL, burst, mixed, request
 
 ONE_SLOT = replace(SMALL, max_running_requests=1)
 

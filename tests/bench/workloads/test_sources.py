@@ -16,9 +16,7 @@ from bench.workloads.triage import LENGTHS, SHARES, Urgent
 from tests.bench.recordings import azure_like, triage_like
 
 
-def test_levels_have_their_shares(
-    tmp_path: Path,
-) -> None:
+def test_levels_have_their_shares(tmp_path: Path) -> None:
     source = Urgent(triage_like(tmp_path))
     expert, chance, nobody, erring = (
         source.requests(Arm(policy="urgency", said_by=who), np.zeros(2000), 5, 1024, Purpose.REPORT)

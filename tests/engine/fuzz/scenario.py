@@ -278,10 +278,7 @@ class _Draw:
         sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": num_tokens}
         if grammar:
             how: dict[str, Any] = rng.choice(
-                (
-                    {"regex": rng.choice(_REGEXES)},
-                    {"json_schema": json.dumps(rng.choice(_SCHEMAS))},
-                )
+                ({"regex": rng.choice(_REGEXES)}, {"json_schema": json.dumps(rng.choice(_SCHEMAS))})
             )
             return sampling | {"max_new_tokens": max(num_tokens, 60)} | how
         if rng.random() < 0.05:

@@ -7,13 +7,7 @@ from typing import Any
 
 import pytest
 
-from patches.http.gateways import (
-    AGENT_HINTS,
-    CLASS_HEADERS,
-    HEADERS,
-    gateway_class,
-    gateway_hints,
-)
+from patches.http.gateways import AGENT_HINTS, CLASS_HEADERS, HEADERS, gateway_class, gateway_hints
 from sage_sched.job import CLIENTS_HINTS
 
 SAID = {"x-llm-d-slo-ttft-ms": "250", "x-smg-tenant-id": "a", "x-dynamo-request-priority": "-3"}

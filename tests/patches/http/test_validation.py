@@ -119,11 +119,7 @@ def test_sampling_that_ends_a_server_fails(wrong: dict[str, Any], right: dict[st
         ("top_logprobs_num", [101, -1, 1.5, [5], "5", NAN], [0, 100, None]),
         ("logprob_start_len", [-2, -7, 0.5, 2**31, [0]], [-1, 0, 7]),
         ("bootstrap_room", [-1, 2**63], [0, 2**63 - 1]),
-        (
-            "positional_embed_overrides",
-            [{"a": 1}, []],
-            [None, OVERRIDES],
-        ),
+        ("positional_embed_overrides", [{"a": 1}, []], [None, OVERRIDES]),
     ],
 )
 def test_numbers_that_end_a_server_fail(field: str, wrong: list[Any], right: list[Any]) -> None:

@@ -133,10 +133,7 @@ def test_history_outlives_warm_data(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["{bad}"], "in no known format (fields seen: x"),
         (["{good}", "--filter", "model=none"], "--filter left out"),
         (["{good}", "--tokenizer", "{missing}"], "there is no such folder"),
-        (
-            ["{good}", "--tokenizer", "no/such"],
-            "it is no folder here, and not in",
-        ),
+        (["{good}", "--tokenizer", "no/such"], "it is no folder here, and not in"),
         (["{good}", "--capacity", "99999999999"], "store.capacity"),
         (["{good}", "--store", "{foreign}"], "another model"),
         (["{good}", "--store", "{damaged}"], "damaged"),

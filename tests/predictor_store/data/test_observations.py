@@ -164,9 +164,7 @@ def test_nothing_usable_says_which_fields_were_seen(tmp_path: Path) -> None:
 
 def test_the_record_form_of_the_optional_data(shared_data: Path) -> None:
     rows, left_out = read(
-        shared_data / "alpaca_eval.jsonl.gz",
-        counts_tokens=False,
-        model="Meta-Llama-3-8B-Instruct",
+        shared_data / "alpaca_eval.jsonl.gz", counts_tokens=False, model="Meta-Llama-3-8B-Instruct"
     )
     assert len(rows) == 805
     assert not left_out

@@ -228,8 +228,7 @@ def test_the_prior_is_of_all_records_alike() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(1, 5000)), min_size=1),
-    st.data(),
+    st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(1, 5000)), min_size=1), st.data()
 )
 def test_predictions_are_bounded(
     records: list[tuple[bool, bool, int]], data: st.DataObject

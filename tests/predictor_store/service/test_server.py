@@ -320,10 +320,7 @@ def impostor(path: Path, *answers: Any) -> Iterator[SageConfig]:
 
 @pytest.mark.parametrize(("answer", "said"), IMPOSTORS.values(), ids=IMPOSTORS)
 def test_what_is_no_service_is_told_apart(tmp_path: Path, answer: Any, said: str) -> None:
-    with (
-        impostor(tmp_path / "other", answer) as config,
-        pytest.raises(PredictorError, match=said),
-    ):
+    with impostor(tmp_path / "other", answer) as config, pytest.raises(PredictorError, match=said):
         connect_worker(config, "one", 60 if answer is not None else 0.1)
 
 

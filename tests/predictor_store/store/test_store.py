@@ -126,10 +126,7 @@ def test_default_path_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     smaller=st.integers(1, 12),
 )
 def test_disk_and_memory_keep_the_same_records(
-    tmp_path_factory: pytest.TempPathFactory,
-    batches: list[list[bool]],
-    capacity: int,
-    smaller: int,
+    tmp_path_factory: pytest.TempPathFactory, batches: list[list[bool]], capacity: int, smaller: int
 ) -> None:
     folder = tmp_path_factory.mktemp("store")
     history = History(DIMENSION, 0, capacity)

@@ -13,13 +13,7 @@ from sage_sched.job import Job
 from sage_sched.plan import UNLIMITED, Preempt
 from tests.sage_sched.crowd import ROOMY, crowd, overtakings
 from tests.sage_sched.strategies import SERVER, decide, waiting
-from tests.sage_sched.urgency.test_policy import (
-    KNOWN,
-    LONG,
-    POOL,
-    job,
-    roomy,
-)
+from tests.sage_sched.urgency.test_policy import KNOWN, LONG, POOL, job, roomy
 
 
 def policy_of(**parameters: float) -> Qllm:

@@ -5,14 +5,7 @@ from types import SimpleNamespace
 import pytest
 from sglang.benchmark.goodput import calculate_goodput
 
-from sage_sched.job import (
-    LEAST_SLO_MS,
-    LEAST_WEIGHT,
-    MOST_SLO_MS,
-    MOST_WEIGHT,
-    NO_HINTS,
-    Hints,
-)
+from sage_sched.job import LEAST_SLO_MS, LEAST_WEIGHT, MOST_SLO_MS, MOST_WEIGHT, NO_HINTS, Hints
 from sage_sched.slo import Attainment, Tally
 
 HIGH = Hints(weight=2.0, ttft_slo_ms=1000.0, tpot_slo_ms=100.0, slo_class="high")

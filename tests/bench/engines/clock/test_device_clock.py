@@ -56,8 +56,7 @@ class Host:
 
 def batch(mode: str, **fields: Any) -> Any:
     forward_mode = SimpleNamespace(
-        is_extend_without_speculative=lambda: mode != "decode",
-        is_mixed=lambda: mode == "mixed",
+        is_extend_without_speculative=lambda: mode != "decode", is_mixed=lambda: mode == "mixed"
     )
     return SimpleNamespace(forward_mode=forward_mode, **fields)
 
