@@ -31,19 +31,17 @@ record = "{record}"
 """
 
 
-def started(model: Path, folder: Path) -> SageServer:
-    """Under trail, with a probe that says anything at all."""
-    probe(fingerprint(model)).write(folder / "probe")
-    settings = SETTINGS.format(probe=folder / "probe", record=folder / "recorded")
-    return SageServer(model, folder, flags=YIELDING_FLAGS, settings=settings, policy="trail")
-
-
 # For the tests of one class, so that it is gone when the next one starts.
 @pytest.fixture(scope="class")
 def reading(
     model: Path, stock: Stock, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SageServer]:
-    with started(model, tmp_path_factory.mktemp("reading")) as server:
+    """Under trail, with a random probe."""
+    folder = tmp_path_factory.mktemp("reading")
+    probe(fingerprint(model)).write(folder / "probe")
+    settings = SETTINGS.format(probe=folder / "probe", record=folder / "recorded")
+    flags = YIELDING_FLAGS
+    with SageServer(model, folder, flags=flags, settings=settings, policy="trail") as server:
         yield server
 
 

@@ -66,24 +66,15 @@ def test_what_a_step_has_to_do(told: Told) -> None:
         # SGLang runs a decode step like a prefill if a peer prefills.
         told.launch(batch(kv=[5, 17], new=[1, 1], mixed=2)),
     ]
+    decode = {"decode_steps": 1, "decode_requests": 2, "decode_kv_tokens": 22}
     assert [{name: n for name, n in zip(COLUMNS, work, strict=True) if n} for work in works] == [
-        {"decode_steps": 1, "decode_requests": 2, "decode_kv_tokens": 22},
-        {
-            "prefill_steps": 1,
-            "prefill_requests": 2,
-            "prefill_tokens": 10,
-            "prefill_pairs": 4 * 2 + 6 * 13,
-        },
-        {
-            "prefill_steps": 1,
-            "prefill_requests": 1,
-            "prefill_tokens": 4,
-            "prefill_pairs": 8,
-            "decode_requests": 2,
-            "decode_kv_tokens": 50,
-        },
-        {"decode_steps": 1, "decode_requests": 2, "decode_kv_tokens": 22},
-    ]
+        decode,
+        {"prefill_steps": 1, "prefill_requests": 2, "prefill_tokens": 10,
+         "prefill_pairs": 4 * 2 + 6 * 13},
+        {"prefill_steps": 1, "prefill_requests": 1, "prefill_tokens": 4, "prefill_pairs": 8,
+         "decode_requests": 2, "decode_kv_tokens": 50},
+        decode,
+    ]  # fmt: skip
 
 
 def test_a_step_takes_from_the_end_of_the_one_before_to_its_own(told: Told) -> None:
