@@ -20,7 +20,7 @@ from patches.hook import AFTER, AROUND, BEFORE, Awaited, Hooks
 from patches.http.answers import learn
 from patches.http.dispatch import bury, end
 from patches.http.incoming import chat_hooks, incoming
-from patches.http.intake import encode, is_encoded, open_body, receive
+from patches.http.intake import begin, encode, is_encoded, open_body, receive
 from patches.http.state import HttpState, http_state
 from patches.messages import EarlyAbort
 from predictor_store.service.supervisor import SharedWorker
@@ -58,14 +58,20 @@ def _before_init_state(
         receive(self, ours, obj, request)
 
 
+@http_hooks.at(f"{_MANAGER}._validate_and_resolve_lora", BEFORE, "obj")
+def _before_validate(self: Manager, obj: GenerateReqInput) -> None:
+    # The first that SGLang does when a pause and an update of weights no longer hold it back.
+    if http_state(self) is not None and isinstance(obj, GenerateReqInput):
+        begin(obj)
+
+
 @http_hooks.at(f"{_MANAGER}._tokenize_one_request", AROUND, "obj")
 async def _around_tokenize_one(
     original: Awaited, self: Manager, obj: GenerateReqInput, *args: Any, **kw: Any
 ) -> Tokenized:
-    begun_s = time.monotonic()
     tokenized: Tokenized = await original(self, obj, *args, **kw)
     if http_state(self) is not None and isinstance(obj, GenerateReqInput):
-        await encode(self, obj, tokenized, begun_s)
+        await encode(self, obj, tokenized)
     return tokenized
 
 
@@ -73,12 +79,11 @@ async def _around_tokenize_one(
 async def _around_tokenize_batch(
     original: Awaited, self: Manager, batch_size: int, obj: GenerateReqInput
 ) -> list[Tokenized]:
-    begun_s = time.monotonic()
     batch: list[Tokenized] = await original(self, batch_size, obj)
     if http_state(self) is not None and isinstance(obj, GenerateReqInput):
         for i, tokenized in enumerate(batch):
             if not is_encoded(tokenized):  # SGLang did not tokenize it one by one after all
-                await encode(self, obj[i], tokenized, begun_s)
+                await encode(self, obj[i], tokenized)
     return batch
 
 

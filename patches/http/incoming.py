@@ -34,7 +34,8 @@ class Incoming:
         for other requests.
     hints: what the scheduler gets to know of it.
     expected_tokens: the length that a gateway expects; None if it expects none.
-    came_s: arrival, by time.monotonic; 0 until then.
+    came_s, begun_s: arrival, and when no pause held it back any more, by time.monotonic; 0 until
+        then.
     is_internal: see is_internal().
     explains: whether the answer has to report the prediction.
     tell_at_tokens: the age at which the history hears that the answer goes on.
@@ -45,6 +46,7 @@ class Incoming:
     hints: Hints = NO_HINTS
     expected_tokens: int | None = None
     came_s: float = 0.0
+    begun_s: float = 0.0
     is_internal: bool = False
     explains: bool = False
     prediction: asyncio.Future[Prediction] | None = None
@@ -79,12 +81,18 @@ def new_parts(
     whole.is_internal = is_internal(manager, request)
     if whole.asked is None and (chat := _CHAT.get()) is not None:
         whole.text, whole.asked = chat
+    parts = parts_of(obj)
+    for part in parts:
+        if part is not obj:
+            part.sage = replace(whole)
+    return parts
+
+
+def parts_of(obj: GenerateReqInput) -> list[GenerateReqInput]:
+    """Return a request, or those of a batch."""
     if getattr(obj, "is_single", True):  # a part of a batch does not say
         return [obj]
-    parts = [obj[i] for i in range(obj.batch_size)]
-    for part in parts:
-        part.sage = replace(whole)
-    return parts
+    return [obj[i] for i in range(obj.batch_size)]
 
 
 chat_hooks = Hooks()

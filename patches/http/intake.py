@@ -15,7 +15,7 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from patches import carrier
 from patches.http.asked import asked_of, eos_ids_of, scope_of
 from patches.http.gateways import gateway_class, gateway_hints
-from patches.http.incoming import incoming, new_parts, prompt_text, route_of
+from patches.http.incoming import incoming, new_parts, parts_of, prompt_text, route_of
 from patches.http.state import HttpState
 from patches.http.validation import check_body, check_prompt, check_tokenized
 from predictor_store.predict.asked import digest
@@ -62,6 +62,14 @@ def receive(manager: TokenizerManager, ours: HttpState, obj: GenerateReqInput, r
         text = prompt_text(manager, part)
         _hint(manager, ours, part, headers, given, text)
         _predict(manager, ours, part, text)
+
+
+def begin(obj: GenerateReqInput) -> None:
+    """Nothing holds a request or a batch back any more. All requests of a batch have begun, though
+    SGLang tokenizes one after the other and each waits for its prediction."""
+    begun_s = monotonic()
+    for part in parts_of(obj):
+        incoming(part).begun_s = begun_s
 
 
 def _hint(
@@ -129,15 +137,13 @@ def _predict(
     kept.prediction = asyncio.ensure_future(ours.metrics.timed(predicted))
 
 
-async def encode(
-    manager: TokenizerManager, obj: GenerateReqInput, tokenized: Tokenized, begun_s: float
-) -> None:
+async def encode(manager: TokenizerManager, obj: GenerateReqInput, tokenized: Tokenized) -> None:
     """Validate what SGLang made of a request, wait for its prediction, and put into custom_params
-    what travels to the scheduler. Raises ValueError. begun_s: when its tokenization began."""
+    what travels to the scheduler. Raises ValueError."""
     check_tokenized(manager, obj, tokenized)
     sampling, kept = tokenized.sampling_params, incoming(obj)
     carried = carrier.encode_hints(kept.hints)
-    carried |= carrier.encode_asked(str(obj.rid), kept.came_s, begun_s)
+    carried |= carrier.encode_asked(str(obj.rid), kept.came_s, kept.begun_s)
     if kept.explains:
         carried |= carrier.EXPLAIN
     if kept.prediction is not None:

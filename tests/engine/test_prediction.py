@@ -166,7 +166,7 @@ def test_an_abort_during_the_prediction_is_not_lost(sage_server: SageServer) -> 
         "one": {"prompt": SHORT_PROMPT, "rid": "one"},
         "batch": {"prompt": [SHORT_PROMPT, LONG_PROMPT], "rid": ["batch-0", "batch-1"]},
         "samples": {"prompt": SHORT_PROMPT, "rid": "samples", "sampling_params": {"n": 3}},
-        "by all": {"prompt": LONG_PROMPT, "rid": "by-all"},
+        "by all": {"prompt": [LONG_PROMPT, SHORT_PROMPT], "rid": ["by-all-0", "by-all-1"]},
     }
 
     def call(what: dict[str, Any]) -> list[Any]:
@@ -181,7 +181,7 @@ def test_an_abort_during_the_prediction_is_not_lost(sage_server: SageServer) -> 
     try:
         with ThreadPoolExecutor(len(asked)) as pool:
             answers = {name: pool.submit(call, what) for name, what in asked.items()}
-            wait_until(lambda: sage_server.stats()["predictor"]["num_awaited"] == 5)
+            wait_until(lambda: sage_server.stats()["predictor"]["num_awaited"] == 6)
             for rid in ("one", "batch-0", "batch-1", "samples"):
                 abort(rid=rid)
             abort(abort_all=True)

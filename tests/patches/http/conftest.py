@@ -54,7 +54,8 @@ class Client:
 
 
 class Manager:
-    """The parts of a TokenizerManager that our hooks read. sent: messages to the schedulers."""
+    """The parts of a TokenizerManager that our hooks read. sent: messages to the schedulers.
+    held_back: is called while a pause would hold a request back."""
 
     mm_processor = None
     server_status = ServerStatus.Up
@@ -70,6 +71,7 @@ class Manager:
         self.rid_to_state: dict[str, Any] = {}
         self.sent: list[Any] = []
         self._dispatch_to_scheduler = self.sent.append
+        self.held_back: Callable[[], None] = lambda: None
         metrics = SimpleNamespace(start=lambda: None, timed=lambda prediction: prediction)
         self.sage = SimpleNamespace(
             config=config, claims=SloClaims(config.slo), urgency=UrgencyGuess(config.urgency),
@@ -94,6 +96,8 @@ class Manager:
         parts = [obj] if obj.is_single else [obj[i] for i in range(obj.batch_size)]
         for part in parts:
             self.rid_to_state[part.rid] = SimpleNamespace(obj=part, dispatched=False)
+        self.held_back()
+        http_hook("_validate_and_resolve_lora")(self, obj)
         hook = http_hook("_tokenize_one_request")
         return [await hook(self._tokenize, self, part) for part in parts]
 
