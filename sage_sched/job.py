@@ -104,7 +104,6 @@ class Job:
     arrival_s: when it came, on the clock of SchedulerView.now_s; from its first pass on.
     has_fixed_length: whether it goes on to its cap (SGLang's ignore_eos).
     keeps_memory: whether its KV outlives its answer (a streaming session's).
-    prompt: equal for jobs of the same prompt, as samples of it are; 0 if unknown.
     level: its priority, as the operator of the server lets clients say it; smaller goes before all
         others (sage_sched.order).
     generated_tokens: its age. Set by grow() alone.
@@ -137,7 +136,6 @@ class Job:
     hints: Hints = NO_HINTS
     has_fixed_length: bool = False
     keeps_memory: bool = False
-    prompt: int = 0
     level: int = 0
     generated_tokens: int = 0
     prefilled_tokens: int = 0

@@ -139,7 +139,6 @@ class Node:
                 served_at_arrival_tokens=state.served_tokens,
                 arrival_s=request.arrival_s,
                 hints=request.hints,
-                prompt=hash(request.spans) if request.spans else 0,
             )
             if isinstance(self._policy, SrptOracle):
                 truth = np.array([request.output_tokens])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -19,9 +18,6 @@ from sage_sched.view import SchedulerView
 
 # A key is computed again when an answer has grown by this many tokens.
 _INTERVAL_TOKENS = 64
-# A job's own prediction weighs as much as this many other samples of its prompt.
-_PREDICTION_WORTH = 4.0
-_MAX_ATOMS = 64
 # All keys are computed again when the batch turns out larger by this factor.
 _SCALE_STEP = 1.1
 
@@ -54,14 +50,6 @@ class _Outlook:
     log_need: float = 0.0
 
 
-@dataclass(slots=True)
-class _Samples:
-    """The answers to one prompt: unfinished jobs, and the lengths of finished ones."""
-
-    jobs: dict[Job, None] = field(default_factory=dict)
-    lengths: list[int] = field(default_factory=list)
-
-
 class Makespan(Policy):
     """Orders a batch so that its last answer comes early, though no length is known for sure.
 
@@ -79,10 +67,8 @@ class Makespan(Policy):
     `rate` is `risk` divided by the steps that the whole batch takes in a full server. A larger rate
     cares only for the longest job, a smaller one only for memory.
 
-    Samples of one prompt inform each other: when one ends, its length joins the prediction of the
-    others, and the ages of running ones count as "at least this long" (Kaplan-Meier). While slots
-    are what is short, starts wait until several are free, as a prefill step delays every running
-    job; a job of a better priority does not wait.
+    While slots are what is short, starts wait until several are free, as a prefill step delays
+    every running job; a job of a better priority does not wait.
 
     `decode.max_away_ms` calls swapped-out jobs back, which finds those that are longer than
     predicted.
@@ -92,7 +78,6 @@ class Makespan(Policy):
 
     def __init__(self, parameters: MakespanParameters, server: ServerFacts) -> None:
         super().__init__(parameters, server)
-        self._samples = defaultdict[int, _Samples](_Samples)
         self._num_jobs = 0
         self._work = 0.0
         self._left_tokens = 0.0
@@ -103,11 +88,10 @@ class Makespan(Policy):
         if job.distribution is None and not job.has_fixed_length:
             return False
         self._num_jobs += 1
-        self._predict(job, self._known(job))
+        known = self._known(job)
+        job.memo = _Outlook(known.lengths.astype(np.float64), known.weights)
+        self._look(job)
         self._rescale()
-        # SGLang prefills the prompt of several samples by a request for no token.
-        if job.prompt and job.max_new_tokens > 1:
-            self._samples[job.prompt].jobs[job] = None
         return True
 
     def on_end(self, job: Job, now_s: float) -> None:
@@ -117,16 +101,6 @@ class Makespan(Policy):
         self._num_jobs -= 1
         if not self._num_jobs:
             self._scale, self._work, self._left_tokens = 0, 0.0, 0.0
-        samples = self._samples.get(job.prompt)
-        if samples is None or samples.jobs.pop(job, job) is job:
-            return
-        samples.lengths.append(max(1, job.generated_tokens))
-        for other in samples.jobs:
-            self._forget(other)
-            self._predict(other, self._sampled(other, samples))
-            other.changes()
-        if not samples.jobs:
-            del self._samples[job.prompt]
 
     def on_prediction(self, job: Job) -> None:
         """A key depends on neither step times nor cached tokens."""
@@ -183,25 +157,6 @@ class Makespan(Policy):
         if job.has_fixed_length or job.distribution is None:
             return LengthDistribution.from_samples([job.max_new_tokens], "hint")
         return job.distribution.with_tail(job.max_new_tokens)
-
-    def _sampled(self, job: Job, samples: _Samples) -> LengthDistribution:
-        """The prediction of a job, with what is known of the other samples of its prompt."""
-        known = self._known(job)
-        if job.has_fixed_length:
-            return known
-        ages = [other.generated_tokens for other in samples.jobs if other.generated_tokens]
-        num_known, num_ended = known.lengths.size, len(samples.lengths)
-        weights = [*(_PREDICTION_WORTH * known.weights), *[1.0] * (num_ended + len(ages))]
-        return LengthDistribution.from_samples(
-            [*known.lengths, *samples.lengths, *ages],
-            known.source,
-            weights,
-            [False] * (num_known + num_ended) + [True] * len(ages),
-        ).compressed(_MAX_ATOMS)
-
-    def _predict(self, job: Job, lengths: LengthDistribution) -> None:
-        job.memo = _Outlook(lengths.lengths.astype(np.float64), lengths.weights)
-        self._look(job)
 
     def _look(self, job: Job) -> _Outlook:
         """The outlook of a job at its present age."""

@@ -14,10 +14,10 @@ from sage_sched.policy import Policy
 from tests.sage_sched.strategies import IDLE, SERVER, waiting
 
 
-def job(*lengths: int, arrival: int = 0, prompt: int = 0, level: int = 0, cap: int = 4096) -> Job:
+def job(*lengths: int, arrival: int = 0, level: int = 0, cap: int = 4096) -> Job:
     """A job whose length is one of these, each as likely, known from many samples."""
     many = LengthDistribution.from_samples(list(lengths) * 1000, "history")
-    return Job(arrival, 100, cap, many, 0, prompt=prompt, level=level)
+    return Job(arrival, 100, cap, many, 0, level=level)
 
 
 def policy_with(*jobs: Job) -> Policy:
@@ -44,31 +44,6 @@ def test_when_memory_runs_out_a_job_near_its_end_leaves_first() -> None:
     view = replace(IDLE, running=jobs)
     policy.on_pass(view)
     assert retention_order(jobs, range(3), policy, view) == [1, 2, 0]
-
-
-def test_samples_of_a_prompt_inform_each_other() -> None:
-    alike = [job(100, 1000, arrival=i, prompt=1 + i // 3) for i in range(6)]
-    ended_short, ended_long = alike[0], alike[3]
-    policy, left = policy_with(*alike), [alike[1], alike[2], alike[4], alike[5]]
-    ended_short.grow(100)
-    ended_long.grow(3000)
-    for one in (ended_short, ended_long):
-        policy.on_end(one, 0.0)
-    view = waiting(*left)
-    policy.on_pass(view)
-    assert serving_order(policy, view) == [2, 3, 0, 1]
-
-
-def test_a_running_sample_counts_as_at_least_so_long() -> None:
-    alike = [job(100, 1000, arrival=i, prompt=1 + i // 3) for i in range(6)]
-    policy = policy_with(*alike)
-    alike[4].grow(500)
-    for ended in (alike[0], alike[3]):
-        ended.grow(100)
-        policy.on_end(ended, 0.0)
-    view = waiting(alike[2], alike[5])
-    policy.on_pass(view)
-    assert serving_order(policy, view) == [1, 0]
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,11 @@ from tests.bench.simulator.traffic import CHECKED, CONFIG, SMALL, known, request
 
 def test_a_batch_ends_sooner_than_by_arrival() -> None:
     rng = np.random.default_rng(0)
-    lengths = [300 if rng.random() < 0.15 else 20 for _ in range(40)]
-    requests = [
-        request(
-            0.0, 40, length, distribution=known(*[20] * 6, 300), spans=((prompt, 0, 40),)
-        )
-        for prompt, length in enumerate(lengths)
-        for _ in range(4)
-    ]  # fmt: skip
+    requests = []
+    for _ in range(160):
+        is_long = rng.random() < 0.15
+        predicted = known(20, *[300] * 2) if is_long else known(*[20] * 6, 300)
+        requests.append(request(0.0, 40, 300 if is_long else 20, distribution=predicted))
     last_s = {
         policy: simulate(SMALL, policy, CONFIG, requests, CHECKED).metrics()["duration"]
         for policy in ("fcfs", "fcfs-fill", "makespan")
