@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sglang.srt.managers.io_struct import BaseReq, hook_custom_types
-
-from sage_sched.app.config import SageConfig
 
 
 class Tick(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
@@ -18,9 +14,8 @@ class Tick(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
 
 
 class StepTimes(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
-    """Rank 0's step times. They ride the broadcast of requests to all ranks, and go on from there
-    to an HTTP process that dispatches (patches.http.dispatch). seconds: the coefficients of a
-    StepTime, in their order. source: see Calibration."""
+    """Rank 0's step times. They ride the broadcast of requests to all ranks. seconds: the
+    coefficients of a StepTime, in their order. source: see Calibration."""
 
     seconds: list[float]
     source: str
@@ -65,9 +60,4 @@ class EarlyAbort(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
 
 
 # SGLang's processes accept a closed list of message types.
-hook_custom_types(StepTimes, SetSettings, SettingsNow, EarlyAbort)
-
-
-def dispatches(server_args: Any, config: SageConfig) -> bool:
-    """Whether the HTTP process picks the replica of each request, and so needs step times."""
-    return bool(config.router.dispatch) and server_args.dp_size > 1
+hook_custom_types(SetSettings, SettingsNow, EarlyAbort)

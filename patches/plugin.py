@@ -117,7 +117,6 @@ def _prepare(server_args: Any, config_path: str | None, trace_path: str | None) 
         refusals.refuse_place("--sage-trace", server_args._sage_trace)
     refuse_probe(server_args, config)
     refuse_urgency(config.urgency)
-    refusals.refuse_dispatch(server_args, config)
 
 
 def _prepare_shadow(server_args: Any, file: str, config_path: str | None) -> None:
@@ -176,7 +175,6 @@ def _activate_main(server_args: Any) -> None:
         return
     from patches.http.hooks import http_hooks, router_hooks, serve_our_app
 
-    _controller_hooks(server_args).check()
     http_hooks.apply()
     if server_args.tokenizer_worker_num > 1:
         serve_our_app()
@@ -196,14 +194,6 @@ def _scheduler_hooks(server_args: Any) -> Hooks:
     return Hooks()
 
 
-def _controller_hooks(server_args: Any) -> Hooks:
-    if not _is_ours(server_args) or not server_args._sage_config.router.dispatch:
-        return Hooks()
-    from patches.http.replica_watch import controller_hooks
-
-    return controller_hooks
-
-
 def _activate_scheduler(self: Any, server_args: Any, *args: Any, **kw: Any) -> None:
     _scheduler_hooks(server_args).apply()
 
@@ -212,4 +202,3 @@ def _activate_controller(self: Any, server_args: Any, *args: Any, **kw: Any) -> 
     if _is_ours(server_args):
         # It passes on messages that it does not know, if it can decode them.
         importlib.import_module("patches.messages")
-        _controller_hooks(server_args).apply()

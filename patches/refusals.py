@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from patches.compat import UnsupportedServerError, has_other_app, serves_named_app
-from sage_sched.app.config import SageConfig
 
 _NO_HOOKS = "no plugin is loaded in its processes"
 _NO_ANSWERS = "it gives no answers whose length could be predicted"
@@ -35,11 +34,6 @@ REFUSED_WITH_SHADOW = dict.fromkeys((
     "--is-embedding", "--dllm-algorithm", "--tokenizer-worker-num above 1",
     "--disaggregation-mode",
 ), "it sees no prompts there, or no answers")  # fmt: skip
-_REFUSED_WITH_DISPATCH = {
-    "--enable-dp-attention": "its replicas take every step together",
-    "--tokenizer-worker-num above 1": "each HTTP process knows of its own requests alone",
-    "--disaggregation-mode": "a request's room number says which replicas serve it",
-}
 
 # How to tell, for those above that are more than a flag set or a number too high.
 _SPECIAL: Mapping[str, Callable[[Any], bool]] = {
@@ -73,13 +67,6 @@ def refuse(server_args: Any, ours: str, reasons: Mapping[str, str]) -> None:
             raise UnsupportedServerError(
                 f"{ours} does not work with {what}: {reason}. Leave one of them out."
             )
-
-
-def refuse_dispatch(server_args: Any, config: SageConfig) -> None:
-    """Raises UnsupportedServerError if the router would not see all requests that it places."""
-    if config.router.dispatch:
-        ours = f"router.dispatch = {config.router.dispatch!r}"
-        refuse(server_args, ours, _REFUSED_WITH_DISPATCH)
 
 
 def refuse_place(flag: str, path: str) -> None:

@@ -74,7 +74,7 @@ def test_no_module_imports_itself_through_others(package: str) -> None:
     assert not circles_of(arrows_of(package))
 
 
-ROOMS = {"best_effort", "probe", "routing", "slo", "urgency"}
+ROOMS = {"best_effort", "probe", "slo", "urgency"}
 # Where names of policies, and sections of the configuration, become objects of the rooms.
 EDGE = {"sage_sched.app.config", "sage_sched.app.registry"}
 

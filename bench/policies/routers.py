@@ -1,12 +1,13 @@
-"""Stock dispatchers to compare ours with, and all of them by name."""
+"""Dispatchers before several engines, by name: stock ones, and one by predicted cost."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from bench.policies.cluster_view import ClusterView
+from bench.policies.gorouting import GoRouting, waiting_s
+from bench.policies.router import Router
 from sage_sched.distribution import Floats
-from sage_sched.routing import ROUTERS as OURS
-from sage_sched.routing import ClusterView, Router, waiting_s
 
 
 class RoundRobin(Router):
@@ -67,12 +68,28 @@ class MinLoad(Router):
         return int(np.argmin(waiting_s(view)))
 
 
+class PredictedCost(Router):
+    """The node where the request costs all requests together the fewest seconds.
+
+    While the uncached part of its prompt is prefilled, it and all others there wait. Then each of
+    the others makes its steps longer, for as long as both are predicted to run, and it makes theirs
+    longer, which is taken to be as much again. So a cached prefix attracts it as far as that saves
+    time.
+    """
+
+    def pick(self, view: ClusterView) -> int:
+        together = np.minimum(view.left_tokens, view.answer_tokens)
+        slower_s = view.by_node(2 * together * view.step_s)
+        return int(np.argmin((1 + view.by_node()) * view.prefill_s + slower_s))
+
+
 def _least(first: Floats, second: Floats) -> int:
     return int(np.lexsort((second, first))[0])
 
 
 _BY_NAME: dict[str, type[Router]] = {
-    **OURS,
+    "predicted-cost": PredictedCost,
+    "gorouting": GoRouting,
     "round_robin": RoundRobin,
     "total_requests": TotalRequests,
     "total_tokens": TotalTokens,

@@ -8,9 +8,11 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from bench.policies.router import Router
 from bench.policies.routers import TotalRequests
 from bench.simulator.cluster import Dispatcher, newcomer_of
 from bench.simulator.executor import Pass
+from bench.simulator.ledger import Ledger
 from bench.simulator.node import Node
 from bench.simulator.presets import Engine
 from bench.simulator.request import Progress, SimRequest
@@ -22,7 +24,6 @@ from sage_sched.app.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.plan import Budget, PreemptionMode
 from sage_sched.policy import Policy
-from sage_sched.routing import Ledger, Router
 from sage_sched.scheduling_pass import run_pass
 from sage_sched.view import Holding, SchedulerView
 

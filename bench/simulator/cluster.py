@@ -9,15 +9,17 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
+from bench.policies.router import Router
 from bench.policies.routers import TotalRequests
+from bench.simulator.ledger import Ledger, Newcomer
 from bench.simulator.node import Node
+from bench.simulator.prefix_index import BLOCK_TOKENS
 from bench.simulator.presets import Engine
 from bench.simulator.request import Progress, SimRequest
 from bench.simulator.result import Result
 from bench.simulator.run import check_requests, make_node, result_of
 from bench.simulator.state import Options
 from sage_sched.app.config import SageConfig
-from sage_sched.routing import BLOCK_TOKENS, Ledger, Newcomer, Router
 
 # How often a router hears of its nodes; it knows its own requests at once. SGLang's own
 # schedulers tell theirs every 15 decode steps, and routers poll servers every second or less often.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
-from collections.abc import Sequence
 from typing import Any
 
-from sglang.srt.managers.io_struct import ActiveRanksOutput, BatchStrOutput, GenerateReqInput
+from sglang.srt.managers.io_struct import BatchStrOutput, GenerateReqInput
 from sglang.srt.managers.io_struct import TokenizedGenerateReqInput as Tokenized
 from sglang.srt.managers.tokenizer_manager import ReqState
 from sglang.srt.managers.tokenizer_manager import TokenizerManager as Manager
@@ -18,8 +16,7 @@ from patches.carrier import EXPLANATION, short_id
 from patches.compat import APP, APP_VARIABLE
 from patches.hook import AFTER, AROUND, BEFORE, Awaited, Hooks
 from patches.http.answers import learn
-from patches.http.dispatch import bury, end
-from patches.http.incoming import chat_hooks, incoming
+from patches.http.incoming import chat_hooks
 from patches.http.intake import begin, encode, is_encoded, open_body, receive
 from patches.http.state import HttpState, http_state
 from patches.messages import EarlyAbort
@@ -87,46 +84,7 @@ async def _around_tokenize_batch(
     return batch
 
 
-# It goes to a scheduler, or its client gives it up.
-
-
-@http_hooks.at(f"{_MANAGER}._send_one_request", AROUND, "tokenized_obj")
-async def _around_send_one(original: Awaited, self: Manager, tokenized_obj: Tokenized) -> None:
-    if _dispatch(self, tokenized_obj):
-        await original(self, tokenized_obj)
-
-
-@http_hooks.at(f"{_MANAGER}._send_batch_request", AROUND, "tokenized_objs")
-async def _around_send_batch(
-    original: Awaited, self: Manager, tokenized_objs: Sequence[Tokenized]
-) -> None:
-    tokenized_objs = [each for each in tokenized_objs if _dispatch(self, each)]
-    if tokenized_objs:
-        await original(self, tokenized_objs)
-
-
-def _dispatch(manager: Manager, tokenized: Tokenized) -> bool:
-    """Pick the replica of a request, but not of health checks and sessions, which SGLang places.
-    False if it must not be sent, because its client chose a replica that has died."""
-    ours, found = http_state(manager), manager.rid_to_state.get(tokenized.rid)
-    if ours is None or ours.dispatch is None:
-        return True
-    if found is None or not isinstance(found.obj, GenerateReqInput):
-        return True
-    if incoming(found.obj).is_internal or found.obj.session_params:
-        return True
-    given = found.obj.routed_dp_rank
-    if ours.dispatch.send(tokenized, given, manager.rid_to_state):
-        return True
-    # SGLang begins to wait for the answer when this function has returned.
-    asyncio.get_running_loop().call_soon(end, manager, [tokenized.rid], given)
-    return False
-
-
-@http_hooks.at(f"{_MANAGER}.update_active_ranks", BEFORE, "ranks")
-def _before_active_ranks(self: Manager, ranks: ActiveRanksOutput) -> None:
-    if http_state(self) is not None:
-        bury(self, ranks)
+# Its client gives it up.
 
 
 @http_hooks.at(f"{_MANAGER}.abort_request", BEFORE, "rid", "abort_all")
@@ -152,13 +110,8 @@ def tell_early_abort(manager: Manager, rid: str, abort_all: bool) -> None:
 
 @http_hooks.at(f"{_MANAGER}._handle_batch_output", BEFORE, "recv_obj")
 def _before_output(self: Manager, recv_obj: BatchStrOutput) -> None:
-    ours = http_state(self)
-    if ours is None:
-        return
-    if ours.dispatch is not None:
-        ended = [reason is not None for reason in recv_obj.finished_reasons]
-        ours.dispatch.heard(zip(recv_obj.rids, recv_obj.completion_tokens, ended, strict=True))
-    learn(self, ours.client, recv_obj)
+    if (ours := http_state(self)) is not None:
+        learn(self, ours.client, recv_obj)
 
 
 @http_hooks.at(

@@ -23,12 +23,12 @@ _HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 _MAX_BYTES = 65_536
 
 
-def add_settings_route(manager: TokenizerManager) -> FanOutCommunicator[Any] | None:
+def add_settings_route(manager: TokenizerManager) -> None:
     """GET shows the settings of the schedulers. POST takes a JSON object of changes, and answers
     with the new settings, or says why it refuses (400). For whoever may call /set_internal_state.
-    Returns what asks the schedulers; None, and no route, in a program without an HTTP server."""
+    No route in a program without an HTTP server."""
     if _HTTP_SERVER not in sys.modules:
-        return None
+        return
     schedulers: FanOutCommunicator[Any] = FanOutCommunicator(
         manager._dispatch_to_scheduler, get_parallel().num_dp_ranks
     )
@@ -51,7 +51,6 @@ def add_settings_route(manager: TokenizerManager) -> FanOutCommunicator[Any] | N
         return JSONResponse(json.loads(answers[0].settings))
 
     sys.modules[_HTTP_SERVER].app.add_route(PATH, settings, methods=["GET", "POST"])
-    return schedulers
 
 
 async def body_of(request: Request) -> bytes:

@@ -6,13 +6,10 @@ from typing import Any
 
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.server_args import ServerArgs
-from sglang.utils import TypeBasedDispatcher
 
-from patches.http.dispatch import Dispatch
 from patches.http.metrics import HttpMetrics
 from patches.http.settings_route import add_settings_route
 from patches.http.urgency import UrgencyGuess
-from patches.messages import StepTimes, dispatches
 from predictor_store.service.client import PredictorClient
 from sage_sched.app.config import SageConfig
 from sage_sched.slo import SloClaims
@@ -23,8 +20,7 @@ class HttpState:
 
     predicts: whether it predicts lengths, and learns them. A prefill server sees one token of each
         answer; the decode server, which gets the same request, sees all.
-    client: asks the prediction worker. claims: which SLO a request may claim. dispatch: picks
-    replicas, None if SGLang does. settings: the communicator of /sage/settings, None without one.
+    client: asks the prediction worker. claims: which SLO a request may claim.
     """
 
     def __init__(self, manager: TokenizerManager, server_args: ServerArgs) -> None:
@@ -37,21 +33,13 @@ class HttpState:
         self.urgency = UrgencyGuess(self.config.urgency)
         labels = manager.metrics_collector.labels if manager.enable_metrics else None
         self.metrics = HttpMetrics(self.client, labels)
-        self.dispatch: Dispatch | None = None
-        if dispatches(server_args, self.config):
-            loads = manager.load_snapshot_reader
-            self.dispatch = Dispatch(server_args.dp_size, self.config, loads)
-            manager._result_dispatcher += TypeBasedDispatcher([(StepTimes, self.dispatch.updated)])
-        self.settings = add_settings_route(manager)
+        add_settings_route(manager)
         if self.predicts:
             self.client.start()  # the schedulers are loading the model meanwhile
 
     def stats(self) -> dict[str, Any]:
         """For /server_info, beside what the schedulers say there."""
-        said: dict[str, Any] = {"predictor": self.client.stats(), "urgency": self.urgency.stats()}
-        if self.dispatch is not None:
-            said["router"] = self.dispatch.stats()
-        return said
+        return {"predictor": self.client.stats(), "urgency": self.urgency.stats()}
 
 
 def http_state(manager: TokenizerManager) -> HttpState | None:

@@ -29,7 +29,6 @@ _HOOKS: tuple[tuple[Any, ...], ...] = (
         (f"{_MANAGERS}.scheduler", f"{_MANAGERS}.data_parallel_controller"),
     ),
     ("patches.scheduler.hooks:scheduler_hooks", SageConfig()),
-    ("patches.http.replica_watch:controller_hooks",),
     ("patches.http.hooks:http_hooks",),
     ("patches.http.hooks:router_hooks",),
 )

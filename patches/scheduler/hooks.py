@@ -12,7 +12,7 @@ from sglang.utils import TypeBasedDispatcher
 from patches import carrier
 from patches.engine_types import Batch, Req, Scheduler
 from patches.hook import AFTER, AROUND, BEFORE, Hooks
-from patches.messages import EarlyAbort, Scores, SetSettings, StepTimes, Tick, dispatches
+from patches.messages import EarlyAbort, Scores, SetSettings, StepTimes, Tick
 from patches.probe.scores import Probing
 from patches.probe.setup import install_tap
 from patches.refusals import refuse_model
@@ -84,7 +84,7 @@ def _setup(hooks: Hooks, process: _Process) -> None:
     def after_init_dispatcher(result: None, self: Scheduler) -> None:
         takers = [
             (Tick, lambda tick: self.sage.jobs.ticked(tick.now_s, tick.clock)),
-            (StepTimes, partial(_updated, process.config, self)),
+            (StepTimes, lambda update: self.sage.updated(update)),
             (Scores, lambda scores: self.sage.probing.scored(scores)),
             (SetSettings, partial(switch, self)),
             (EarlyAbort, lambda abort: self.sage.early_aborts.add(abort)),
@@ -95,12 +95,6 @@ def _setup(hooks: Hooks, process: _Process) -> None:
     def around_timeouts(original: Any, self: Scheduler) -> Any:
         # Runs on the entry rank only. What it returns is broadcast to all ranks.
         return [*timed_out(self, partial(original, self)), *self.sage.listeners.polled()]
-
-
-def _updated(config: SageConfig, scheduler: Scheduler, update: StepTimes) -> StepTimes | None:
-    """SGLang sends what is returned to the HTTP process."""
-    scheduler.sage.updated(update)
-    return update if dispatches(scheduler.server_args, config) else None
 
 
 def _arrivals(hooks: Hooks) -> None:

@@ -13,9 +13,9 @@ from patches.engine_types import Req, Scheduler
 from patches.listener import Listener
 from patches.scheduler import queues
 from patches.series import Series
+from sage_sched.backlog import backlog_s
 from sage_sched.job import Job
 from sage_sched.plan import PreemptionMode
-from sage_sched.routing import backlog_s
 
 logger = logging.getLogger(__name__)
 

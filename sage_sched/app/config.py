@@ -114,15 +114,6 @@ class UrgencyConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class RouterConfig:
-    """Which replica serves a request."""
-
-    dispatch: Literal["", "predicted-cost", "gorouting"] = ""
-    """Chooses the replica if `--dp-size` is above 1: `predicted-cost` or `gorouting`. Empty:
-    SGLang chooses."""
-
-
-@dataclass(frozen=True, slots=True)
 class PreemptionConfig:
     """Running requests that leave, with their KV swapped to host memory."""
 
@@ -219,7 +210,6 @@ class SageConfig:
     policy: Mapping[str, Any] = field(default_factory=dict, hash=False)
     probe: ProbeConfig = field(default_factory=ProbeConfig)
     urgency: UrgencyConfig = field(default_factory=UrgencyConfig)
-    router: RouterConfig = field(default_factory=RouterConfig)
     preemption: PreemptionConfig = field(default_factory=PreemptionConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     step_time: StepTimeConfig | None = None

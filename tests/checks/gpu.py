@@ -35,7 +35,7 @@ from bench.simulator.presets import PRESETS
 from bench.workloads.prompt_source import load_workload
 from predictor_store.probe.file import fingerprint
 from predictor_store.torchvision_schemas import define_missing
-from sage_sched.app.config import DecodeConfig, ProbeConfig, RouterConfig, SageConfig
+from sage_sched.app.config import DecodeConfig, ProbeConfig, SageConfig
 from sage_sched.slo.classes import SloClass, SloConfig
 from sage_sched.steps import StepTime, attended_pairs
 from tests.checks import exactness
@@ -76,11 +76,7 @@ MODES = {
     ),
     "proserve": Mode(policy="proserve", sage=SageConfig(slo=_DEADLINES), on_cpu=True),
     # Two replicas, on two GPUs.
-    "routing": Mode(
-        flags=("--dp-size", "2"),
-        sage=SageConfig(router=RouterConfig("predicted-cost")),
-        on_cpu=True,
-    ),
+    "replicas": Mode(flags=("--dp-size", "2"), on_cpu=True),
     "ngram": Mode(flags=_NGRAM),
     "ngram_without_overlap": Mode(flags=(*_NGRAM, "--disable-overlap-schedule")),
     "own_drafts": Mode(

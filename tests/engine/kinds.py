@@ -92,18 +92,6 @@ tpot_slo_ms = 60000.0
 density = "expected"
 starved_share = 0.0
 """
-_DEADLINES = """
-[router]
-dispatch = "gorouting"
-[hints]
-trust = "body"
-[policy.proserve]
-starved_share = 0.0
-[step_time]
-prefill_base_ms = 1.0
-prefill_token_ms = 100000.0
-decode_base_ms = 1.0
-"""
 
 
 def yielding(model: Path, folder: Path) -> SageServer:
@@ -175,24 +163,13 @@ def classes(model: Path, folder: Path) -> SageServer:
 
 
 def replicas(model: Path, folder: Path) -> SageServer:
-    """Two, among which our router chooses."""
-    return _replicas(model, folder, '[router]\ndispatch = "predicted-cost"\n')
-
-
-def deadlines(model: Path, folder: Path) -> SageServer:
-    """Two replicas that are told that each token of a prompt takes 100 s: beside that no host's
-    own time counts."""
-    return _replicas(model, folder, _DEADLINES, policy="proserve")
-
-
-def _replicas(model: Path, folder: Path, settings: str, policy: str = "sage") -> SageServer:
+    """Two, among which SGLang chooses."""
     return SageServer(
         model,
         folder,
         flags=["--dp-size", "2", "--max-running-requests", "8"],
         env=TWO_REPLICAS,
-        settings=f"{PATIENT}{settings}",
-        policy=policy,
+        settings=PATIENT,
     )
 
 
@@ -215,8 +192,8 @@ def no_overlap(model: Path, folder: Path) -> SageServer:
 
 
 NAMES = (
-    "yielding", "two_ranks", "one_slot", "foreseeing", "classes", "replicas", "deadlines",
-    "several", "no_overlap",
+    "yielding", "two_ranks", "one_slot", "foreseeing", "classes", "replicas", "several",
+    "no_overlap",
 )  # fmt: skip
 
 

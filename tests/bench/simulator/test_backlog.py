@@ -7,8 +7,8 @@ import pytest
 
 from bench.simulator.presets import H800_QWEN3_32B
 from bench.simulator.run import simulate
+from sage_sched.backlog import backlog_s, expected_left_tokens
 from sage_sched.job import Job
-from sage_sched.routing.backlog import backlog_s, expected_left_tokens
 from tests.bench.simulator.traffic import CONFIG, known, request
 
 SERVER = H800_QWEN3_32B.server_facts()

@@ -159,7 +159,6 @@ _LIST = [
     _claimed(
         name="two-replicas", policy="sage", pool_tokens=700,
         starved_flags=("--dp-size", "2", *_COUNTED), env={"SGLANG_CPU_OMP_THREADS_BIND": "0|1"},
-        settings=_CLAIMED + '[router]\ndispatch = "predicted-cost"\n',
         mix=replace(_CLAIMING, max_tokens=350, troubles=_LOOKED_AT),
     ),
     _claimed(

@@ -75,7 +75,7 @@ class Manager:
         metrics = SimpleNamespace(start=lambda: None, timed=lambda prediction: prediction)
         self.sage = SimpleNamespace(
             config=config, claims=SloClaims(config.slo), urgency=UrgencyGuess(config.urgency),
-            client=client, metrics=metrics, predicts=True, dispatch=None,
+            client=client, metrics=metrics, predicts=True,
         )  # fmt: skip
 
     def receive(

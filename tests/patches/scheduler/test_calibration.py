@@ -11,8 +11,8 @@ from patches.messages import StepTimes
 from patches.scheduler.calibration import Calibration
 from patches.scheduler.step_time_file import StepTimeFile
 from sage_sched.app.config import StepTimeConfig, in_ms
+from sage_sched.backlog import backlog_s
 from sage_sched.job import Job
-from sage_sched.routing import backlog_s
 from sage_sched.step_learner import INTERVAL_STEPS, MEMORY_STEPS
 from sage_sched.steps import ServerFacts, StepTime, seconds_on
 from tests.sage_sched.step_traffic import Step, steps

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -52,22 +51,6 @@ class ClusterView(NamedTuple):
     remain_s: Floats
     queue_gain: Floats
     fixed_s: float
-
-    def among(self, nodes: Sequence[int]) -> ClusterView:
-        """The view of these nodes alone, numbered in this order. The others have no requests."""
-        if len(nodes) == self.num_nodes:
-            return self
-        chosen = np.array(nodes, np.int64)
-        number = np.zeros(self.num_nodes, np.int64)
-        number[chosen] = np.arange(len(chosen))
-        return self._replace(
-            prefill_s=self.prefill_s[chosen],
-            cached_tokens=self.cached_tokens[chosen],
-            decode_s=self.decode_s[chosen],
-            queue_age_s=self.queue_age_s[chosen],
-            node=number[self.node],
-            queue_node=number[self.queue_node],
-        )
 
     @property
     def num_nodes(self) -> int:

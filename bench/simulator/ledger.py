@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bench.policies.cluster_view import ClusterView, Ints
+from bench.simulator.prefix_index import PrefixIndex
 from sage_sched.distribution import Floats, LengthDistribution
 from sage_sched.index import MeanCost
 from sage_sched.job import NO_HINTS, Hints
-from sage_sched.routing.cluster_view import ClusterView, Ints
-from sage_sched.routing.prefix_index import PrefixIndex
 from sage_sched.slo import Deadlines
-from sage_sched.steps import ServerFacts, StepTime, num_steps
+from sage_sched.steps import ServerFacts, num_steps
 
 # An answer of unknown length.
 _UNKNOWN = LengthDistribution.from_samples([256], "prior")
@@ -40,7 +38,7 @@ class Newcomer:
 
     input_tokens, max_new_tokens: length of its prompt, and the cap on its answer.
     distribution: of its answer's length; None if unknown.
-    keys: of its prompt's blocks (sage_sched.routing.prefix_index). hints: when it is due.
+    keys: of its prompt's blocks (bench.simulator.prefix_index). hints: when it is due.
     """
 
     input_tokens: int
@@ -73,20 +71,16 @@ class Ledger:
         # By node: the slot of each request, and what is left of its answer.
         self._sent: list[dict[Hashable, tuple[int, MeanCost]]] = [{} for _ in range(num_nodes)]
         self._queue_heard_s = np.zeros(num_nodes)
-        self._num_running = np.zeros(num_nodes, np.int64)
         self._slots = np.zeros(0, _SLOT)
         self._free: list[int] = []
-
-    def go_by(self, step_time: StepTime) -> None:
-        """Use these step times from now on, for requests that were sent before too."""
-        self._server = replace(self._server, step_time=step_time)
 
     def view(self, request: Newcomer, now_s: float) -> ClusterView:
         cached_tokens = self._cached_tokens(request)
         promise = Deadlines.of(request.hints)
         present = np.flatnonzero(self._slots["node"] != _NOBODY)
-        sent, waits = self._slots[present], self._waits(present)
-        node, queued = sent["node"], sent[waits]
+        sent = self._slots[present]
+        node, waits = sent["node"], sent["is_queued"]
+        queued = sent[waits]
         exec_s = self._prefill_s(queued["input_tokens"], queued["cached_tokens"])
         waiting_s = np.bincount(queued["node"], exec_s, minlength=self.num_nodes)
         queue_age_s = np.maximum(now_s - self._queue_heard_s, 0.0)
@@ -149,7 +143,6 @@ class Ledger:
         slot, _ = self._sent[node].pop(rid, (_NOBODY, None))
         if slot != _NOBODY:
             self._leaves_queue(slot, node, now_s)
-            self._num_running[node] -= self._num_running[node] > 0
             self._slots["node"][slot] = _NOBODY
             self._free.append(slot)
 
@@ -160,36 +153,6 @@ class Ledger:
         for rid, age_tokens in ages.items():
             self.grown(rid, node, age_tokens, now_s)
         self._queue_heard_s[node] = now_s
-
-    def running(self, node: int, num_requests: int, now_s: float) -> None:
-        """A node reports how many of its requests have their first token, but not which. They are
-        taken to be those that were sent there first."""
-        if num_requests > self._num_running[node]:
-            self._queue_heard_s[node] = now_s
-        self._num_running[node] = num_requests
-
-    def num_unfinished(self) -> list[int]:
-        """By node."""
-        return [len(sent) for sent in self._sent]
-
-    def num_waiting(self) -> list[int]:
-        """Of these, without a first token as far as is known."""
-        present = np.flatnonzero(self._slots["node"] != _NOBODY)
-        waiting = self._slots["node"][present[self._waits(present)]]
-        return [int(n) for n in np.bincount(waiting, minlength=self.num_nodes)]
-
-    def _waits(self, present: Ints) -> NDArray[np.bool_]:
-        """Which of these slots' requests have no first token."""
-        node, is_queued = self._slots["node"][present], self._slots["is_queued"].copy()
-        num_told = np.bincount(node[~is_queued[present]], minlength=self.num_nodes)
-        num_more = self._num_running - num_told
-        untold = np.flatnonzero(num_more > 0)
-        for number in untold:
-            # In the order in which they were sent.
-            slots = (slot for slot, _ in self._sent[number].values() if is_queued[slot])
-            is_queued[[*islice(slots, int(num_more[number]))]] = False
-        waits: NDArray[np.bool_] = is_queued[present]
-        return waits
 
     def _leaves_queue(self, slot: int, node: int, now_s: float) -> None:
         if self._slots["is_queued"][slot]:

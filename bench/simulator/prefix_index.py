@@ -13,16 +13,6 @@ from numpy.typing import NDArray
 BLOCK_TOKENS = 64
 
 
-def block_keys(token_ids: Sequence[int], scope: Hashable = None) -> list[Hashable]:
-    """A key for each whole block: equal if it and all before it are, in the same scope."""
-    keys: list[Hashable] = []
-    before = hash(scope)
-    for end in range(BLOCK_TOKENS, len(token_ids) + 1, BLOCK_TOKENS):
-        before = hash((before, tuple(token_ids[end - BLOCK_TOKENS : end])))
-        keys.append(before)
-    return keys
-
-
 class PrefixIndex:
     """What was sent to whom, in blocks. Each node keeps as many as fit its KV pool, and forgets
     those that were used longest ago. This is a guess: nobody asks the nodes."""

@@ -1,84 +1,33 @@
-"""Which node of several serves a request: by predicted cost, or GoRouting (ProServe, Algorithm 2),
-which keeps nodes as full as deadlines allow, to leave room for others."""
+"""GoRouting (ProServe, Algorithm 2): keeps nodes as full as deadlines allow, to leave room for
+others."""
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
-
 import numpy as np
 
+from bench.policies.cluster_view import ClusterView
+from bench.policies.router import Router
 from sage_sched.distribution import Floats
-from sage_sched.routing.cluster_view import ClusterView
-
-
-class Router(ABC):
-    """Picks a node. Keeps nothing but what it counts or draws itself."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self._generator = np.random.default_rng(seed)
-
-    @abstractmethod
-    def pick(self, view: ClusterView) -> int:
-        """The node for the request of the view."""
-
-    def pick_pair(self, prefill: ClusterView, decode: ClusterView) -> tuple[int, int]:
-        """Where nodes either prefill or decode: one of each. In the view of those that prefill a
-        request is unfinished until its first token comes, in the other one until its last."""
-        return self.pick(prefill), self.pick(decode)
-
-
-class PredictedCost(Router):
-    """The node where the request costs all requests together the fewest seconds.
-
-    While the uncached part of its prompt is prefilled, it and all others there wait. Then each of
-    the others makes its steps longer, for as long as both are predicted to run, and it makes theirs
-    longer, which is taken to be as much again. So a cached prefix attracts it as far as that saves
-    time.
-    """
-
-    def pick(self, view: ClusterView) -> int:
-        together = np.minimum(view.left_tokens, view.answer_tokens)
-        slower_s = view.by_node(2 * together * view.step_s)
-        return int(np.argmin((1 + view.by_node()) * view.prefill_s + slower_s))
-
-    def pick_pair(self, prefill: ClusterView, decode: ClusterView) -> tuple[int, int]:
-        """Nodes that prefill take the shortest prompts first, so of two that meet there one waits
-        for the shorter. Nodes that decode have no prefills to wait for."""
-        meets_s = np.minimum(prefill.exec_s, prefill.prefill_s[prefill.queue_node])
-        waits_s = prefill.by_queue(meets_s) + prefill.prefill_s
-        come_prefilled = decode._replace(prefill_s=np.zeros(decode.num_nodes))
-        return int(np.argmin(waits_s)), self.pick(come_prefilled)
 
 
 class GoRouting(Router):
     """Of the nodes where a request adds almost the most gain: the least loaded of the nearly idle
     ones; else the most loaded that is not full; else the least loaded. Any node if none gains.
 
-    A request whose first token has no deadline goes by predicted cost: all nodes gain alike by it,
-    and the least prefill that waits says nothing about their decoding (four nodes at 1.2 times what
-    `fcfs` sustains, simulated: mean TTLT 28 s, 19 s by predicted cost).
-
     A node's gain is that of the first tokens that will be on time, if each comes when all that wait
     there have come (eq. 8, the estimate that depends on no request; section 4.3).
 
-    The paper gives no numbers for its thresholds; others are no better on recordings
-    (docs/cluster.md). alpha: a node is a candidate if it gains so much of the best one's gain. mu:
-    a node is lightly loaded below so much of the deadline of the first token. lambda_: it is full
-    above so much, the request included.
+    The paper gives no numbers for its thresholds; others are no better on recordings. alpha: a node
+    is a candidate if it gains so much of the best one's gain. mu: a node is lightly loaded below so
+    much of the deadline of the first token. lambda_: it is full above so much, the request
+    included.
     """
 
     alpha: float = 0.95
     mu: float = 0.3
     lambda_: float = 0.7
 
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__(seed)
-        self._by_cost = PredictedCost(seed)
-
     def pick(self, view: ClusterView) -> int:
-        if math.isinf(view.ttft_s):
-            return self._by_cost.pick(view)
         added = gains(view, joined=True) - gains(view, joined=False)
         if not added.max() > 0:
             return int(self._generator.integers(view.num_nodes))
@@ -126,7 +75,3 @@ def waiting_s(view: ClusterView) -> Floats:
     """ProServe's ESTIMATEEXEC, shape (nodes,): the prefills that wait and what those that decode
     add, less the time since the node was heard of last."""
     return np.maximum(view.by_queue(view.exec_s) + view.decode_s - view.queue_age_s, 0.0)
-
-
-# By name.
-ROUTERS: dict[str, type[Router]] = {"predicted-cost": PredictedCost, "gorouting": GoRouting}
