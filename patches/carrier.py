@@ -21,10 +21,6 @@ _PREFIX = "__sage_"
 _HINT_PREFIX = _PREFIX + "hint_"
 _HINTS = tuple(field.name for field in dataclasses.fields(Hints))
 _ASKED = _PREFIX + "asked"
-# The wish that the answer tell what was predicted of it.
-EXPLAIN = {_PREFIX + "explain": True}
-# The key of what is said of a request, in SGLang's customized_info and an answer's meta_info.
-EXPLANATION = "sage"
 # Of an id's beginning. Clients choose ids, and schedulers keep what is made of them for minutes.
 _MAX_ID_CHARS = 128
 

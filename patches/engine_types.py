@@ -58,7 +58,6 @@ class Req(Protocol):
     priority: int | None
     lora_id: str | None
     time_stats: Any
-    customized_info: dict[str, Any] | None
     to_finish: object | None
     finished_reason: object | None
     lock: Any

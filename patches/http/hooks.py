@@ -8,11 +8,10 @@ from typing import Any
 
 from sglang.srt.managers.io_struct import BatchStrOutput, GenerateReqInput
 from sglang.srt.managers.io_struct import TokenizedGenerateReqInput as Tokenized
-from sglang.srt.managers.tokenizer_manager import ReqState
 from sglang.srt.managers.tokenizer_manager import TokenizerManager as Manager
 from sglang.srt.server_args import ServerArgs
 
-from patches.carrier import EXPLANATION, short_id
+from patches.carrier import short_id
 from patches.compat import APP, APP_VARIABLE
 from patches.hook import AFTER, AROUND, BEFORE, Awaited, Hooks
 from patches.http.answers import learn
@@ -112,27 +111,6 @@ def tell_early_abort(manager: Manager, rid: str, abort_all: bool) -> None:
 def _before_output(self: Manager, recv_obj: BatchStrOutput) -> None:
     if (ours := http_state(self)) is not None:
         learn(self, ours.client, recv_obj)
-
-
-@http_hooks.at(
-    f"{_MANAGER}.update_request_meta_info", AROUND, "meta_info", "customized_info", "index"
-)
-def _around_meta_info(
-    original: Any,
-    self: Manager,
-    meta_info: dict[str, Any],
-    state: ReqState,
-    customized_info: dict[str, Any],
-    index: int,
-    *args: Any,
-    **kw: Any,
-) -> None:
-    others = {name: info for name, info in customized_info.items() if name != EXPLANATION}
-    original(self, meta_info, state, others, index, *args, **kw)
-    # The scheduler's latest explanation of this request (patches/scheduler/request.py), if any.
-    for facts in customized_info.get(EXPLANATION, ())[index : index + 1]:
-        if facts and facts[-1] is not None:
-            meta_info[EXPLANATION] = facts[-1]
 
 
 @http_hooks.at(f"{_MANAGER}.get_internal_state", AROUND)

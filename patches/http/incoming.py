@@ -37,7 +37,6 @@ class Incoming:
     came_s, begun_s: arrival, and when no pause held it back any more, by time.monotonic; 0 until
         then.
     is_internal: see is_internal().
-    explains: whether the answer has to report the prediction.
     tell_at_tokens: the age at which the history hears that the answer goes on.
     """
 
@@ -48,7 +47,6 @@ class Incoming:
     came_s: float = 0.0
     begun_s: float = 0.0
     is_internal: bool = False
-    explains: bool = False
     prediction: asyncio.Future[Prediction] | None = None
     handle: int | None = None
     tell_at_tokens: int = 64

@@ -23,7 +23,6 @@ from predictor_store.service.client import Prediction
 from sage_sched.distribution import LengthDistribution
 
 _TENANT_HEADER = "x-sage-tenant"
-_EXPLAIN_HEADER = "x-sage-explain"
 
 
 def open_body(obj: GenerateReqInput, request: Any) -> None:
@@ -84,9 +83,6 @@ def _hint(
     kept, trust = incoming(obj), ours.config.hints.trust
     sampling = obj.sampling_params if isinstance(obj.sampling_params, dict) else {}
     own = (sampling.get("custom_params") or {}) if trust == "body" else {}
-    wish = headers.get(_EXPLAIN_HEADER, "").lower()
-    kept.explains = trust != "none" and wish in ("1", "true", "yes")
-    kept.explains |= own.get("explain") is True
     kept.expected_tokens = given.get("expected_tokens")
     hints = ours.claims.hints(
         ours.claims.class_of(gateway_class(headers), obj.priority) or "",
@@ -144,8 +140,6 @@ async def encode(manager: TokenizerManager, obj: GenerateReqInput, tokenized: To
     sampling, kept = tokenized.sampling_params, incoming(obj)
     carried = carrier.encode_hints(kept.hints)
     carried |= carrier.encode_asked(str(obj.rid), kept.came_s, kept.begun_s)
-    if kept.explains:
-        carried |= carrier.EXPLAIN
     if kept.prediction is not None:
         prediction = await kept.prediction
         kept.handle, lengths = prediction.handle, prediction.distribution

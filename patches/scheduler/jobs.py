@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from patches.carrier import CLOCK, EXPLAIN, EXPLANATION, came_at_s, decode, decode_hints
+from patches.carrier import CLOCK, came_at_s, decode, decode_hints
 from patches.engine_types import Batch, Req, Scheduler
 from patches.failures import Failures
 from patches.listener import Listener
 from patches.messages import Tick
 from patches.scheduler.priorities import level_of
-from patches.scheduler.request import Explanation, RequestState, Waits
+from patches.scheduler.request import RequestState, Waits
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import NO_HINTS, Job
 from sage_sched.limits import Limits
@@ -70,8 +70,6 @@ class Jobs(Listener):
         # It has waited for its prediction already.
         came_s = came_at_s(req.sampling_params.custom_params, time.monotonic())
         req.sage = RequestState(job, Waits(came_s, since_s=came_s))
-        if EXPLAIN.keys() <= (req.sampling_params.custom_params or {}).keys():
-            req.customized_info = {EXPLANATION: Explanation(req)}
         if job.is_ranked:
             self._num_ranked["none" if job.distribution is None else job.distribution.source] += 1
         else:

@@ -1,4 +1,4 @@
-"""What a scheduler keeps for one request, and the explanation that its answer can carry."""
+"""What a scheduler keeps for one request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from patches.engine_types import Batch, Req
+from patches.engine_types import Batch
 from patches.listener import Listener
 from sage_sched.job import Job
 from sage_sched.slo import Deadlines
@@ -14,7 +14,7 @@ from sage_sched.slo import Deadlines
 
 @dataclass(slots=True)
 class Waits:
-    """How long a request has waited, by this rank's clock. For explanations and SGLang's timeouts,
+    """How long a request has waited, by this rank's clock. For traces and SGLang's timeouts,
     not for plans.
 
     came_s: its arrival. since_s: when its present wait began; None while it runs. waited_s: all
@@ -115,22 +115,3 @@ def predicted(job: Job) -> dict[str, Any]:
         "p80_tokens": lengths.quantile(0.8),
         "source": lengths.source,
     }
-
-
-class Explanation:
-    """An entry of SGLang's customized_info, which travels with the tokens. SGLang expects a list
-    with an item per token; whatever slice it takes
-    (managers/scheduler_components/output_streamer.py), it gets the present facts."""
-
-    def __init__(self, req: Req) -> None:
-        self._req = req
-        self._predicted = predicted(req.sage.job)
-
-    def __getitem__(self, tokens: object) -> list[dict[str, Any]]:
-        waits: Waits = self._req.sage.waits
-        facts = {
-            "place_at_arrival": waits.num_before,
-            "wait_ms": round(1e3 * waits.so_far_s(), 3),
-            "num_preemptions": self._req.sage.job.num_preemptions,
-        }
-        return [self._predicted | facts]

@@ -1,5 +1,4 @@
-"""What happened to each request and why: JSON lines (--sage-trace FILE), and events of SGLang's
-OpenTelemetry spans (--enable-trace)."""
+"""What happened to each request and why, as JSON lines (--sage-trace FILE)."""
 
 from __future__ import annotations
 
@@ -22,36 +21,27 @@ from sage_sched.policy import Policy
 
 # Of the file, and of the previous one.
 _MAX_BYTES = 128 * 2**20
-# SGLang's number for what is always traced.
-_SPAN_LEVEL = 1
 
 
 def trace_of(scheduler: Scheduler) -> Trace | None:
     """None if no trace is asked for, or another rank writes it. With data parallelism each
     scheduler has a file of its own, FILE.dpN."""
     path: str | None = getattr(scheduler.server_args, "_sage_trace", None)
-    has_spans = bool(getattr(scheduler.server_args, "enable_trace", False))
-    if path is None and not has_spans:
+    if path is None:
         return None
     parallel = get_parallel()
     if parallel.attn_tp_rank != 0 or parallel.attn_cp_rank != 0:
         return None
-    if path is None:
-        return Trace(scheduler, None, has_spans)
     name = path if parallel.dp_rank is None else f"{path}.dp{parallel.dp_rank}"
-    return Trace(scheduler, JsonLines(Path(name), _MAX_BYTES), has_spans)
+    return Trace(scheduler, JsonLines(Path(name), _MAX_BYTES))
 
 
 class Trace(Listener):
     """The trace of one scheduler."""
 
-    def __init__(
-        self, scheduler: Scheduler, file: JsonLines | None, has_spans: bool = False
-    ) -> None:
-        """file: None if there are spans only."""
+    def __init__(self, scheduler: Scheduler, file: JsonLines) -> None:
         self._scheduler = scheduler
         self._file = file
-        self._has_spans = has_spans
         self._started_s = time.monotonic()
         self._add("policy", None, name=scheduler.schedule_policy, at=time.time())
 
@@ -110,13 +100,9 @@ class Trace(Listener):
         self._add("ends", req, tokens=len(req.output_ids), why="aborted" if was_aborted else "done")
 
     def _add(self, what: str, req: Req | None, **about: Any) -> None:
-        if self._file is not None:
-            at_s = round(time.monotonic() - self._started_s, 4)
-            whose = {} if req is None else {"rid": req.rid}
-            self._file.add({"t": at_s, "is": what, **whose, **about})
-        if self._has_spans and req is not None:
-            known = {name: value for name, value in about.items() if value is not None}
-            req.time_stats.trace_ctx.trace_event(f"sage.{what}", _SPAN_LEVEL, attrs=known)
+        at_s = round(time.monotonic() - self._started_s, 4)
+        whose = {} if req is None else {"rid": req.rid}
+        self._file.add({"t": at_s, "is": what, **whose, **about})
 
     def stats(self) -> dict[str, Any]:
-        return {"trace": None if self._file is None else self._file.stats()}
+        return {"trace": self._file.stats()}

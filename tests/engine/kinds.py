@@ -39,8 +39,6 @@ prefill_token_ms = 0.0
 [preemption]
 enabled = true
 """
-# Predictions are shown to trusted clients only.
-_EXPLAINING = '[hints]\ntrust = "body"\n'
 YIELDING_FLAGS = ["--max-total-tokens", "640", "--max-running-requests", "6"]
 _ONE_SLOT = """
 [urgency]
@@ -101,7 +99,7 @@ def yielding(model: Path, folder: Path) -> SageServer:
         folder,
         flags=[*YIELDING_FLAGS, "--sage-trace", str(folder / "trace.jsonl")],
         env=CHECKED | saboteur.install(folder),
-        settings=f"{PATIENT}{YIELDING}{_EXPLAINING}",
+        settings=f"{PATIENT}{YIELDING}",
         policy="fastserve",
     )
 
@@ -119,7 +117,7 @@ def two_ranks(model: Path, folder: Path) -> SageServer:
             "--enable-priority-scheduling",
         ],
         env=CHECKED | TWO_RANKS | saboteur.install(folder),
-        settings=f'{YIELDING}{_EXPLAINING}[probe]\nfile = "{folder / "probe"}"\n',
+        settings=f'{YIELDING}[probe]\nfile = "{folder / "probe"}"\n',
         policy="fastserve",
     )
 

@@ -56,7 +56,6 @@ def test_two_ranks_decide_alike(two_ranks: SageServer) -> None:
 
 def num_yielding_to(server: SageServer, priority: int, num_slots: int) -> int:
     """The number of running requests preempted for a request of this priority."""
-    explained = {"ignore_eos": True, "custom_params": {"explain": True}}
     before = server.stats()["preemption"]["num_preemptions"]
     high: list[Future[Any]] = []
 
@@ -67,7 +66,14 @@ def num_yielding_to(server: SageServer, priority: int, num_slots: int) -> int:
         stage.once_arrived(server, 1)
 
     low = [
-        partial(generate, server, f"{SHORT_PROMPT} {i}", 60, priority=0, sampling_params=explained)
+        partial(
+            generate,
+            server,
+            f"{SHORT_PROMPT} {i}",
+            60,
+            priority=0,
+            sampling_params={"ignore_eos": True},
+        )
         for i in range(num_slots)
     ]
     with ThreadPoolExecutor(1) as pool:
@@ -76,8 +82,5 @@ def num_yielding_to(server: SageServer, priority: int, num_slots: int) -> int:
     lengths = [answer["meta_info"]["completion_tokens"] for answer in answers]
     assert lengths == [*[60] * num_slots, 4]
     num_preemptions: int = server.stats()["preemption"]["num_preemptions"] - before
-    assert (
-        sum(answer["meta_info"]["sage"]["num_preemptions"] for answer in answers[:-1])
-        == num_preemptions
-    )
+    assert sum(answer["meta_info"]["num_retractions"] for answer in answers[:-1]) == num_preemptions
     return num_preemptions

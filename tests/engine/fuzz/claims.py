@@ -42,7 +42,6 @@ _HINTS: Mapping[str, tuple[Any, ...]] = {
     "tpot_slo_ms": _SLOS_MS,
     "tenant": _NAMES,
     "session": _NAMES,
-    "explain": (True,),
     # Reserved: a client's value is dropped.
     "__sage_lengths": ([1],),
     "__sage_hint_urgency": (1,),
@@ -51,7 +50,6 @@ _HINTS: Mapping[str, tuple[Any, ...]] = {
 _HEADERS = {
     "X-SMG-Priority": ("gold", "std", "batch", "none", "", "x" * 500),
     "X-Sage-Tenant": ("a", "b", "c", "%%", "x" * 2000),
-    "X-Sage-Explain": ("1", "yes", "garbage"),
 }
 _PRIORITIES = (None, None, -(2**31), -1, 0, 1, 2, 5, 2**31 - 1)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 
-from patches.carrier import EXPLAIN, decode, decode_asked, decode_hints, session_of
+from patches.carrier import decode, decode_asked, decode_hints, session_of
 from patches.http.incoming import Incoming, chat_hooks, last_user_text, prompt_text
 from predictor_store.predict.asked import Asked
 from sage_sched.distribution import LengthDistribution
@@ -113,22 +113,6 @@ def test_a_gateways_length_counts_if_nothing_better_is_known(
     found = decode(carried(make_manager(hints={"trust": "body"}), obj))
     assert found is not None
     assert (found.source, found.lengths[-1]) == (source, lengths)  # never above its cap
-
-
-@pytest.mark.parametrize(
-    ("trust", "by_header", "explains"),
-    [
-        ("none", True, False), ("none", False, False), ("header", True, True),
-        ("header", False, False), ("body", True, True), ("body", False, True),
-    ],
-)  # fmt: skip
-def test_trusted_clients_may_ask_for_the_prediction(
-    make_manager: Callable[..., Manager], trust: str, by_header: bool, explains: bool
-) -> None:
-    sampling = {} if by_header else {"custom_params": {"explain": True}}
-    headers = {"x-sage-explain": "1"} if by_header else {}
-    found = carried(make_manager(hints={"trust": trust}), generate(sampling=sampling), headers)
-    assert (EXPLAIN.keys() <= found.keys()) is explains
 
 
 @pytest.mark.parametrize(("trust", "weight", "tenant"), [("none", 1.0, ""), ("body", 2.0, "a")])
