@@ -98,6 +98,19 @@ def test_what_stands_in_front_of_the_core_rests_on_no_room() -> None:
     assert not found
 
 
+def test_the_core_does_not_import_its_edge() -> None:
+    entrances = {"sage_sched.cli", "sage_sched.entry_points"}
+    core = {
+        name: wanted
+        for name, wanted in arrows_of("sage_sched").items()
+        if not name.startswith("sage_sched.app") and name not in entrances
+    }
+    assert len(core) > 40
+    assert not [
+        name for name in core if any(one.startswith("sage_sched.app") for one in core[name])
+    ]
+
+
 def test_the_rooms_of_the_core_are_entered_by_their_doors() -> None:
     # The bench takes policies apart, and tests look at single parts.
     modules = modules_of("sage_sched")
