@@ -28,14 +28,6 @@ def test_a_distribution_survives_the_way_to_the_scheduler(lengths: LengthDistrib
     assert decode(msgspec.msgpack.decode(packed)) == lengths
 
 
-def test_the_carrier_is_flat_enough_for_sglang() -> None:
-    # sglang/srt/sampling/sampling_params.py: a list in a dict, or a list of lists, fails to decode.
-    values = encode(LengthDistribution.from_samples([1, 2, 3], "history")).values()
-    for value in values:
-        items = value if isinstance(value, list) else [value]
-        assert all(isinstance(item, int | float | str) for item in items)
-
-
 @given(distributions(), st.dictionaries(st.text(), st.integers()))
 def test_reserved_keys_are_stripped(lengths: LengthDistribution, others: dict[str, int]) -> None:
     others = {key: value for key, value in others.items() if not key.startswith("__sage")}

@@ -9,7 +9,6 @@ import pytest
 from sage_sched.app.registry import policy_named
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
-from sage_sched.steps import attended_pairs, seconds_on
 from sage_sched.view import SchedulerView
 from tests.sage_sched.strategies import SERVER, decide, job, waiting
 from tests.sage_sched.test_decide import decided
@@ -82,12 +81,3 @@ def test_swapped_ones_and_streaming_sessions_are_not_asked_about() -> None:
 
     view: SchedulerView = replace(waiting(swapped, session), swapped=[swapped])
     decided(replace(view, cached_tokens=found))
-
-
-def test_the_measured_cost_is_that_of_what_is_computed() -> None:
-    cost, step = seconds_on(SERVER), SERVER.step_time
-    saved_s = (
-        900 * step.prefill_token_s
-        + (attended_pairs(0, 1000) - attended_pairs(900, 100)) * step.prefill_pair_s
-    )
-    assert cost(1000, 50) - cost(1000, 50, 900) == pytest.approx(saved_s)

@@ -88,14 +88,6 @@ def test_what_short_prompts_take_is_not_made_up_for_long_ones() -> None:
     assert found.decode_s(64, 60_000) == pytest.approx(SHIPPED.decode_s(64, 60_000), rel=0.5)
 
 
-def test_one_step_is_enough_to_scale_all() -> None:
-    found = fit(*table([([1.0, 1, 1000, 5e5, 0, 0, 0], 2.0)]), SHIPPED)
-    assert found.prefill_s(1, 1000, 5e5) == pytest.approx(2.0)
-    assert found.decode_base_s / SHIPPED.decode_base_s == pytest.approx(
-        2.0 / SHIPPED.prefill_s(1, 1000, 5e5)
-    )
-
-
 @given(st.integers(0, 2**32 - 1))
 def test_the_minimum_is_the_one_that_lawson_and_hanson_find(seed: int) -> None:
     rng = np.random.default_rng(seed)

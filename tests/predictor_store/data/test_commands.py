@@ -14,7 +14,7 @@ from predictor_store.store.file import Record
 from predictor_store.store.store import Store, file_of
 from sage_sched.app.config import StoreConfig
 from sage_sched.cli import main
-from tests.predictor_store.samples import lines, record
+from tests.predictor_store.samples import lines
 
 
 @pytest.fixture(autouse=True)
@@ -111,19 +111,6 @@ def test_each_row_is_as_likely_to_be_sampled() -> None:
             counts[i] += 1
     # Binomial(2000, 1/4): 500 and a standard deviation of 19.
     assert all(400 < count < 600 for count in counts)
-
-
-def test_history_outlives_warm_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "s"
-    with Store(StoreConfig(str(folder), 3), fingerprint(), dimension()) as store:
-        store.add(record(1))
-        store.add(record(2))
-    data = lines(
-        tmp_path / "d.jsonl", *[{"prompt": "p", "output_tokens": 100 + i} for i in range(9)]
-    )
-    assert warm(data, "--store", folder) == 0
-    assert [r.output_tokens for r in stored(folder, 3)[:2]] == [11, 12]
-    assert "num_records: 3\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -223,14 +223,6 @@ def test_a_malformed_message_is_refused(message: Any) -> None:
         messages.decode_to_worker(messages.encode(message))
 
 
-def test_distributions_travel_unchanged() -> None:
-    found = LengthDistribution.from_samples([1, 5, 5, 900], "warm", [0.1, 0.2, 0.3, 0.7])
-    sent = messages.decode_to_client(messages.encode(Predicted(1, Lengths.of(found))))
-    assert isinstance(sent, Predicted)
-    assert sent.lengths is not None
-    assert sent.lengths.read() == found
-
-
 def test_silent_strangers_do_no_harm(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     known = service.connect()
     with contextlib.ExitStack() as strangers:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -36,11 +37,16 @@ def test_gains_by_class_and_over_all() -> None:
     both = Attainment()
     both.add(HIGH, 0.5, 1.5, 11, 10)
     both.add(LOW, 2.0, 3.0, 11, 5)
+    dear = replace(HIGH, first_token_weight=5.0, slo_class="dear")  # its first token counts 10
+    both.add(dear, 0.5, 1.5, 11, 5)
+    both.add(replace(dear, slo_class="late"), 2.0, 3.0, 11, 10)
     both.add(NO_HINTS, 99.0, 99.0, 1, 0)  # was promised nothing
     metrics = both.metrics(1.0)
-    assert metrics["tdg_ratio_by_class"] == {"high": 1.0, "low": pytest.approx(5 / 11)}
-    assert metrics["tdg_ratio"] == pytest.approx((22 + 5) / 33)
-    assert metrics["slo_attainment_by_class"] == {"high": 1.0, "low": 0.0}
+    by_class = {"high": 22 / 22, "low": 5 / 11, "dear": 20 / 30, "late": 20 / 30}
+    assert metrics["tdg_ratio_by_class"] == pytest.approx(by_class)
+    assert metrics["tdg_ratio"] == pytest.approx((22 + 5 + 20 + 20) / (22 + 11 + 30 + 30))
+    assert metrics["slo_attainment_by_class"]["high"] == 1.0
+    assert metrics["slo_attainment_by_class"]["low"] == 0.0
     assert Attainment().metrics(1.0) == {}
 
 

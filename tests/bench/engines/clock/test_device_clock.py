@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from importlib.metadata import distributions
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from bench.engines.clock.device import Device, DeviceUse, device_note
-from bench.engines.clock.device_clock import STATE, DeviceClock, DeviceModel, install
+from bench.engines.clock.device import Device, DeviceUse
+from bench.engines.clock.device_clock import STATE, DeviceClock, DeviceModel
 from bench.policies.fastserve import FastServeParameters
 from bench.simulator.presets import PRESETS
 from sage_sched.app.config import SageConfig, StepTimeConfig
@@ -154,17 +151,6 @@ def test_moves_go_one_after_the_other_and_hold_the_device_up() -> None:
     assert (host.clock.stats.num_moves, host.clock.stats.moved_s) == (2, pytest.approx(0.7))
 
 
-def test_installed_for_servers_with_its_environment(tmp_path: Path) -> None:
-    env = install(tmp_path, MODEL)
-    assert env == install(tmp_path, MODEL)  # for the next server
-    found = [d for d in distributions(path=[str(tmp_path)]) if d.name == "device_clock"]
-    (entry,) = found[0].entry_points
-    assert entry.group == "sglang.srt.plugins"
-    assert entry.load().__module__ == "bench.engines.clock.device_clock"
-    assert json.loads((tmp_path / "model.json").read_text()) == asdict(MODEL)
-    assert str(tmp_path) in env["PYTHONPATH"]
-
-
 def state(**fields: float) -> dict[str, Any]:
     zero = {"num_steps": 0, "device_s": 0.0, "num_late": 0, "late_s": 0.0, "num_moves": 0}
     return {STATE: zero | {"moved_s": 0.0, "cpu_s": 0.0} | fields}
@@ -197,10 +183,3 @@ def test_all_times_of_a_server_are_divided_by_its_speed() -> None:
     engine = PRESETS["h800-qwen3-32b"]
     flags = device.flags()
     assert flags[flags.index("--max-total-tokens") + 1] == str(engine.kv_pool_tokens)
-
-
-def test_a_table_says_that_no_gpu_was_measured() -> None:
-    assert device_note({"cpu": "some"}) == ""
-    note = device_note({"device clock": "h800-qwen3-32b", "speed": 2.0})
-    assert note.startswith("device clock: h800-qwen3-32b, 2 times as fast as life")
-    assert "no GPU was measured" in note
