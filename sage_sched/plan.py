@@ -100,8 +100,3 @@ class Plan:
     num_without_host_room: int = 0
     num_too_long: int = 0
     places: Mapping[int, int] = field(default_factory=dict)
-
-    @property
-    def is_out_of_memory(self) -> bool:
-        """Whether jobs leave because memory runs out. Then no job is admitted."""
-        return any(isinstance(action, Preempt) and action.to is None for action in self.actions)

@@ -100,7 +100,6 @@ def make_bare_scheduler(
         model_path="", quantization=None, kv_cache_dtype="auto", tp_size=1, pp_size=1, dp_size=1,
         nnodes=1, disaggregation_mode="null", enable_dp_attention=False, ep_size=1,
         enable_lora=None, speculative_algorithm=None, speculative_num_draft_tokens=None,
-        enable_trace=False,
     )  # fmt: skip
     scheduler = SimpleNamespace(
         schedule_policy=schedule_policy,

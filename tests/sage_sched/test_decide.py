@@ -182,12 +182,6 @@ def test_as_many_leave_as_the_headroom_of_the_others_takes() -> None:
     assert sum(one.input_tokens for one in gone[:-1]) < 8 * (num_left + 1)
 
 
-def test_a_plan_that_frees_memory_keeps_the_gap_bound() -> None:
-    view = view_of("run 0:1<4000+5 1:1<4000+5; short")
-    assert decided(view).is_out_of_memory
-    assert not decided(view_of("wait 0:5")).is_out_of_memory
-
-
 def test_no_prompt_waits_for_a_prefix_that_is_cached_or_that_waits_itself() -> None:
     view = view_of("wait 0:2000 1:2100 2:2200; prefix 1900 0 1; pass 8000")
     cached = decided(replace(view, cached_tokens=lambda position: 1900))
