@@ -16,8 +16,6 @@ from sage_sched.view import SchedulerView
 from tests.sage_sched.situations import ByInput
 from tests.sage_sched.strategies import IDLE, SERVER, decide, distributions, job, waiting
 
-GAP = 10
-
 
 @st.composite
 def jobs_of_levels(draw: st.DrawFn) -> list[Job]:

@@ -14,8 +14,6 @@ from sage_sched.policies.sage import Sage, SageParameters
 from sage_sched.view import Holding, SchedulerView
 from tests.sage_sched.strategies import SERVER, decide, waiting
 
-STEP = SERVER.step_time
-
 
 def job(arrival: int, *, age: int = 0, length: int = 400, **fields: float) -> Job:
     known = LengthDistribution.from_samples([length] * 50, "history")
