@@ -51,12 +51,14 @@ def require_known(given: Mapping[str, Any], known: Mapping[str, Any], what: str)
             raise ConfigError(f"unknown {what} {name!r:.80}{guess}, allowed: {allowed}")
 
 
-def parse_section(section: type[Any], name: str, values: object) -> Any:
-    """An object of a section from a mapping. Raises ConfigError."""
-    hints = hints_of(section)
+def parse_section(section: type[Any], name: str, values: object, /, **parsed: Any) -> Any:
+    """An object of a section from a mapping. Raises ConfigError. parsed: fields that are not in
+    the mapping."""
+    hints = {key: hint for key, hint in hints_of(section).items() if key not in parsed}
     given = mapping(f"section {name}", values, "fields with values")
     require_known(given, hints, f"field of section {name}")
-    return section(**{key: parse(f"{name}.{key}", hints[key], given[key]) for key in given})
+    found = {key: parse(f"{name}.{key}", hints[key], given[key]) for key in given}
+    return section(**found, **parsed)
 
 
 def parse(name: str, hint: Any, value: object) -> Any:

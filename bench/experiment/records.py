@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from bench.engines.server import facts
-from bench.policies.arm import SpecError
+from sage_sched.fields import ConfigError
 
 FOLDER = Path(__file__).parents[1] / "records"
 METRIC_LISTS: dict[str, Any] = tomllib.loads(
@@ -92,7 +92,7 @@ def file_of(experiment: str, folder: Path = FOLDER) -> Path:
 
 
 def read(file: Path) -> list[Record]:
-    """Return the records in order; none if there is no file. Raises SpecError, which names the
+    """Return the records in order; none if there is no file. Raises ConfigError, which names the
     line."""
     if not file.exists():
         return []
@@ -101,7 +101,7 @@ def read(file: Path) -> list[Record]:
         try:
             records.append(Record.parse(line))
         except ValueError as error:
-            raise SpecError(f"{file}, line {number}: {error}") from error
+            raise ConfigError(f"{file}, line {number}: {error}") from error
     return records
 
 

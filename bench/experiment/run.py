@@ -19,10 +19,11 @@ from bench.engines.baseline import Saturation
 from bench.experiment.records import Provenance, Record, of_metrics
 from bench.experiment.simulated import Loaded, served
 from bench.experiment.spec import TUNED, Experiment, Options
-from bench.policies.arm import Arm, SpecError
+from bench.policies.arm import Arm
 from bench.simulator.pool import OutOfMemoryError
 from bench.simulator.result import Result, Served
 from bench.workloads.source import Purpose
+from sage_sched.fields import ConfigError
 
 
 class Outcome(NamedTuple):
@@ -43,7 +44,7 @@ def run(
 ) -> list[Record]:
     """Return all records, each also given to on_record as it is made.
 
-    servers: a kind of bench.experiment.servers.Servers. Raises SpecError, WorkloadError,
+    servers: a kind of bench.experiment.servers.Servers. Raises ConfigError, WorkloadError,
     ServerError.
     """
     found = []
@@ -224,11 +225,11 @@ def changed(
     loads: Sequence[str] = (),
     arms: Sequence[str] = (),
 ) -> Experiment:
-    """Return the experiment with these instead of its own. Raises SpecError."""
+    """Return the experiment with these instead of its own. Raises ConfigError."""
     by_load = {load.name: load for load in experiment.loads}
     by_arm = {arm.name: arm for arm in experiment.arms}
     if unknown := set(loads) - set(by_load):
-        raise SpecError(f"loads are {', '.join(by_load)}, not {', '.join(sorted(unknown))}")
+        raise ConfigError(f"loads are {', '.join(by_load)}, not {', '.join(sorted(unknown))}")
     needs_tuning = any(load.capacity_by == TUNED for load in experiment.loads)
     chosen = [by_arm.get(arm) or Arm.parse(arm, "--arms") for arm in arms]
     return replace(

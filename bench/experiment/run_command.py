@@ -17,7 +17,6 @@ from bench.experiment.run import changed
 from bench.experiment.run import run as run_experiment
 from bench.experiment.spec import ENGINES, Experiment, Options
 from bench.experiment.table import aligned, plain
-from bench.policies.arm import SpecError
 from bench.workloads.prompts import WorkloadError
 from predictor_store.terminal import add_json, at_least_one, print_json
 from sage_sched.fields import ConfigError
@@ -63,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
             server_flags=args.server_flags, jobs=args.jobs,
         )  # fmt: skip
         found = run_experiment(experiment, options, lambda made: _keep(made, file, args.record))
-    except (ConfigError, SpecError, ServerError, WorkloadError, ValueError) as error:
+    except (ConfigError, ServerError, WorkloadError, ValueError) as error:
         print(f"sage-sched bench run: {error}", file=sys.stderr)
         return 2
     valid = [record for record in found if not record.problem]

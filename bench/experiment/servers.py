@@ -24,7 +24,7 @@ from bench.engines.server.policy_server import COMMON_FLAGS, CPU_MODEL, PolicySe
 from bench.engines.server.server import ServerError
 from bench.experiment.simulated import Loaded
 from bench.experiment.spec import Experiment, Options
-from bench.policies.arm import Arm, SpecError
+from bench.policies.arm import Arm
 from bench.policies.rival import by_arrival
 from bench.simulator.request import SimRequest
 from bench.simulator.result import Served, alone_s
@@ -33,6 +33,7 @@ from bench.workloads.source import Purpose
 from predictor_store.data.warm import Observation
 from sage_sched.app.config import SageConfig
 from sage_sched.app.registry import policy_names
+from sage_sched.fields import ConfigError
 from sage_sched.job import CLIENTS_HINTS, NO_HINTS
 
 # How long requests arrive in a run that measures the capacity, and the least and most of them.
@@ -65,7 +66,7 @@ class Servers:
     """
 
     def __init__(self, experiment: Experiment, loaded: Loaded, options: Options) -> None:
-        """Raises SpecError if servers cannot differ as the arms do."""
+        """Raises ConfigError if servers cannot differ as the arms do."""
         self._loaded, self._load, self._options = loaded, loaded.load, options
         self._workload = loaded.source.workload
         self._arms = experiment.arms
@@ -76,7 +77,7 @@ class Servers:
         self._warmed: object = None
         self._unloaded: UnloadedTime | None = None
         if not self._on_clock and self._workload is None:
-            raise SpecError(f"load {self._load.name} has no prompts: allowed: sim, clock")
+            raise ConfigError(f"load {self._load.name} has no prompts: allowed: sim, clock")
         for arm in experiment.arms:
             self._check(arm)
 
@@ -87,7 +88,7 @@ class Servers:
         if self._workload is None:
             same = replace(same, said_by=arm.said_by)
         if arm != same or self._load.nodes > 1:
-            raise SpecError(
+            raise ConfigError(
                 f"load {self._load.name}: servers cannot differ as {arm.name} does, allowed: sim"
             )
 

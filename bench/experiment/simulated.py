@@ -61,7 +61,7 @@ class Loaded:
 
     @functools.cached_property
     def source(self) -> Source:
-        """Raises WorkloadError, SpecError."""
+        """Raises WorkloadError, ConfigError."""
         if self.alike is not None:
             return self.alike.source
         return source_of(self.load.workload, self.load.engine_of(Arm(policy="fcfs")), self.data)

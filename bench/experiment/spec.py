@@ -10,9 +10,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Self
 
-from bench.policies.arm import Arm, SpecError, parsed, require
+from bench.policies.arm import Arm
 from bench.simulator.presets import PRESETS, Engine
 from bench.workloads.arrivals import LOADS, RECORDED, requests_per_s
+from sage_sched.fields import ConfigError, hints_of, parse_section, require, require_known
 
 FOLDER = Path(__file__).parents[1] / "experiments"
 # Of a load's capacity_by: the best setting of SGLang's policies.
@@ -61,19 +62,18 @@ class Load:
 
     @classmethod
     def parse(cls, name: str, found: Mapping[str, Any], where: str) -> Self:
-        """Raises SpecError."""
+        """Raises ConfigError."""
         given = dict(found)
         if isinstance(given.get("workload"), str):
             given["workload"] = {"name": given["workload"]}
         if "rate" in given:
             given["rate"] = f"{given['rate']}"
-        load = parsed(cls, {"name": name, **given}, where)
-        require(load.preset in PRESETS, where, "preset", load.preset, PRESETS)
-        allowed = (*LOADS, RECORDED)
-        require(load.arrivals in allowed, where, "arrivals", load.arrivals, allowed)
-        fields = {f.name for f in dataclasses.fields(Engine)}
-        for name in load.engine:
-            require(name in fields, where, "engine", name, fields)
+        load: Self = parse_section(cls, where, given, name=name)
+        require_known({load.preset: None}, PRESETS, f"preset of {where}")
+        require_known(
+            {load.arrivals: None}, dict.fromkeys((*LOADS, RECORDED)), f"arrivals of {where}"
+        )
+        require_known(load.engine, hints_of(Engine), f"field of {where}.engine")
         requests_per_s(load.rate, 1.0)
         return load
 
@@ -140,47 +140,44 @@ class Experiment:
 
     @classmethod
     def read(cls, name_or_file: str) -> Self:
-        """One of FOLDER, or a file of your own. Raises SpecError."""
+        """One of FOLDER, or a file of your own. Raises ConfigError."""
         file = FOLDER / f"{name_or_file}.toml"
         if name_or_file.endswith(".toml"):
             file = Path(name_or_file)
         try:
             found = tomllib.loads(file.read_text(encoding="utf-8"))
         except OSError as error:
-            raise SpecError(
+            raise ConfigError(
                 f"there is no experiment {name_or_file!r}, known: {', '.join(names())}"
             ) from error
         except tomllib.TOMLDecodeError as error:
-            raise SpecError(f"{file}: {error}") from error
+            raise ConfigError(f"{file}: {error}") from error
         return cls.parse(file.stem, found)
 
     @classmethod
     def parse(cls, name: str, found: Mapping[str, Any]) -> Self:
-        """Parse a table. Raises SpecError, which says where, and the allowed values."""
+        """Parse a table. Raises ConfigError, which says where, and the allowed values."""
         given = dict(found)
         defaults = given.pop("defaults", {})
         loads = given.pop("loads", {}) or {f"{defaults.get('rate', '2x')}": {}}
-        arms = [Arm.parse(arm, f"{name}: arms") for arm in given.pop("arms", ())]
+        arms = [Arm.parse(arm, f"{name}.arms") for arm in given.pop("arms", ())]
         tuned = given.pop("tuned", None)
-        experiment = parsed(
-            cls,
-            {
-                **given,
-                "name": name,
-                "arms": arms,
-                "tuned": None if tuned is None else parsed(Tuning, tuned, f"{name}: tuned"),
-                "loads": [
-                    load
-                    for mix, differs in loads.items()
-                    for load in _loads_of(mix, {**defaults, **differs}, f"{name}: loads.{mix}")
-                ],
-            },
-            name,
-        )
         labels = [arm.name for arm in arms]
-        require(len(labels) == len(set(labels)), name, "arms", "of the same label", labels)
-        require(bool(arms), name, "arms", "nothing", ["at least one policy"])
-        return experiment
+        require(bool(arms), f"{name}.arms", arms, "at least one policy")
+        require(len(labels) == len({*labels}), f"{name}.arms", labels, "one of each label")
+        return parse_section(  # type: ignore[no-any-return]
+            cls,
+            name,
+            given,
+            name=name,
+            arms=arms,
+            tuned=None if tuned is None else parse_section(Tuning, f"{name}.tuned", tuned),
+            loads=[
+                load
+                for mix, differs in loads.items()
+                for load in _loads_of(mix, {**defaults, **differs}, f"{name}.loads.{mix}")
+            ],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises SpecError where there is no such experiment, or a record is none."""
+    """Raises ConfigError where there is no such experiment, or a record is none."""
     for name in args.names:
         found = records.read(records.file_of(name))
         experiment = experiment_named(name, found)

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self
 
 from bench.policies.rival import Rival
 from sage_sched.app.config import SageConfig
-from sage_sched.fields import ConfigError, UserError
+from sage_sched.fields import ConfigError, parse_section
 
-T = TypeVar("T")
-PREDICTORS = ("semantic", "input length", "none", "truth")
-
-
-class SpecError(UserError, ValueError):
-    """An experiment that cannot be; the message says where, and the allowed values."""
+Predictor = Literal["semantic", "input length", "none", "truth"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +22,7 @@ class Arm:
     settings: sections of our policies' configuration that differ from the defaults.
     engine: fields of the engine that differ from the load's.
     preempt: whether requests may leave the engine.
-    predictor: one of PREDICTORS. wrong_by: a factor on all predicted lengths. noise: whether a
+    predictor: of lengths. wrong_by: a factor on all predicted lengths. noise: whether a
         uniform distribution is mixed in.
     said_by: who says how urgent requests are, if a workload has several. Of agents' steps a
         "client" says about when the next one comes, and which is the last; others do not.
@@ -40,7 +34,7 @@ class Arm:
     settings: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
     preempt: bool = True
-    predictor: str = "semantic"
+    predictor: Predictor = "semantic"
     wrong_by: float = 1.0
     noise: bool = False
     said_by: str = "expert"
@@ -58,27 +52,12 @@ class Arm:
 
     @classmethod
     def parse(cls, found: Any, where: str) -> Self:
-        """Parse a policy's name, or a table. Raises SpecError."""
-        arm = parsed(cls, {"policy": found} if isinstance(found, str) else found, where)
+        """Parse a policy's name, or a table. Raises ConfigError."""
+        found = {"policy": found} if isinstance(found, str) else found
+        arm: Self = parse_section(cls, where, found)
         try:
             Rival.parse(arm.policy)
             _ = arm.config
-        except (ValueError, ConfigError) as error:
-            raise SpecError(f"{where}: {error}") from error
-        require(arm.predictor in PREDICTORS, where, "predictor", arm.predictor, PREDICTORS)
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}") from error
         return arm
-
-
-def parsed(kind: type[T], given: Mapping[str, Any], where: str) -> T:
-    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    for name in given:
-        require(name in fields, where, "a key", name, fields)
-    try:
-        return kind(**given)
-    except TypeError as error:
-        raise SpecError(f"{where}: {error}") from error
-
-
-def require(holds: bool, where: str, what: str, found: Any, allowed: Any) -> None:
-    if not holds:
-        raise SpecError(f"{where}: {what} is {found!r}, allowed: {', '.join(map(str, allowed))}")

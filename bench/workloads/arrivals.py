@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.policies.arm import SpecError
 from bench.workloads.datasets import checked_rows
 from bench.workloads.prompts import WorkloadError
+from sage_sched.fields import ConfigError
 
 # pulse: a number of Poisson arrivals, as in the paper: most of them are served after the last has
 # come. sustained: Poisson arrivals for long enough that the time after the last matters little.
@@ -80,5 +80,5 @@ def requests_per_s(rate: str, capacity: float) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 1e6:
-        raise SpecError(f"rate is {rate!r}, allowed: requests/s above 0 (3.5) or a multiple (2x)")
+        raise ConfigError(f"rate is {rate!r}, allowed: requests/s above 0 (3.5) or a multiple (2x)")
     return value * capacity if rate.endswith("x") else value

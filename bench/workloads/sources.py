@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.policies.arm import SpecError
 from bench.simulator.presets import Engine
 from bench.workloads.agents import Agents
 from bench.workloads.lengths import RECORDINGS, Promised
@@ -15,6 +14,7 @@ from bench.workloads.prompts import WorkloadError
 from bench.workloads.source import Source
 from bench.workloads.triage import Urgent
 from bench.workloads.two_kinds import TwoKinds
+from sage_sched.fields import ConfigError
 
 NAMES = (*WORKLOADS, *RECORDINGS, "triage", "agents", "two kinds")
 
@@ -22,7 +22,7 @@ NAMES = (*WORKLOADS, *RECORDINGS, "triage", "agents", "two kinds")
 def source_of(workload: Mapping[str, Any], engine: Engine, data: Path | None) -> Source:
     """Return the source of requests that a workload names.
 
-    workload: its name and options. data: the folder of datasets. Raises SpecError, WorkloadError.
+    workload: its name and options. data: the folder of datasets. Raises ConfigError, WorkloadError.
     """
     options = dict(workload)
     name = options.pop("name", "")
@@ -38,8 +38,8 @@ def source_of(workload: Mapping[str, Any], engine: Engine, data: Path | None) ->
         if name in RECORDINGS:
             return Promised(_given(data, name), name, **options)
     except TypeError as error:
-        raise SpecError(f"workload {name}: {error}") from error
-    raise SpecError(f"there is no workload {name!r}, known: {', '.join(NAMES)}")
+        raise ConfigError(f"workload {name}: {error}") from error
+    raise ConfigError(f"there is no workload {name!r}, known: {', '.join(NAMES)}")
 
 
 def _given(data: Path | None, name: str) -> Path:

@@ -10,12 +10,13 @@ import pytest
 from bench.experiment.run import Options, best_tuned, changed, run
 from bench.experiment.simulated import Loaded, served
 from bench.experiment.spec import Experiment, Load
-from bench.policies.arm import Arm, SpecError
+from bench.policies.arm import Arm
 from bench.simulator.pool import OutOfMemoryError
 from bench.workloads.prompt_source import Prompts
 from bench.workloads.prompts import WorkloadError
 from bench.workloads.source import Purpose
 from sage_sched.cli import main
+from sage_sched.fields import ConfigError
 from tests.bench.recordings import azure_like, triage_like
 
 
@@ -136,11 +137,11 @@ def test_experiments_without_data_run_small(name: str) -> None:
 def test_missing_data_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(WorkloadError, match="give --data"):
         run(small("tail"), Options(), lambda _: None)
-    with pytest.raises(SpecError, match="there is no workload 'nothing'"):
+    with pytest.raises(ConfigError, match="there is no workload 'nothing'"):
         run(small("paper", workload={"name": "nothing"}), Options(), lambda _: None)
-    with pytest.raises(SpecError, match="workload two kinds"):
+    with pytest.raises(ConfigError, match="workload two kinds"):
         run(small("gaps", workload={"name": "two kinds", "x": 1}), Options(), lambda _: None)
-    with pytest.raises(SpecError, match="loads are"):
+    with pytest.raises(ConfigError, match="loads are"):
         changed(Experiment.read("slo"), loads=["none"])
     assert main(["bench", "run", "agents", "--data", str(tmp_path)]) == 2
     assert "trace_agentic_coding" in capsys.readouterr().err

@@ -14,10 +14,11 @@ from bench.experiment import servers as module
 from bench.experiment.servers import Ran, Servers
 from bench.experiment.simulated import Loaded
 from bench.experiment.spec import Experiment, Load, Options
-from bench.policies.arm import Arm, SpecError
+from bench.policies.arm import Arm
 from bench.workloads.forced_length import LENGTH_KEY
 from bench.workloads.prompts import WorkloadError
 from bench.workloads.two_kinds import LS_URGENCY
+from sage_sched.fields import ConfigError
 from sage_sched.job import DEFAULT_URGENCY, Hints
 from tests.bench.engines.server.test_client import REQUEST
 
@@ -96,7 +97,7 @@ def test_servers_differ_as_servers_can(
     of = Load(name="any", rate="1", **{"workload": {"name": "chats"}, **load})
     arms = [Arm(policy="sage", **arm)]
     experiment = Experiment(name="any", title="", arms=arms, loads=[of], engine=engine)
-    with pytest.raises(SpecError, match=message) if message else nullcontext():
+    with pytest.raises(ConfigError, match=message) if message else nullcontext():
         Servers(experiment, Loaded(of, None), Options())
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from bench.experiment.spec import Experiment, names
-from bench.policies.arm import SpecError
 from bench.workloads.arrivals import requests_per_s
 from sage_sched.cli import main
+from sage_sched.fields import ConfigError
 
 NEW = """
 title = "Two policies under a load of my own"
@@ -48,7 +48,7 @@ def test_a_new_experiment_is_under_twenty_lines_of_data(
     [
         ({"arms": []}, "at least one policy"),
         ({"arms": ["fcfs@clip=none"]}, "clip is"),
-        ({"arms": ["sage", "sage"]}, "of the same label"),
+        ({"arms": ["sage", "sage"]}, "one of each label"),
         ({"arms": [{"policy": "sage", "settings": {"policy": {"sage": {"x": 1}}}}]}, "x"),
         ({"arms": [{"policy": "sage", "colour": "red"}]}, "'colour', allowed: policy"),
         ({"defaults": {"arrivals": "often"}}, "'often', allowed: pulse"),
@@ -58,7 +58,7 @@ def test_a_new_experiment_is_under_twenty_lines_of_data(
     ],
 )
 def test_a_wrong_key_says_where_and_the_allowed_ones(wrong: dict[str, object], said: str) -> None:
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(ConfigError, match=said):
         Experiment.parse("any", {"title": "", "arms": ["sage"], **wrong})
 
 
@@ -66,7 +66,7 @@ def test_rates_are_absolute_or_of_the_capacity() -> None:
     assert requests_per_s("3.5", capacity=2.0) == 3.5
     assert requests_per_s("0.5x", capacity=3.0) == 1.5
     for wrong in ("0", "-1x", "x", "2y", "nan", "inf"):
-        with pytest.raises(SpecError, match="allowed"):
+        with pytest.raises(ConfigError, match="allowed"):
             requests_per_s(wrong, capacity=1.0)
 
 
