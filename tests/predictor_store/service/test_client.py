@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import sqlite3
@@ -51,6 +52,16 @@ def run(main: Coroutine[Any, Any, None]) -> None:
     uvloop.run(asyncio.wait_for(main, 300))
 
 
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test in an event loop of its own."""
+
+    @functools.wraps(test)
+    def looped(*args: Any, **kw: Any) -> None:
+        run(test(*args, **kw))
+
+    return looped
+
+
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         await asyncio.sleep(0.05)
@@ -80,22 +91,20 @@ def impatient(client: PredictorClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_config", config)
 
 
-def test_finished_answers_are_predicted(client: PredictorClient) -> None:
-    async def main() -> None:
-        before = client.stats()
-        first = await client.predict("How high is the Zugspitze?")
-        assert first.handle is not None
-        for length in (40, 3000) * 10:
-            client.finished(first.handle, 5, length, False)
-        second = await client.predict("How high is the Zugspitze?")
-        assert second.handle not in (None, first.handle)
-        assert second.distribution is not None
-        assert second.distribution.source == "history"
-        assert share_of(second.distribution, 40) > 0.4 < share_of(second.distribution, 3000)
-        await until(lambda: client.stats()["num_recorded"] == before["num_recorded"] + 20)
-        assert client.stats()["num_predicted_history"] == before["num_predicted_history"] + 1
-
-    run(main())
+@in_loop
+async def test_finished_answers_are_predicted(client: PredictorClient) -> None:
+    before = client.stats()
+    first = await client.predict("How high is the Zugspitze?")
+    assert first.handle is not None
+    for length in (40, 3000) * 10:
+        client.finished(first.handle, 5, length, False)
+    second = await client.predict("How high is the Zugspitze?")
+    assert second.handle not in (None, first.handle)
+    assert second.distribution is not None
+    assert second.distribution.source == "history"
+    assert share_of(second.distribution, 40) > 0.4 < share_of(second.distribution, 3000)
+    await until(lambda: client.stats()["num_recorded"] == before["num_recorded"] + 20)
+    assert client.stats()["num_predicted_history"] == before["num_predicted_history"] + 1
 
 
 def test_a_burst_is_predicted_and_recorded_whole(tmp_path: Path) -> None:
@@ -130,51 +139,45 @@ def share_of(found: LengthDistribution, length: int) -> float:
     return float(found.weights[found.lengths == length].sum())
 
 
-def test_what_is_asked_beside_the_words_comes_along(client: PredictorClient) -> None:
-    async def main() -> None:
-        asked = Asked(session="a conversation")
-        handle = (await client.predict("And then?", asked=asked)).handle
+@in_loop
+async def test_what_is_asked_beside_the_words_comes_along(client: PredictorClient) -> None:
+    asked = Asked(session="a conversation")
+    handle = (await client.predict("And then?", asked=asked)).handle
+    assert handle is not None
+    for _ in range(4):
+        client.finished(handle, 5, 777, False)
+    shares = []
+    for other in (NOTHING_ASKED, asked):
+        found = (await client.predict("List all birds of Peru.", asked=other)).distribution
+        assert found is not None
+        shares.append(share_of(found, 777))
+    assert shares[1] > shares[0] + 0.1
+
+
+@in_loop
+async def test_many_at_once_each_get_their_own(client: PredictorClient) -> None:
+    lengths = {"Name the capital of Peru.": 3, "Write an essay on moss.": 900}
+    for prompt, length in lengths.items():
+        handle = (await client.predict(prompt)).handle
         assert handle is not None
-        for _ in range(4):
-            client.finished(handle, 5, 777, False)
-        shares = []
-        for other in (NOTHING_ASKED, asked):
-            found = (await client.predict("List all birds of Peru.", asked=other)).distribution
-            assert found is not None
-            shares.append(share_of(found, 777))
-        assert shares[1] > shares[0] + 0.1
-
-    run(main())
-
-
-def test_many_at_once_each_get_their_own(client: PredictorClient) -> None:
-    async def main() -> None:
-        lengths = {"Name the capital of Peru.": 3, "Write an essay on moss.": 900}
-        for prompt, length in lengths.items():
-            handle = (await client.predict(prompt)).handle
-            assert handle is not None
-            client.finished(handle, 5, length, False)
-            client.finished(handle, 5, length, False)
-        prompts = list(lengths) * 20
-        found = await asyncio.gather(*(client.predict(prompt) for prompt in prompts))
-        for prompt, prediction in zip(prompts, found, strict=True):
-            assert prediction.distribution is not None
-            assert share_of(prediction.distribution, lengths[prompt]) > 0.35
-            assert share_of(prediction.distribution, 903 - lengths[prompt]) < 0.35
-        assert len({prediction.handle for prediction in found}) == len(prompts)
-
-    run(main())
+        client.finished(handle, 5, length, False)
+        client.finished(handle, 5, length, False)
+    prompts = list(lengths) * 20
+    found = await asyncio.gather(*(client.predict(prompt) for prompt in prompts))
+    for prompt, prediction in zip(prompts, found, strict=True):
+        assert prediction.distribution is not None
+        assert share_of(prediction.distribution, lengths[prompt]) > 0.35
+        assert share_of(prediction.distribution, 903 - lengths[prompt]) < 0.35
+    assert len({prediction.handle for prediction in found}) == len(prompts)
 
 
-def test_junk_prompts_are_predicted(client: PredictorClient) -> None:
-    async def main() -> None:
-        before = client.stats()
-        found = await asyncio.gather(*(client.predict(text) for text in JUNK.values()))
-        assert all(prediction.handle is not None for prediction in found)
-        assert client.stats()["num_deadline_misses"] == before["num_deadline_misses"]
-        assert client.stats()["worker_alive"]
-
-    run(main())
+@in_loop
+async def test_junk_prompts_are_predicted(client: PredictorClient) -> None:
+    before = client.stats()
+    found = await asyncio.gather(*(client.predict(text) for text in JUNK.values()))
+    assert all(prediction.handle is not None for prediction in found)
+    assert client.stats()["num_deadline_misses"] == before["num_deadline_misses"]
+    assert client.stats()["worker_alive"]
 
 
 def test_it_works_in_one_loop_after_another(client: PredictorClient) -> None:
@@ -182,125 +185,119 @@ def test_it_works_in_one_loop_after_another(client: PredictorClient) -> None:
         assert asyncio.run(client.predict("Again?")).handle is not None
 
 
-def test_a_cancelled_prediction_leaves_nothing_behind(client: PredictorClient) -> None:
-    async def main() -> None:
-        stop(client)  # or the answer could come first
-        try:
-            task = asyncio.ensure_future(client.predict("Cancelled"))
-            await asyncio.sleep(0)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        finally:
-            os.kill(pid_of(client), signal.SIGCONT)
-        assert not client._waiting
-        assert (await client.predict("Not cancelled")).handle is not None
-
-    run(main())
+@in_loop
+async def test_a_cancelled_prediction_leaves_nothing_behind(client: PredictorClient) -> None:
+    stop(client)  # or the answer could come first
+    try:
+        task = asyncio.ensure_future(client.predict("Cancelled"))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    finally:
+        os.kill(pid_of(client), signal.SIGCONT)
+    assert not client._waiting
+    assert (await client.predict("Not cancelled")).handle is not None
 
 
-def test_ctrl_c_is_not_for_the_worker(client: PredictorClient) -> None:
-    async def main() -> None:
-        pid = pid_of(client)
-        os.kill(pid, signal.SIGINT)
-        assert (await client.predict("Still there?")).handle is not None
-        assert pid_of(client) == pid
-
-    run(main())
+@in_loop
+async def test_ctrl_c_is_not_for_the_worker(client: PredictorClient) -> None:
+    pid = pid_of(client)
+    os.kill(pid, signal.SIGINT)
+    assert (await client.predict("Still there?")).handle is not None
+    assert pid_of(client) == pid
 
 
-def test_a_hung_worker(client: PredictorClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        known = await client.predict("Known before")
-        assert known.handle is not None
-        client.finished(known.handle, 5, 100, False)
-        await until(lambda: client._prior is not None)
-        before = client.stats()
-        stop(client)
-        try:
-            impatient(client, monkeypatch)
-            late = await client.predict("Too late")
-            assert late.distribution is not None
-            assert late.distribution.source == "prior"
-            assert late.handle is not None
-            assert client.stats()["num_deadline_misses"] == before["num_deadline_misses"] + 1
+@in_loop
+async def test_a_hung_worker(client: PredictorClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = await client.predict("Known before")
+    assert known.handle is not None
+    client.finished(known.handle, 5, 100, False)
+    await until(lambda: client._prior is not None)
+    before = client.stats()
+    stop(client)
+    try:
+        impatient(client, monkeypatch)
+        late = await client.predict("Too late")
+        assert late.distribution is not None
+        assert late.distribution.source == "prior"
+        assert late.handle is not None
+        assert client.stats()["num_deadline_misses"] == before["num_deadline_misses"] + 1
 
-            # No request waits for it again until it has said something.
-            patient = replace(client._config.predictor, deadline_ms=600_000.0)
-            monkeypatch.setattr(client, "_config", replace(client._config, predictor=patient))
-            at_once = await asyncio.wait_for(client.predict("At once"), 60)
-            assert at_once == replace(late, handle=late.handle + 1)
-            assert client.stats()["num_deadline_misses"] == before["num_deadline_misses"] + 2
-            monkeypatch.undo()
-
-            # More than is kept for the worker: nothing waits.
-            full = late
-            while full.handle is not None:  # the socket may have made room just then
-                num_unrecorded = client.stats()["num_unrecorded"]
-                while client.stats()["num_unrecorded"] == num_unrecorded:
-                    client.finished(10**9, 5, 100, False)
-                full = await client.predict("No room")
-            assert full.distribution == late.distribution
-            assert client.stats()["num_unsent"] == before["num_unsent"] + 1
-        finally:
-            os.kill(pid_of(client), signal.SIGCONT)
-
-        # The handle of the late prediction is good once the worker has come to it.
+        # No request waits for it again until it has said something.
+        patient = replace(client._config.predictor, deadline_ms=600_000.0)
+        monkeypatch.setattr(client, "_config", replace(client._config, predictor=patient))
+        at_once = await asyncio.wait_for(client.predict("At once"), 60)
+        assert at_once == replace(late, handle=late.handle + 1)
+        assert client.stats()["num_deadline_misses"] == before["num_deadline_misses"] + 2
         monkeypatch.undo()
-        while (await client.predict("Room again?")).handle is None:
-            await asyncio.sleep(0.05)
-        await until(lambda: not client._is_silent)
-        client.finished(late.handle, 5, 123, False)
-        client.finished(late.handle, 5, 123, False)
-        found = await client.predict("Too late")
-        assert found.distribution is not None
-        assert share_of(found.distribution, 123) > 0.35
 
-    run(main())
+        # More than is kept for the worker: nothing waits.
+        full = late
+        while full.handle is not None:  # the socket may have made room just then
+            num_unrecorded = client.stats()["num_unrecorded"]
+            while client.stats()["num_unrecorded"] == num_unrecorded:
+                client.finished(10**9, 5, 100, False)
+            full = await client.predict("No room")
+        assert full.distribution == late.distribution
+        assert client.stats()["num_unsent"] == before["num_unsent"] + 1
+    finally:
+        os.kill(pid_of(client), signal.SIGCONT)
+
+    # The handle of the late prediction is good once the worker has come to it.
+    monkeypatch.undo()
+    while (await client.predict("Room again?")).handle is None:
+        await asyncio.sleep(0.05)
+    await until(lambda: not client._is_silent)
+    client.finished(late.handle, 5, 123, False)
+    client.finished(late.handle, 5, 123, False)
+    found = await client.predict("Too late")
+    assert found.distribution is not None
+    assert share_of(found.distribution, 123) > 0.35
 
 
-def test_a_killed_worker_costs_the_prediction_alone_and_comes_back(client: PredictorClient) -> None:
-    async def main() -> None:
-        first = await client.predict("Before it died")
-        assert first.handle is not None
-        for _ in range(2):
-            client.finished(first.handle, 5, 321, False)
-        before = client.stats()
-        await until(lambda: lengths_on_disk(client).count(321) == 2)
-
-        killed = pid_of(client)
-        stop(client)
-        waiting = [asyncio.ensure_future(client.predict("In flight")) for _ in range(5)]
-        await until(lambda: len(client._waiting) == 5)
-        assert not any(task.done() for task in waiting)
-        os.kill(killed, signal.SIGKILL)
-        for task in waiting:
-            lost = await task
-            assert lost.handle is None
-            assert lost.distribution is not None
-            assert lost.distribution.source == "prior"
-        assert not client.stats()["worker_alive"]
-        meanwhile = await client.predict("Is it there?")
-        assert meanwhile.handle is None
+@in_loop
+async def test_a_killed_worker_costs_the_prediction_alone_and_comes_back(
+    client: PredictorClient,
+) -> None:
+    first = await client.predict("Before it died")
+    assert first.handle is not None
+    for _ in range(2):
         client.finished(first.handle, 5, 321, False)
+    before = client.stats()
+    await until(lambda: lengths_on_disk(client).count(321) == 2)
 
-        await until(lambda: bool(client.stats()["worker_alive"]))
-        assert pid_of(client) != killed
-        again = await client.predict("Before it died")
-        assert again.distribution is not None
-        assert share_of(again.distribution, 321) > 0.35
-        after = client.stats()
-        assert after["num_worker_restarts"] == before["num_worker_restarts"] + 1
-        assert after["num_recorded"] >= before["num_recorded"]
-        assert after["num_unrecorded"] == before["num_unrecorded"] + 1
+    killed = pid_of(client)
+    stop(client)
+    waiting = [asyncio.ensure_future(client.predict("In flight")) for _ in range(5)]
+    await until(lambda: len(client._waiting) == 5)
+    assert not any(task.done() for task in waiting)
+    os.kill(killed, signal.SIGKILL)
+    for task in waiting:
+        lost = await task
+        assert lost.handle is None
+        assert lost.distribution is not None
+        assert lost.distribution.source == "prior"
+    assert not client.stats()["worker_alive"]
+    meanwhile = await client.predict("Is it there?")
+    assert meanwhile.handle is None
+    client.finished(first.handle, 5, 321, False)
 
-        # Its handle went with the old worker.
-        assert again.handle is not None
-        client.finished(first.handle, 5, 321, False)
-        client.finished(again.handle, 5, 321, False)
-        await until(lambda: client.stats()["num_unrecorded"] == before["num_unrecorded"] + 2)
+    await until(lambda: bool(client.stats()["worker_alive"]))
+    assert pid_of(client) != killed
+    again = await client.predict("Before it died")
+    assert again.distribution is not None
+    assert share_of(again.distribution, 321) > 0.35
+    after = client.stats()
+    assert after["num_worker_restarts"] == before["num_worker_restarts"] + 1
+    assert after["num_recorded"] >= before["num_recorded"]
+    assert after["num_unrecorded"] == before["num_unrecorded"] + 1
 
-    run(main())
+    # Its handle went with the old worker.
+    assert again.handle is not None
+    client.finished(first.handle, 5, 321, False)
+    client.finished(again.handle, 5, 321, False)
+    await until(lambda: client.stats()["num_unrecorded"] == before["num_unrecorded"] + 2)
 
 
 def test_closing_writes_what_is_left(tmp_path: Path) -> None:
