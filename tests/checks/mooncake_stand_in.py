@@ -18,7 +18,6 @@ from typing import Any
 
 from bench.engines.server import plugins
 
-BACKEND = "mooncake_tcp"
 # PR_SET_PTRACER and PR_SET_PTRACER_ANY, see prctl(2); the most pieces of one call, see readv(2).
 _LET_WRITE, _ANYBODY = 0x59616D61, ctypes.c_ulong(-1)
 _MOST_PIECES = 1024

@@ -219,6 +219,12 @@ def asked_at_once(worker: Worker) -> range:
     return handles
 
 
+def test_prompts_are_predicted_in_order_of_arrival(worker: Worker) -> None:
+    assert [*answers(worker)] == []
+    handles = asked_at_once(worker)
+    assert [*answers(worker)] == [*handles]
+
+
 def test_overload_serves_the_newest_first(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     handles = asked_at_once(worker)
     # The first of them would have their prediction too late.
