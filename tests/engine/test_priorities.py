@@ -65,22 +65,11 @@ def num_yielding_to(server: SageServer, priority: int, num_slots: int) -> int:
         high.append(pool.submit(call))
         stage.once_arrived(server, 1)
 
-    low = [
-        partial(
-            generate,
-            server,
-            f"{SHORT_PROMPT} {i}",
-            60,
-            priority=0,
-            sampling_params={"ignore_eos": True},
-        )
-        for i in range(num_slots)
-    ]
+    more: dict[str, Any] = {"priority": 0, "sampling_params": {"ignore_eos": True}}
+    low = [partial(generate, server, f"{SHORT_PROMPT} {i}", 60, **more) for i in range(num_slots)]
     with ThreadPoolExecutor(1) as pool:
         answers = stage.together(server, low, ask_high, tokens=5)
     answers.append(high[0].result())
     lengths = [answer["meta_info"]["completion_tokens"] for answer in answers]
     assert lengths == [*[60] * num_slots, 4]
-    num_preemptions: int = server.stats()["preemption"]["num_preemptions"] - before
-    assert sum(answer["meta_info"]["num_retractions"] for answer in answers[:-1]) == num_preemptions
-    return num_preemptions
+    return int(server.stats()["preemption"]["num_preemptions"] - before)
