@@ -185,6 +185,18 @@ class Indices:
             _set(standing, standing.table.index(age_tokens), standing.steps_table.index(age_tokens))
         return standing
 
+    def quantum_steps(self, job: Job) -> tuple[float, float]:
+        """Decode steps that a ranked job is expected to take before its index rises, and to its
+        end. The index is a cost per completion, and so at least what the former cost."""
+        standing, age_tokens = self.of(job), job.generated_tokens
+        mean = self._spent(job, age_tokens + standing.steps) - self._spent(job, age_tokens)
+        return standing.steps * min(1.0, standing.index / mean), standing.steps
+
+    def _spent(self, job: Job, output_tokens: float) -> float:
+        if not output_tokens:
+            return 0.0
+        return float(self._cost(job.input_tokens, output_tokens, job.cached_input_tokens))
+
 
 def index_state_of(job: Job) -> IndexState:
     """Of a job that Indices has ranked."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from sage_sched.fairness import FairShares
 from sage_sched.gap import Gap
 from sage_sched.job import Job
+from sage_sched.overload import Overload, OverloadConfig
 from sage_sched.session_returns import SessionReturns
 from sage_sched.swap_out_bound import SwapOutBound
 
@@ -18,26 +19,35 @@ class Limits:
     gap: bounds the time between two tokens of a running job.
     swap_out: bounds that time for a job that has left the device.
     fair_shares: lets the tenants of a class take turns.
+    overload: refuses newcomers that would come too late.
     sessions: predicts when sessions come back, to keep their KV; None if no KV is kept for them.
     """
 
     gap: Gap = field(default_factory=Gap)
     swap_out: SwapOutBound = field(default_factory=SwapOutBound)
     fair_shares: FairShares = field(default_factory=FairShares)
+    overload: Overload = field(default_factory=lambda: Overload(OverloadConfig()))
     sessions: SessionReturns | None = None
 
     @property
     def needs_clock(self) -> bool:
         """Whether they read SchedulerView.now_s or Job.arrival_s by now."""
         has_sessions = self.sessions is not None and self.sessions.saw_any
-        return has_sessions or self.swap_out.needs_clock
+        return has_sessions or self.overload.config.enabled or self.swap_out.needs_clock
 
     def arrived(self, job: Job) -> None:
         """Note that a job has come, or meets these limits because the policy was switched."""
+        self.overload.arrived(job)
         if self.sessions is not None and job.hints.session:
             self.sessions.came(job.hints.session, job.arrival_s)
 
+    def prefilled(self, num_requests: int, num_tokens: int, num_pairs: float) -> None:
+        """Note that a prefill step has run; see StepTime."""
+        self.gap.prefilled(num_requests, num_tokens, num_pairs)
+        self.overload.prefilled(num_requests)
+
     def ended(self, job: Job, now_s: float) -> None:
         """Note that a job has ended, or was aborted."""
+        self.overload.ended(job)
         if self.sessions is not None and job.hints.session:
             self.sessions.left(job.hints.session, now_s, job.hints.next_in_s)

@@ -36,6 +36,7 @@ class Policy(ABC):
     moves: whether keys change while jobs wait, without a change of the job. Then all waiting jobs
         are put in order in each plan.
     has_deadlines: whether it orders by them, and weighs TPOT targets itself.
+    starts_early: whether new jobs start ahead of its order, for their first tokens.
     uses_clock: whether it reads SchedulerView.now_s or Job.arrival_s, which rank 0 then broadcasts.
     refiner: makes a sage_sched.probe.Refiner from the edges of a probe's bins; then servers need
         a probe. None: the policy uses no scores.
@@ -54,6 +55,7 @@ class Policy(ABC):
     moves: ClassVar[bool] = False
     has_deadlines: ClassVar[bool] = False
     retention: ClassVar[type[SessionReturns] | None] = None
+    starts_early: bool = False
     uses_clock: bool = False
     refiner: Callable[[Any], Any] | None = None
     refresh_interval_tokens: int = REFRESH_INTERVAL_TOKENS
@@ -127,6 +129,18 @@ class Policy(ABC):
 
         A key of infinity holds a waiting job back while another job runs or may be admitted.
         """
+
+    def lasting_key(self, job: Job) -> float:
+        """The place of a ranked job apart from its start, for predicted waits
+        (sage_sched.overload)."""
+        return 0.0 if self._kept is None else self._kept.of(job).log_index
+
+    def quantum_steps(self, job: Job) -> tuple[float, float]:
+        """Decode steps that a job is expected to be served for at that place, and to its end."""
+        if self._kept is None or not job.is_ranked:
+            steps = max(1.0, job.mean_tokens() - job.generated_tokens)
+            return steps, steps
+        return self._kept.quantum_steps(job)
 
     def starts_now(self, job: Job) -> bool:
         """Whether this waiting job may be admitted to a full batch without preempting another."""

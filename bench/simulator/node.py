@@ -54,6 +54,7 @@ class Node:
         self.num_outstanding = 0
         self.prefill_tokens = 0
         self.moved_tokens = 0
+        self.refused: list[int] = []
         # Of all requests, how often each gap between two tokens came, in 1/GAPS_PER_S.
         self.gaps: Counter[int] = Counter()
         self._policy = policy
@@ -146,9 +147,28 @@ class Node:
             state.num_queued += 1
             state.limits.arrived(job)
             job.is_ranked = self._policy.on_arrival(job)
+            if self._refuses(job):
+                self._refused(index, job)
+                continue
             hints = request.hints
             promise = Deadlines.of(hints) if hints.has_slo else self._options.due
             state.queue.append(Progress(request, index, job, promise=promise))
+
+    def _refuses(self, job: Job) -> bool:
+        state, overload = self.state, self.state.limits.overload
+        if not overload.config.enabled or not isinstance(self._policy, Policy):
+            return False
+        now_s, any_waits = self.now_s, bool(state.queue)
+        newcomer = overload.newcomer(job, self._policy, state.server, now_s)
+        refusal = overload.refuses(job, newcomer, now_s, any_waits=any_waits, knows_steps=True)
+        return refusal is not None
+
+    def _refused(self, index: int, job: Job) -> None:
+        assert isinstance(self._policy, Policy)
+        self._policy.on_end(job, self.now_s)
+        self.state.limits.ended(job, self.now_s)
+        self.num_outstanding -= 1
+        self.refused.append(index)
 
     def _move(self, num_tokens: int) -> None:
         """KV goes to host memory and back."""
@@ -171,7 +191,7 @@ class Node:
         elif slices.is_cut(state, parts):
             self._in_slices(parts, step_s)
         else:
-            state.limits.gap.prefilled(len(parts), num_tokens, pairs)
+            state.limits.prefilled(len(parts), num_tokens, pairs)
             self.now_s += step_s
         state.served_tokens += num_tokens
         self.prefill_tokens += num_tokens

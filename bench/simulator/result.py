@@ -183,6 +183,7 @@ class Served:
 class Result(Served):
     """Figures of the engine too.
 
+    num_refused: requests that are left out.
     num_retractions, num_yields: how often a request lost its KV, and made room for others. yields:
     of all requests, by whether memory ran out (else it was to a waiting request), and way.
     prefill_tokens: computed, again after a retraction included. moved_tokens: swapped, both ways.
@@ -190,6 +191,7 @@ class Result(Served):
     wall_s: the time of the simulation; all else is the same for the same input, bit for bit.
     """
 
+    num_refused: int
     num_retractions: NDArray[np.int64]
     num_yields: NDArray[np.int64]
     yields: Counter[tuple[bool, PreemptionMode]]
@@ -202,6 +204,7 @@ class Result(Served):
         """Return the metrics of the engine too."""
         return {
             **Served.metrics(self),
+            "refused_share": self.num_refused / (self.num_refused + len(self.ttlt_s)),
             "num_retractions": float(self.num_retractions.sum()),
             "num_yields": float(self.num_yields.sum()),
             "num_out_of_memory": float(sum(self.yields[True, way] for way in PreemptionMode)),

@@ -129,12 +129,15 @@ def result_of(
     nodes: Sequence[Node],
     wall_s: float,
 ) -> Result:
-    """Make the result of the requests as they finished, in any order, on these nodes. Raises
-    RuntimeError if one is missing, came twice, or has not its true length."""
+    """Make the result of the requests as they finished, in any order, on these nodes; refused
+    ones are left out. Raises RuntimeError if one is missing, came twice, or has not its true
+    length."""
     ordered = sorted(finished, key=lambda p: p.index)
     prefill_tokens = sum(node.prefill_tokens for node in nodes)
-    if [p.index for p in ordered] != list(range(len(requests))):
+    refused = {index for node in nodes for index in node.refused}
+    if [p.index for p in ordered] != [i for i in range(len(requests)) if i not in refused]:
         raise RuntimeError("a request was lost or finished twice")
+    requests = [p.request for p in ordered]
     if any(p.generated_tokens != p.request.output_tokens for p in ordered):
         raise RuntimeError("a request has not its true length")
     arrival_s = np.array([p.request.arrival_s for p in ordered])
@@ -149,6 +152,7 @@ def result_of(
         first_s,
         last_s,
         num_next_on_time=np.array([p.num_next_on_time for p in ordered]),
+        num_refused=len(refused),
         cached_tokens=sum(request.input_tokens for request in requests) - prefill_tokens,
         num_retractions=np.array([p.num_retractions for p in ordered]),
         pauses_s=tuple(tuple(p.pauses_s) for p in ordered),

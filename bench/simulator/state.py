@@ -119,7 +119,7 @@ class EngineState:
     def follow(self, policy: Policy) -> None:
         """Switch to a policy, which meets the unfinished requests in order of arrival."""
         self.policy = policy
-        self.limits = self._config.decode.limits(policy)
+        self.limits = self._config.limits(policy)
         self.pool.tree.rate = None
         if (sessions := self.limits.sessions) is not None:
             self.pool.tree.rate = lambda session: sessions.rate(session, self.now_s)

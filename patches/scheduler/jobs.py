@@ -143,7 +143,7 @@ class Jobs(Listener):
                 self._limits.gap.decoded()
             else:
                 pairs = sum(map(attended_pairs, batch.prefix_lens, batch.extend_lens))
-                self._limits.gap.prefilled(num_prefills, batch.extend_num_tokens, pairs)
+                self._limits.prefilled(num_prefills, batch.extend_num_tokens, pairs)
             rows = zip(batch.reqs, batch.extend_lens, strict=True)
             for place, (req, num_tokens) in enumerate(rows):
                 req.sage.job.served_tokens += num_tokens

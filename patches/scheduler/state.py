@@ -122,7 +122,7 @@ class SchedulerState:
 
     def limits_of(self, settings: Settings, policy: Policy) -> Limits:
         """The limits of these settings; none if SGLang orders and admits by itself."""
-        return Limits() if settings.is_stock else settings.config.decode.limits(policy)
+        return Limits() if settings.is_stock else settings.config.limits(policy)
 
     def switch(self, settings: Settings, policy: Policy, unfinished: Sequence[Req]) -> None:
         """On all ranks, between the same two passes: use these settings and their policy from now

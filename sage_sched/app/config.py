@@ -24,6 +24,7 @@ from sage_sched.fields import (
 )
 from sage_sched.gap import FEW_CUTS, MANY_CUTS, Gap
 from sage_sched.limits import Limits
+from sage_sched.overload import Overload, OverloadConfig
 from sage_sched.policy import Policy
 from sage_sched.slo import SloConfig, Trust
 from sage_sched.steps import StepTime
@@ -140,14 +141,6 @@ class DecodeConfig:
         """How often prompts are cut for max_gap_ms at most: often if it is below the default."""
         return MANY_CUTS if self.max_gap_ms < DecodeConfig().max_gap_ms else FEW_CUTS
 
-    def limits(self, policy: Policy) -> Limits:
-        """The limits of a server that runs by this policy."""
-        return Limits(
-            Gap(self.max_gap_ms / 1e3, not policy.has_deadlines, self.cuts),
-            SwapOutBound(self.max_away_ms / 1e3),
-            sessions=None if policy.retention is None else policy.retention(),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class StepTimeConfig:
@@ -212,6 +205,7 @@ class SageConfig:
     urgency: UrgencyConfig = field(default_factory=UrgencyConfig)
     preemption: PreemptionConfig = field(default_factory=PreemptionConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
+    overload: OverloadConfig = field(default_factory=OverloadConfig)
     step_time: StepTimeConfig | None = None
 
     @classmethod
@@ -224,6 +218,16 @@ class SageConfig:
             for name, values in sections.items()
         }
         return cls(**parsed)
+
+    def limits(self, policy: Policy) -> Limits:
+        """The limits of a server that runs by this policy."""
+        decode = self.decode
+        return Limits(
+            Gap(decode.max_gap_ms / 1e3, not policy.has_deadlines, decode.cuts),
+            SwapOutBound(decode.max_away_ms / 1e3),
+            overload=Overload(self.overload),
+            sessions=None if policy.retention is None else policy.retention(),
+        )
 
     def sections(self) -> dict[str, Any]:
         """The mapping that parse takes."""

@@ -20,7 +20,7 @@ _SECTIONS = ("policy", "preemption", "decode")
 _INFINITIES = {"inf": math.inf, "-inf": -math.inf}
 _FIXED = {
     **dict.fromkeys(
-        ("store", "predictor", "hints", "slo", "urgency"),
+        ("store", "predictor", "hints", "slo", "urgency", "overload"),
         "the processes that take requests in read it when they start",
     ),
     "probe": "it was put into the model at the start, before its graphs were captured",

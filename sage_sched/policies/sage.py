@@ -53,7 +53,7 @@ class Sage(Policy):
     def __init__(self, parameters: SageParameters, server: ServerFacts) -> None:
         self._indices = Indices(server)
         super().__init__(parameters, server, self._indices)
-        self.uses_clock = parameters.ttft_ms < math.inf
+        self.uses_clock = self.starts_early = parameters.ttft_ms < math.inf
         self._starts = Starts(parameters.ttft_ms / 1e3, self._indices)
         self._starvation = StarvationBound(parameters.regret)
 

@@ -85,6 +85,7 @@ class Proserve(Policy):
     variants: ClassVar = {"proserve-expected": {"density": "expected"}}
     has_deadlines = True
     retention = Sage.retention
+    starts_early = True
     uses_clock = True
 
     def __init__(self, parameters: ProserveParameters, server: ServerFacts) -> None:
@@ -173,6 +174,12 @@ class Proserve(Policy):
         if promised is None:
             return self._others.key(job, view)
         return promised.key if promised.row is None else float(self._waiting.key[promised.row])
+
+    def lasting_key(self, job: Job) -> float:
+        return self._others.lasting_key(job)
+
+    def quantum_steps(self, job: Job) -> tuple[float, float]:
+        return self._others.quantum_steps(job)
 
     def on_pass(self, view: SchedulerView) -> None:
         """Order all jobs, and decide how long the batch may take."""

@@ -1,0 +1,6 @@
+"""Refuses requests that would come too late: by their predicted waits, in the policy's order."""
+
+from sage_sched.overload.config import OverloadConfig
+from sage_sched.overload.overload import Overload, Refusal
+
+__all__ = ["Overload", "OverloadConfig", "Refusal"]

@@ -1,0 +1,139 @@
+"""The decision: whether a newcomer is refused."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from sage_sched.job import Job
+from sage_sched.overload.config import OverloadConfig
+from sage_sched.overload.waits import Newcomer
+from sage_sched.overload.work import Arrivals, Pace, Unfinished, Work, row_of
+from sage_sched.policy import Policy
+from sage_sched.steps import ServerFacts
+
+# Of so many that would be refused, one is admitted.
+FLOOR = 50
+# After a refusal, limits are this share of what they were, until so many in a row were within.
+STRICT, NUM_WITHIN = 0.9, 64
+# Of so many of the latest requests, this share must have a prediction of their own.
+_NUM_LATEST, _LEAST_PREDICTED = 64, 0.5
+# What takes longer than its deadline even alone has so many times as long.
+_MOST_SLOWDOWN = 2.0
+# By how much full batches do less than planned, as the last of them are never full. Chosen on the
+# tuning seeds of `bench run overload`.
+_MARGIN = 1.15
+# Weight of a prefill step in the number of requests that share one.
+_RECENT = 1 / 64
+_LEAST_RETRY_S, _MOST_RETRY_S = 1.0, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a newcomer is refused: this time of it (ttft or ttlt) would be above its limit."""
+
+    metric: str
+    predicted_s: float
+    limit_s: float
+
+    @property
+    def retry_after_s(self) -> float:
+        """Until it would be within, if no others came."""
+        return min(max(self.predicted_s - self.limit_s, _LEAST_RETRY_S), _MOST_RETRY_S)
+
+
+class Overload:
+    """Refuses newcomers that would miss their deadlines in the policy's order.
+
+    The last token waits for the jobs before it, and for those that are still to come and go before
+    it, if as many come as were admitted of late. So a short request is not refused because long
+    ones wait, and what is admitted is what the server can serve in time. The first token of a
+    request that starts ahead of the order waits for prefills alone.
+
+    Nothing is refused while no request waits, while step times or lengths are unknown, or because
+    it is slow by itself. Where tenants take turns, a request waits for no more than its tenant's
+    own work in each turn: the heaviest tenant is refused first.
+    """
+
+    def __init__(self, config: OverloadConfig) -> None:
+        self.config = config
+        self.num_refused = 0
+        self._unfinished = Unfinished()
+        self._arrivals = Arrivals()
+        self._predicted = deque[bool](maxlen=_NUM_LATEST)
+        self._together = 1.0
+        self._num_over = 0
+        self._num_within = NUM_WITHIN
+
+    def arrived(self, job: Job) -> None:
+        if self.config.enabled:
+            self._unfinished.add(job)
+
+    def prefilled(self, num_requests: int) -> None:
+        """A prefill step of so many requests."""
+        self._together += _RECENT * (max(1, num_requests) - self._together)
+
+    def ended(self, job: Job) -> None:
+        """A job has ended, was aborted or refused."""
+        self._unfinished.remove(job)
+
+    def newcomer(self, job: Job, policy: Policy, server: ServerFacts, now_s: float) -> Newcomer:
+        """The job that arrived last, and has been ranked, with what its times rest on."""
+        rows = self._unfinished.others(job, now_s, policy, server)
+        row = row_of(job, policy, server)
+        own, total = Work.of_quantum(row[None]), Work.of_quantum(rows)
+        before = Work.ahead_of(row, rows, ties=True)
+        pace = Pace.of(total + own, server, self._together, moves=policy.starts_early)
+        latest, span_s = Work(), self._arrivals.span_s(now_s)
+        if pace.busy_s(self._arrivals.offered()) >= _MARGIN * span_s:
+            latest = self._arrivals.ahead_of(row) * _MARGIN
+        if job.hints.shares_fairly:
+            theirs, num_tenants = self._unfinished.of_class(job)
+            share = len(theirs) * num_tenants / max(1, len(rows))
+            before, latest = before * min(1.0, share), latest * min(1.0, share)
+        fresh = total if policy.starts_early else None
+        return Newcomer(row, own, before, fresh, latest, span_s, pace)
+
+    def refuses(
+        self, job: Job, newcomer: Newcomer, now_s: float, *, any_waits: bool, knows_steps: bool
+    ) -> Refusal | None:
+        """Decide about a newcomer; None admits it.
+
+        any_waits: whether another request waits. knows_steps: whether the step times are those of
+        this server.
+        """
+        is_known = job.is_ranked and job.distribution is not None
+        self._predicted.append(job.distribution is not None and job.distribution.source != "prior")
+        is_known &= sum(self._predicted) >= _LEAST_PREDICTED * len(self._predicted)
+        refusal = self._over(job, newcomer) if is_known and any_waits and knows_steps else None
+        if refusal is not None:
+            self._num_within = 0
+            self._num_over += 1
+            if self._num_over % FLOOR == 0:
+                refusal = None
+        else:
+            self._num_within += 1
+        self.num_refused += refusal is not None
+        self._arrivals.add(now_s, newcomer.row, admitted=refusal is None)
+        return refusal
+
+    def _over(self, job: Job, newcomer: Newcomer) -> Refusal | None:
+        strict = STRICT if self._num_within < NUM_WITHIN else 1.0
+        ttft_s, tpot_s = self.config.deadlines_s(job.hints)
+        limit_s = strict * max(ttft_s, _MOST_SLOWDOWN * newcomer.first_s)
+        if newcomer.fresh is not None:
+            is_late = newcomer.ttft_s > limit_s
+        else:
+            slack_s = limit_s - newcomer.first_s
+            is_late = newcomer.waited_s(slack_s) > slack_s
+        if is_late:
+            return Refusal("ttft", newcomer.ttft_s, limit_s)
+        if math.inf in (ttft_s, tpot_s):
+            return None
+        in_time_s = ttft_s + newcomer.own.steps * tpot_s
+        limit_s = strict * max(in_time_s, _MOST_SLOWDOWN * newcomer.alone_s)
+        slack_s = limit_s - newcomer.alone_s
+        if newcomer.waited_s(slack_s) > slack_s:
+            return Refusal("ttlt", newcomer.ttlt_s, limit_s)
+        return None

@@ -1,0 +1,66 @@
+"""The predicted wait of a newcomer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sage_sched.distribution import Floats
+from sage_sched.overload.work import Pace, Work
+
+_ROUNDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """A request that has just come, with what its predicted times rest on. Times are from now on.
+
+    row: what is known of it. own, before: its work, and the work before it. fresh: the work of
+    those that start with it, ahead of the order; None if it starts in its turn. latest, span_s:
+    the work before it that the latest arrivals brought, and in how long.
+    """
+
+    row: Floats
+    own: Work
+    before: Work
+    fresh: Work | None
+    latest: Work
+    span_s: float
+    pace: Pace
+
+    @property
+    def first_s(self) -> float:
+        """Until its first token if there is room for it."""
+        return self.pace.first_s(self.own)
+
+    @property
+    def alone_s(self) -> float:
+        """Until its last token if it never waits, in a full batch."""
+        return self.pace.alone_s(self.own)
+
+    def waited_s(self, within_s: float) -> float:
+        """How long the server works on others until a batch has room for it: on those before it,
+        and on those that come within so long and go before it too, if as many come as of late.
+        Arrivals of a shorter time count once: a burst is no rate."""
+        num_batches = self.pace.num_batches(self.before + self.own)
+        room_s = self.pace.busy_s(self.before) * max(0.0, 1 - 1 / num_batches)
+        if within_s <= 0.0:
+            return room_s
+        return room_s + self.pace.busy_s(self.latest) * (within_s / max(self.span_s, within_s))
+
+    @property
+    def wait_s(self) -> float:
+        """Until its last token, while others are served in its place."""
+        wait_s = 0.0
+        for _ in range(_ROUNDS):
+            wait_s = self.waited_s(wait_s)
+        return wait_s
+
+    @property
+    def ttft_s(self) -> float:
+        if self.fresh is not None:
+            return self.pace.first_s(self.fresh + self.own)
+        return self.wait_s + self.first_s
+
+    @property
+    def ttlt_s(self) -> float:
+        return self.wait_s + self.alone_s

@@ -1,0 +1,212 @@
+"""The work of unfinished requests and of the latest arrivals, by their places in the order."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from sage_sched.distribution import Floats
+from sage_sched.job import Job
+from sage_sched.policy import Policy
+from sage_sched.steps import ServerFacts
+
+# What is known of a job: its level and key, as in sage_sched.waiting_queue; seconds that its prompt
+# adds to a prefill, and whether that is to come; decode steps at its place, and to its end; and its
+# tokens so far.
+NUM_COLUMNS = 7
+_LEVEL, _KEY, _PROMPT, _PREFILLS, _QUANTUM, _MEAN, _TOKENS = range(NUM_COLUMNS)
+# It is looked at anew at every so many tokens of its answer; all are after so long, or for so many
+# new jobs.
+_INTERVAL_TOKENS, _KEPT_S, _MOST_NEW = 128, 0.25, 64
+# Of logarithms of indices; those that are infinite count as this.
+_MOST_RISE = 100.0
+# Arrivals that are remembered.
+_MOST_ARRIVALS = 512
+
+
+def row_of(job: Job, policy: Policy, server: ServerFacts) -> Floats:
+    """What is known of a job, shape (NUM_COLUMNS,). If none is preempted, those that run go
+    first."""
+    level, key = float(job.level), policy.lasting_key(job) if job.is_ranked else -math.inf
+    if job.generated_tokens and not policy.preempts:
+        level = key = -math.inf
+    prompt_s, prefills = 0.0, 0.0
+    if not job.generated_tokens:
+        done_tokens = min(max(job.cached_input_tokens, job.prefilled_tokens), job.input_tokens)
+        prompt_s = server.step_time.prompt_s(done_tokens, job.input_tokens - done_tokens)
+        prefills = 1.0
+    tokens = job.input_tokens + job.generated_tokens
+    return np.array([level, key, prompt_s, prefills, *policy.quantum_steps(job), tokens])
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Work of some jobs: seconds of their prompts; how many prefills, decode steps, KV tokens times
+    decode steps, jobs, and KV tokens halfway."""
+
+    prompts_s: float = 0.0
+    prefills: float = 0.0
+    steps: float = 0.0
+    kv_steps: float = 0.0
+    jobs: float = 0.0
+    kv: float = 0.0
+
+    @classmethod
+    def ahead_of(cls, place: Floats, rows: Floats, *, ties: bool) -> Work:
+        """The work that jobs take before a newcomer.
+
+        A job leaves its place as its answer grows. Until its index has risen to the newcomer's it
+        takes at most as many times the work of its place, and no more than to its end.
+
+        place: a row. rows: shape (jobs, NUM_COLUMNS). ties: whether jobs of the same place go
+        before.
+        """
+        level, key = place[_LEVEL], place[_KEY]
+        keys = rows[:, _KEY]
+        before = (rows[:, _LEVEL] < level) | (
+            (rows[:, _LEVEL] == level) & ((keys <= key) if ties else (keys < key))
+        )
+        rows = rows[before]
+        rises = np.exp(np.minimum(key - np.maximum(rows[:, _KEY], -_MOST_RISE), _MOST_RISE))
+        return cls.of(rows, np.minimum(rows[:, _MEAN], rows[:, _QUANTUM] * rises))
+
+    @classmethod
+    def of(cls, rows: Floats, steps: Floats) -> Work:
+        """The work of jobs that take so many decode steps."""
+        kv = rows[:, _TOKENS] + steps / 2
+        sums = rows[:, _PROMPT], rows[:, _PREFILLS], steps, steps * kv, np.ones(len(rows)), kv
+        return cls(*(float(column.sum()) for column in sums))
+
+    @classmethod
+    def of_quantum(cls, rows: Floats) -> Work:
+        """What jobs take at their places."""
+        return cls.of(rows, rows[:, _QUANTUM])
+
+    def __add__(self, other: Work) -> Work:
+        return Work(*(a + b for a, b in zip(self._all(), other._all(), strict=True)))
+
+    def __mul__(self, times: float) -> Work:
+        return Work(*(times * each for each in self._all()))
+
+    def _all(self) -> tuple[float, ...]:
+        return self.prompts_s, self.prefills, self.steps, self.kv_steps, self.jobs, self.kv
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast a server works in full batches. step_s: the time of a decode step. start_s: what the
+    start of a job takes beside its prompt: its share of a prefill, and the move of a job for it."""
+
+    server: ServerFacts
+    step_s: float
+    start_s: float
+
+    @classmethod
+    def of(cls, work: Work, server: ServerFacts, together: float, *, moves: bool) -> Pace:
+        """work: of the jobs that fill the batches, at least one. together: how many jobs share a
+        prefill. moves: whether each takes the place of another."""
+        kv_tokens, step_time = work.kv / work.jobs, server.step_time
+        batch = max(1.0, min(server.max_running_requests, server.kv_pool_tokens / kv_tokens))
+        step_s = step_time.decode_s(int(batch), int(batch * kv_tokens))
+        move_s = server.swap_s(int(kv_tokens)) if moves else 0.0
+        return cls(server, step_s, step_time.prefill_base_s / together + move_s)
+
+    def busy_s(self, work: Work) -> float:
+        """How long this work takes."""
+        by_slots = work.steps / self.server.max_running_requests
+        by_pool = work.kv_steps / self.server.kv_pool_tokens
+        starts_s = work.prompts_s + work.prefills * self.start_s
+        return starts_s + max(by_slots, by_pool) * self.step_s
+
+    def first_s(self, work: Work) -> float:
+        """How long the prompts of new jobs take together, with a decode step between."""
+        return work.prompts_s + self.server.step_time.prefill_base_s + self.step_s
+
+    def alone_s(self, work: Work) -> float:
+        """How long one new job takes in a full batch."""
+        return self.first_s(work) + work.steps * self.step_s
+
+    def num_batches(self, work: Work) -> float:
+        """How many batches the jobs fill."""
+        by_slots = work.jobs / self.server.max_running_requests
+        return max(by_slots, work.kv / self.server.kv_pool_tokens)
+
+
+class Unfinished:
+    """What is known of the unfinished jobs."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[Job, tuple[int, Floats] | None] = {}
+        # Jobs that are not among the rows.
+        self._new: list[Job] = []
+        self._rows: Floats = np.zeros((0, NUM_COLUMNS))
+        self._made_s = -math.inf
+
+    def add(self, job: Job) -> None:
+        self._jobs[job] = None
+        self._new.append(job)
+
+    def remove(self, job: Job) -> None:
+        self._jobs.pop(job, None)
+
+    def others(self, newcomer: Job, now_s: float, policy: Policy, server: ServerFacts) -> Floats:
+        """The rows of all but the job that was added last."""
+        if len(self._new) > _MOST_NEW or not 0 <= now_s - self._made_s < _KEPT_S:
+            jobs = [job for job in self._jobs if job is not newcomer]
+            self._rows = self._rows_of(jobs, policy, server)
+            self._made_s, self._new = now_s, [newcomer]
+        new = [job for job in self._new if job in self._jobs and job is not newcomer]
+        return (
+            np.concatenate((self._rows, self._rows_of(new, policy, server))) if new else self._rows
+        )
+
+    def of_class(self, newcomer: Job) -> tuple[list[Floats], int]:
+        """The rows of a newcomer's tenant, and how many tenants of its class have work."""
+        hints, tenants, rows = newcomer.hints, set[str](), []
+        for job, known in self._jobs.items():
+            if job.hints.slo_class == hints.slo_class:
+                tenants.add(job.hints.tenant)
+                if job.hints.tenant == hints.tenant and known is not None:
+                    rows.append(known[1])
+        return rows, len(tenants)
+
+    def _rows_of(self, jobs: list[Job], policy: Policy, server: ServerFacts) -> Floats:
+        rows = [self._known(job, policy, server) for job in jobs]
+        return np.array(rows).reshape(len(rows), NUM_COLUMNS)
+
+    def _known(self, job: Job, policy: Policy, server: ServerFacts) -> Floats:
+        interval = -(-job.generated_tokens // _INTERVAL_TOKENS)
+        known = self._jobs[job]
+        if known is None or known[0] != interval:
+            known = self._jobs[job] = interval, row_of(job, policy, server)
+        return known[1]
+
+
+class Arrivals:
+    """The latest arrivals, from which the next are foretold."""
+
+    def __init__(self) -> None:
+        self._came_s: Floats = np.zeros(_MOST_ARRIVALS)
+        self._rows: Floats = np.zeros((_MOST_ARRIVALS, NUM_COLUMNS))
+        self._admitted = np.zeros(_MOST_ARRIVALS, bool)
+        self._number = 0
+
+    def add(self, now_s: float, row: Floats, *, admitted: bool) -> None:
+        at = self._number % _MOST_ARRIVALS
+        self._came_s[at], self._rows[at], self._admitted[at] = now_s, row, admitted
+        self._number += 1
+
+    def span_s(self, now_s: float) -> float:
+        """In how long they came."""
+        return max(0.0, now_s - float(self._came_s[: self._number].min(initial=now_s)))
+
+    def offered(self) -> Work:
+        """All of their work, refused or not, to their ends."""
+        rows = self._rows[: self._number]
+        return Work.of(rows, rows[:, _MEAN])
+
+    def ahead_of(self, place: Floats) -> Work:
+        """The work before a newcomer of those that were admitted."""
+        return Work.ahead_of(place, self._rows[self._admitted], ties=False)

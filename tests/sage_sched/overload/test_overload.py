@@ -1,0 +1,219 @@
+"""Whom overload protection refuses: one line a situation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sage_sched.app.registry import policy_named
+from sage_sched.distribution import LengthDistribution
+from sage_sched.job import Hints, Job
+from sage_sched.overload import Overload, OverloadConfig, Refusal
+from sage_sched.overload.overload import FLOOR, NUM_WITHIN
+from sage_sched.policy import Policy
+from tests.sage_sched.strategies import SERVER
+
+SECOND_SLOS = OverloadConfig(enabled=True, max_ttft_ms=1000.0, max_tpot_ms=100.0)
+
+
+class Door:
+    """Takes requests of known lengths in, at a time that the test moves."""
+
+    def __init__(self, policy: str = "sage", config: OverloadConfig = SECOND_SLOS) -> None:
+        self.overload = Overload(config)
+        self.policy: Policy = policy_named(policy, {}, SERVER)
+        self.now_s = 0.0
+        self._num = 0
+
+    def ask(
+        self,
+        *lengths: int,
+        hints: Hints | None = None,
+        source: str = "history",
+        any_waits: bool = True,
+        knows_steps: bool = True,
+        input_tokens: int = 100,
+    ) -> tuple[Job, Refusal | None]:
+        known = LengthDistribution.from_samples(list(lengths) * 100, source) if lengths else None
+        job = Job(self._num, input_tokens, 4096, known, 0, hints=hints or Hints())
+        self._num += 1
+        self.overload.arrived(job)
+        job.is_ranked = self.policy.on_arrival(job)
+        newcomer = self.overload.newcomer(job, self.policy, SERVER, self.now_s)
+        refusal = self.overload.refuses(
+            job, newcomer, self.now_s, any_waits=any_waits, knows_steps=knows_steps
+        )
+        if refusal is not None:
+            self.overload.ended(job)
+        return job, refusal
+
+    def fill(self, num: int, *lengths: int, **about: Any) -> list[Job]:
+        """Requests that come while none waits, and have begun."""
+        jobs = [self.ask(*lengths, any_waits=False, **about)[0] for _ in range(num)]
+        for job in jobs:
+            job.grow(1)
+        self.now_s += 1.0
+        return jobs
+
+
+LOOSE = Hints(ttft_slo_ms=1e6)
+HASTY = Hints(ttft_slo_ms=300.0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "crowd", "asks", "about", "refused"),
+    [
+        ("sage", (0, 500), (500,), {}, None),
+        ("sage", (20, 500), (500,), {}, None),
+        ("sage", (300, 500), (500,), {}, "ttlt"),
+        ("sage", (300, 500), (5,), {}, None),  # goes first
+        ("sage", (300, 5), (500,), {"source": "prior"}, None),  # most others are short
+        ("sage", (300, 500), (500,), {"any_waits": False}, None),
+        ("sage", (300, 500), (500,), {"knows_steps": False}, None),
+        ("sage", (300, 500), (), {}, None),
+        ("sage", (300, 500), (500,), {"hints": LOOSE}, None),
+        ("fcfs-fill", (300, 500), (5,), {}, "ttft"),  # goes last
+        ("fcfs-fill", (20, 500), (5,), {}, None),  # there is room
+        ("fcfs-fill", (300, 500), (5,), {"hints": LOOSE}, None),
+        ("fcfs-fill", (60, 20), (5,), {}, None),
+        ("fcfs-fill", (60, 20), (5,), {"hints": HASTY}, "ttft"),
+    ],
+)  # fmt: skip
+def test_whom_it_refuses(
+    policy: str,
+    crowd: tuple[int, int],
+    asks: tuple[int, ...],
+    about: dict[str, Any],
+    refused: str | None,
+) -> None:
+    door = Door(policy)
+    door.fill(*crowd)
+    _, refusal = door.ask(*asks, **about)
+    assert (None if refusal is None else refusal.metric) == refused
+
+
+def test_it_is_off_by_default() -> None:
+    door = Door(config=OverloadConfig())
+    door.fill(300, 500)
+    assert door.ask(500)[1] is None
+
+
+def test_a_refusal_says_when_to_come_back() -> None:
+    door = Door("fcfs-fill")
+    door.fill(300, 500)
+    refusal = door.ask(500)[1]
+    assert refusal is not None
+    assert refusal.predicted_s > refusal.limit_s
+    assert 1.0 <= refusal.retry_after_s <= 60.0
+
+
+def test_what_is_slow_by_itself_is_not_refused_for_that() -> None:
+    door = Door("fcfs-fill")
+    door.fill(1, 5)
+    assert door.ask(5, input_tokens=9000)[1] is None
+
+
+@pytest.mark.parametrize("source", ["prior", ""])
+def test_while_the_predictor_is_dead_nothing_is_refused(source: str) -> None:
+    door = Door()
+    lengths = (500,) if source else ()
+    door.fill(300, *lengths, source=source)
+    assert not any(door.ask(*lengths, source=source)[1] for _ in range(200))
+    assert door.ask(500)[1] is None  # one prediction is not many
+
+
+def test_a_client_without_a_prediction_of_its_own_is_not_spared() -> None:
+    door = Door()
+    door.fill(300, 500)
+    assert door.ask(500, source="prior")[1] is not None
+
+
+def test_the_floor_admits_some_of_those_over_the_limit() -> None:
+    door = Door()
+    door.fill(300, 500)
+    admitted = [door.ask(500)[1] is None for _ in range(10 * FLOOR)]
+    assert sum(admitted) == 10
+
+
+def test_limits_are_stricter_after_a_refusal_until_all_are_within() -> None:
+    """Hysteresis: a server at its limit does not take turns between refusing and admitting."""
+    door = Door("fcfs-fill")
+    crowd = door.fill(300, 500)
+
+    def limit_s() -> float:
+        refusal = door.ask(5)[1]
+        assert refusal is not None
+        return refusal.limit_s
+
+    first_s = limit_s()
+    assert limit_s() == pytest.approx(0.9 * first_s)
+    for job in crowd:
+        door.overload.ended(job)
+    for _ in range(NUM_WITHIN):
+        door.now_s += 1.0
+        job, refusal = door.ask(5)
+        assert refusal is None
+        door.overload.ended(job)
+    door.fill(300, 500)
+    assert limit_s() == pytest.approx(first_s)
+
+
+def test_the_heaviest_tenant_is_refused_first() -> None:
+    heavy, light = (Hints(tenant=name, shares_fairly=True) for name in ("heavy", "light"))
+    door = Door()
+    door.fill(300, 500, hints=heavy)
+    door.fill(1, 500, hints=light)
+    assert door.ask(500, hints=heavy)[1] is not None
+    assert door.ask(500, hints=light)[1] is None
+
+
+def test_jobs_that_end_no_longer_count() -> None:
+    door = Door("fcfs-fill")
+    for job in door.fill(300, 500):
+        door.overload.ended(job)
+    door.now_s = 60.0
+    assert door.ask(5)[1] is None
+
+
+def test_after_a_clock_jump_it_goes_on() -> None:
+    for jump_s in (1e9, -1e9):
+        door = Door()
+        jobs = door.fill(300, 500)
+        door.now_s += jump_s
+        door.ask(500)
+        for job in jobs:
+            door.overload.ended(job)
+        door.now_s += 1.0
+        assert door.ask(500)[1] is None
+
+
+@given(
+    st.sampled_from(["sage", "fcfs-fill", "proserve"]),
+    st.lists(st.integers(1, 2000), min_size=1, max_size=30),
+    st.integers(1, 2000),
+    st.integers(0, 1000),
+)
+def test_more_work_never_makes_a_wait_shorter(
+    policy: str, lengths: list[int], newcomer: int, wait_s: int
+) -> None:
+    """Monotone in load: of all other requests, of any of them, and of arrivals."""
+    times = []
+    for crowd in ([], lengths[:-1], lengths):
+        door = Door(policy)
+        for length in crowd:
+            door.fill(1, length)
+        door.now_s += wait_s
+        job = Job(99, 100, 4096, LengthDistribution.from_samples([newcomer], "truth"), 0)
+        door.overload.arrived(job)
+        door.policy.on_arrival(job)
+        found = door.overload.newcomer(job, door.policy, SERVER, door.now_s)
+        # One pace for all: another mix of prompts makes other batches.
+        found = replace(found, pace=replace(found.pace, step_s=0.05))
+        times.append((found.ttft_s, found.ttlt_s))
+    for one, more in pairwise(times):
+        assert all(a <= b + 1e-9 for a, b in zip(one, more, strict=True))
