@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from patches.listener import Listener, Listeners
-from tests.patches.schedulers import Server, StandInBatch, make_request
+from tests.engine.serving import wait_until
+from tests.patches.schedulers import Server, StandInBatch, make_bare_scheduler, make_request
 
 EVENTS = [name for name, _ in inspect.getmembers(Listener, inspect.isfunction) if name[0] != "_"]
 
@@ -38,9 +41,15 @@ def test_each_event_reaches_all_in_order_with_all_its_arguments(event: str) -> N
     assert calls == [(name, event, (*arguments,)) for name in ("first", "second")]
 
 
-def test_the_order_is_fixed() -> None:
+def traced(file: Path) -> Server:
+    scheduler = make_bare_scheduler()
+    scheduler.server_args._sage_trace = str(file)
+    return Server(scheduler)
+
+
+def test_the_order_is_fixed(tmp_path: Path) -> None:
     # Ranks must agree. What each needs of the ones before is said in state.py.
-    server = Server(enable_trace=True)
+    server = traced(tmp_path / "trace")
     names = [type(listener).__name__ for listener in server.state.listeners]
     assert names == [
         "Calibration", "Jobs", "WaitingJobs", "Trace", "WaitListener", "GapMeter", "SloMeter",
@@ -48,17 +57,17 @@ def test_the_order_is_fixed() -> None:
     ]  # fmt: skip
 
 
-def test_a_wait_is_reported_before_it_ends() -> None:
-    server = Server(enable_trace=True)
+def test_a_wait_is_reported_before_it_ends(tmp_path: Path) -> None:
+    server = traced(tmp_path / "trace")
     (req,) = server.arrive(make_request([9]))
-    spans: list[tuple[str, Any]] = []
-    req.time_stats.trace_ctx.trace_event = lambda name, level, attrs: spans.append((name, attrs))
     req.sage.waits.since_s -= 5.0
     batch = StandInBatch([req], prefills=True)
     for _ in range(2):
         server.state.listeners.ran(batch)
-    assert [name for name, _ in spans] == ["sage.starts"]
-    assert spans[0][1]["waited_s"] >= 5.0
+    wait_until(lambda: server.stats()["trace"]["num_written"] == 3)
+    lines = [json.loads(line) for line in (tmp_path / "trace").read_text().splitlines()]
+    assert [line["is"] for line in lines] == ["policy", "came", "starts"]
+    assert lines[-1]["waited_s"] >= 5.0
     assert req.sage.waits.since_s is None
 
 
