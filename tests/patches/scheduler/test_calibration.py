@@ -54,6 +54,10 @@ def test_what_is_learned_is_told_and_gone_by() -> None:
         TRUTH.decode_s(32, 20_000), rel=0.1
     )
     assert calibration.pace() == 1
+    stats = calibration.stats()["step_time"]
+    assert (stats["source"], stats["num_steps"]) == ("learned", 2000)
+    assert 0 < stats["error"] < 0.2
+    assert stats["latest"]["decode_base_ms"] > 0
 
 
 def test_it_is_told_only_where_it_matters_and_not_often() -> None:

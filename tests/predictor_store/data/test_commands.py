@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -155,22 +156,26 @@ def test_bad_arguments_are_refused(arguments: list[str]) -> None:
 
 
 def test_programs_get_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = lines(tmp_path / "d.jsonl", {"prompt": "one", "output_tokens": 10}, "oops")
+    rows = {"prompt": "one", "output_tokens": 10}, {"prompt": "two", "output_tokens": 20, "cap": 20}
+    data = lines(tmp_path / "d.jsonl", rows[0], "oops", rows[1])
     assert warm(data, "--store", tmp_path / "s", "--json") == 0
     warmed = json.loads(capsys.readouterr().out)
-    assert (warmed["num_read"], warmed["num_put"], warmed["num_records"]) == (2, 1, 1)
+    assert (warmed["num_read"], warmed["num_put"], warmed["num_records"]) == (3, 2, 2)
     assert warmed["left_out"] == {"that is no JSON": 1}
     assert f"{data}:2" in "".join(warmed["log"])
     assert main(["store", "info", "--json", "--store", str(tmp_path / "s")]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["num_records"], found["num_warm"], found["in_use_by"]) == (1, 1, None)
-    assert found["output_tokens"]["p50"] == 10
+    assert (found["num_records"], found["num_warm"], found["num_censored"]) == (2, 2, 1)
+    assert (found["output_tokens"]["p50"], found["output_tokens"]["mean"]) == (15, 15)
+    assert found["in_use_by"] is None
 
 
 def test_info_shows_another_embedder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Store(StoreConfig(str(tmp_path)), "another model", 768).close()
-    assert info(tmp_path) == 0
-    assert "embedder: another model\ndimension: 768" in capsys.readouterr().out
+    with Store(StoreConfig(str(tmp_path)), "another model", 768):
+        assert info(tmp_path) == 0
+    out = capsys.readouterr().out
+    assert "embedder: another model\ndimension: 768" in out
+    assert f"in_use_by: {os.getpid()}" in out
 
 
 @pytest.mark.parametrize("content", [None, b"damaged", b""])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import pytest
 from sglang.benchmark.goodput import calculate_goodput
 
 from sage_sched.job import LEAST_SLO_MS, LEAST_WEIGHT, MOST_SLO_MS, MOST_WEIGHT, NO_HINTS, Hints
-from sage_sched.slo import Attainment, Tally
+from sage_sched.slo import Attainment, Deadlines, Tally
 
 HIGH = Hints(weight=2.0, ttft_slo_ms=1000.0, tpot_slo_ms=100.0, slo_class="high")
 LOW = Hints(weight=1.0, ttft_slo_ms=1000.0, tpot_slo_ms=100.0, slo_class="low")
@@ -62,3 +63,10 @@ def test_whatever_is_promised_is_worth_something(weight: float, slo_ms: float) -
 
 def test_of_nothing_all_was_gained() -> None:
     assert Tally().tdg_ratio == 1.0
+
+
+def test_deadlines_of_a_request() -> None:
+    promised = Deadlines.of(Hints(ttft_slo_ms=250.0, tpot_slo_ms=50.0))
+    assert [promised.due_s(token) for token in (1, 2, 3)] == pytest.approx([0.25, 0.3, 0.35])
+    assert Deadlines.of(Hints(ttft_slo_ms=250.0)) == Deadlines(0.25, math.inf)
+    assert Deadlines.of(Hints()).due_s(1) == math.inf
