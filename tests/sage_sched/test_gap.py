@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sage_sched.app.config import DecodeConfig
+from sage_sched.app.config import DecodeConfig, SageConfig
 from sage_sched.app.registry import policy_named
 from sage_sched.gap import Gap
 from sage_sched.job import Hints, Job
@@ -83,7 +83,9 @@ def test_a_promised_tpot_is_a_bound_too(
 
 def test_a_policy_of_deadlines_decides_itself_what_a_promised_tpot_is_worth() -> None:
     held = {
-        name: DecodeConfig(max_gap_ms=math.inf).limits(policy_named(name, {}, SERVER)).gap
+        name: SageConfig(decode=DecodeConfig(max_gap_ms=math.inf))
+        .limits(policy_named(name, {}, SERVER))
+        .gap
         for name in ("sage", "fcfs-fill", "urgency", "proserve")
     }
     found = {
@@ -132,7 +134,7 @@ def test_prefills_add_up_until_a_decode_step_is_due() -> None:
 )
 def test_cuts_take_a_share_at_most(max_gap_ms: float, base_s: float, num_tokens: int) -> None:
     server = replace(SERVER, step_time=replace(STEPS, prefill_base_s=base_s))
-    gap = DecodeConfig(max_gap_ms).limits(policy_named("sage", {}, SERVER)).gap
+    gap = SageConfig(decode=DecodeConfig(max_gap_ms)).limits(policy_named("sage", {}, SERVER)).gap
     found = gap.within(UNLIMITED, view(job(), server=server)).prefill_tokens
     assert found == pytest.approx(num_tokens, abs=1)
     gap.prefilled(1, num_tokens, 0.0)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sage_sched.app.config import DecodeConfig
+from sage_sched.app.config import SageConfig
 from sage_sched.app.registry import policy_named
 from sage_sched.job import Hints, Job
 from sage_sched.limits import Limits
@@ -159,7 +159,7 @@ def test_nobody_enters_for_kv_that_is_worth_more_unless_nobody_runs() -> None:
 
 @pytest.mark.parametrize("name", ["sage", "proserve", "fcfs-fill"])
 def test_sessions_are_kept_under_policies_that_say_so(name: str) -> None:
-    limits = DecodeConfig().limits(policy_named(name, {}, SERVER))
+    limits = SageConfig().limits(policy_named(name, {}, SERVER))
     assert (limits.sessions is not None) is (name != "fcfs-fill")
     assert not limits.needs_clock
     job = Job(0, 10, 10, None, 0, arrival_s=1.0, hints=Hints(session="a"))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bench.policies.deadline_rivals import RIVALS
-from sage_sched.app.config import DecodeConfig
+from sage_sched.app.config import DecodeConfig, SageConfig
 from sage_sched.job import Hints, Job
 from sage_sched.order import serving_order
 from sage_sched.plan import UNLIMITED
@@ -59,7 +59,7 @@ def test_the_earliest_deadline_goes_first() -> None:
 @pytest.mark.parametrize("name", RIVALS)
 def test_rivals_have_no_gap_bound_for_a_tpot_slo(name: str) -> None:
     running = replace(waiting(), running=[job(0, HIGH)], pass_tokens=1 << 20)
-    bound = DecodeConfig(max_gap_ms=math.inf).limits(rival(name)).gap
+    bound = SageConfig(decode=DecodeConfig(max_gap_ms=math.inf)).limits(rival(name)).gap
     assert bound.within(UNLIMITED, running) is UNLIMITED
 
 
