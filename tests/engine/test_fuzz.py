@@ -92,6 +92,23 @@ def test_a_lost_abort_is_found(events: Sequence[Any], lost: str, tmp_path: Path)
     assert [lost in finding for finding in findings] == ([True] if lost else [])
 
 
+@pytest.mark.parametrize(
+    ("blockers", "is_found"),
+    [
+        ({"grammar": ["a"], "waiting turn": ["b"]}, False),  # SGLang's own reasons
+        ({"grammar": ["a"], "waiting": ["b"]}, True),
+        ({"chunked": ["a"]}, True),
+        ({}, True),
+    ],
+)
+def test_a_refused_flush_is_found(
+    blockers: dict[str, list[str]], is_found: bool, tmp_path: Path
+) -> None:
+    event = {"event": "flush refused", "blockers": blockers}
+    (tmp_path / "scheduler-dp0-tp0.jsonl").write_text(json.dumps(event))
+    assert bool(Evidence(tmp_path).findings()) == is_found
+
+
 class Undisturbed:
     """An oracle that says the same each time."""
 

@@ -11,6 +11,10 @@ from typing import Any
 # What an aborted request may still say: its abort is carried out with the step in flight, and the
 # one after it.
 _LAST_WORDS = 3
+# After a pause that retracts all, SGLang still refuses to flush for a request whose grammar is
+# being made, and for a streaming session's turn that its last pass matched with the session's KV
+# but did not admit (Scheduler.is_fully_idle).
+_MAY_BLOCK_FLUSH = frozenset({"grammar", "waiting turn"})
 Event = Mapping[str, Any]
 
 
@@ -38,7 +42,7 @@ class Evidence:
         return {event["rid"] for event in events if event["event"] == "kv lost"}
 
     def findings(self) -> list[str]:
-        return [*self._lost_aborts(), *self._answered_twice()]
+        return [*self._lost_aborts(), *self._answered_twice(), *self._refused_flushes()]
 
     def _lost_aborts(self) -> list[str]:
         """Requests that the HTTP process was told to abort, and that ran to their natural end."""
@@ -63,6 +67,16 @@ class Evidence:
     def _answered_twice(self) -> list[str]:
         ends = Counter(event["rid"] for event in self._http if event["event"] == "finish")
         return [f"{rid} was answered {num} times" for rid, num in ends.items() if num > 1]
+
+    def _refused_flushes(self) -> list[str]:
+        """Flushes that a paused scheduler refused without a reason of SGLang's own."""
+        return [
+            f"{name}: paused, but the cache was not flushed: {event['blockers']}"
+            for name, events in self._schedulers.items()
+            for event in events
+            if event["event"] == "flush refused"
+            and (not event["blockers"] or event["blockers"].keys() - _MAY_BLOCK_FLUSH)
+        ]
 
 
 def _read(path: Path) -> list[Event]:

@@ -131,6 +131,8 @@ def _watch_scheduler() -> None:
         for req in scheduler.waiting_queue if success else ():
             if req.output_ids:
                 write("kv lost", rid=req.rid)  # or its copy, which is as stale
+        if not success and scheduler._engine_paused:
+            write("flush refused", blockers=_flush_blockers(scheduler))
 
     _after(Scheduler, "__init__", start)
     _before(Scheduler, "abort_request", abort)
@@ -161,6 +163,21 @@ def _requests(scheduler: Any) -> Iterator[tuple[str, Any]]:
     for req in scheduler.collect_inflight_reqs():
         if not req.finished():
             yield "running", req
+
+
+def _flush_blockers(scheduler: Any) -> dict[str, list[str]]:
+    """Return the requests for which a paused scheduler keeps its KV, by where they are."""
+    waiting = [req for req in scheduler.waiting_queue if req.kv.holds_kv]
+    last_batch, chunked = scheduler.last_batch, scheduler.chunked_req
+    found = {
+        "grammar": scheduler.grammar_manager.grammar_queue,
+        "waiting turn": [req for req in waiting if req.session and req.session.streaming],
+        "waiting": [req for req in waiting if not (req.session and req.session.streaming)],
+        "running": scheduler.running_batch.reqs,
+        "last batch": [] if last_batch is None else last_batch.reqs,
+        "chunked": [] if chunked is None else [chunked],
+    }
+    return {place: [req.rid for req in reqs] for place, reqs in found.items() if reqs}
 
 
 def _copies_alive() -> int:
