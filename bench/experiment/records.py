@@ -34,10 +34,11 @@ class Provenance:
     @classmethod
     def of_now(cls) -> Self:
         """Return that of this process."""
-        words = ["sage-sched", *sys.argv[1:]]
+        # Paths of this machine mean nothing elsewhere.
+        words = [word if not Path(word).is_absolute() else "PATH" for word in sys.argv[1:]]
         return cls(
             commit=facts.commit(),
-            command=shlex.join(words),
+            command=shlex.join(["sage-sched", *words]),
             versions=", ".join(
                 f"{name} {found}" for name in _VERSIONS if (found := facts.version_of(name))
             ),
