@@ -81,7 +81,9 @@ def _plain(name: str, hint: Any, value: object) -> Any:
     except (msgspec.ValidationError, UnicodeError):
         fits = False
     if not fits:
-        raise ConfigError(f"{name} is {value!r:.80}, allowed: {allowed(name, schema_of(hint))}")
+        raise ConfigError(
+            f"{name} is {value!r:.80}, allowed: {allowed(name, msgspec.json.schema(hint))}"
+        )
     return parsed
 
 
@@ -106,22 +108,14 @@ def section_in(hint: Any) -> type[Any] | None:
     return next(filter(dataclasses.is_dataclass, named), None)
 
 
-def schema_of(hint: Any) -> dict[str, Any]:
-    """The JSON schema of a plain value."""
-    return msgspec.json.schema(hint)
-
-
 _UNITS = {"ms": " (ms)", "gib": " (GiB)", "pools": " (KV pools)"}
 _KINDS = {
     "number": "a number", "integer": "a whole number", "boolean": "true or false",
     "string": "a text",
 }  # fmt: skip
 _BOUNDS = {
-    "minimum": "from",
-    "exclusiveMinimum": "above",
-    "maximum": "to",
-    "exclusiveMaximum": "to below",
-}
+    "minimum": "from", "exclusiveMinimum": "above", "maximum": "to", "exclusiveMaximum": "to below",
+}  # fmt: skip
 
 
 def allowed(name: str, schema: Mapping[str, Any]) -> str:

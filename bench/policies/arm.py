@@ -10,8 +10,6 @@ from bench.policies.rival import Rival
 from sage_sched.app.config import SageConfig
 from sage_sched.fields import ConfigError, parse_section
 
-Predictor = Literal["semantic", "input length", "none", "truth"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
@@ -34,7 +32,7 @@ class Arm:
     settings: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
     preempt: bool = True
-    predictor: Predictor = "semantic"
+    predictor: Literal["semantic", "input length", "none", "truth"] = "semantic"
     wrong_by: float = 1.0
     noise: bool = False
     said_by: str = "expert"

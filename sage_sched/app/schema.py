@@ -5,14 +5,17 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import json
 import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_origin
 
+import msgspec
+
 from sage_sched.app.config import SageConfig
 from sage_sched.app.registry import policy_names, policy_type, section_of
-from sage_sched.fields import hints_of, schema_of, section_in
+from sage_sched.fields import hints_of, section_in
 
 
 def json_schema(policies: Iterable[str] = ()) -> dict[str, Any]:
@@ -41,10 +44,7 @@ def leaves(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, dic
 
 def default_of(leaf: Mapping[str, Any]) -> str:
     """The default as a TOML file has it. JSON has no infinity."""
-    value = leaf.get("default", "inf")
-    if isinstance(value, str) and "default" in leaf:
-        return f'"{value}"'
-    return str(value).lower()
+    return json.dumps(leaf["default"]) if "default" in leaf else "inf"
 
 
 def _section_name(policy: str) -> str:
@@ -61,7 +61,7 @@ def _section(of: type[Any]) -> dict[str, Any]:
         hint = hints[field.name]
         section = section_in(hint)
         if section is None:
-            value = {**schema_of(hint), "description": texts.get(field.name, "")}
+            value = {**msgspec.json.schema(hint), "description": texts.get(field.name, "")}
             if field.default not in (dataclasses.MISSING, math.inf):
                 value["default"] = field.default
         else:
