@@ -202,6 +202,8 @@ def measured(served: Served, columns: Iterable[str], loaded: Loaded) -> dict[str
         served = served.arrived_within(*load.measured)
         metrics |= served.metrics()
     metrics["good_share"] = served.good_share(load.ttft_slo_ms / 1e3, load.tpot_slo_ms / 1e3)
+    came_s = float(served.arrival_s.max() - served.arrival_s.min())
+    metrics["good_per_s"] = metrics["good_share"] * len(served.arrival_s) / max(came_s, 1e-9)
     if is_simulated:
         metrics["on_time_share"] = served.on_time_share(load.ttft_slo_ms / 1e3)
     attained = served.attainment()

@@ -156,6 +156,9 @@ class Node:
 
     def _refuses(self, job: Job) -> bool:
         state, overload = self.state, self.state.limits.overload
+        most = state.engine.max_queued_requests
+        if most is not None and sum(not each.swapped for each in state.queue) >= most:
+            return True
         if not overload.config.enabled or not isinstance(self._policy, Policy):
             return False
         now_s, any_waits = self.now_s, bool(state.queue)
@@ -164,8 +167,8 @@ class Node:
         return refusal is not None
 
     def _refused(self, index: int, job: Job) -> None:
-        assert isinstance(self._policy, Policy)
-        self._policy.on_end(job, self.now_s)
+        if isinstance(self._policy, Policy):
+            self._policy.on_end(job, self.now_s)
         self.state.limits.ended(job, self.now_s)
         self.num_outstanding -= 1
         self.refused.append(index)

@@ -35,6 +35,8 @@ class Engine:
     reserved_decode_tokens: --num-reserved-decode-tokens, of an engine that only decodes.
     mixed_chunk: --enable-mixed-chunk.
     swap_token_s: seconds for one token's KV to host memory or back; the device waits meanwhile.
+    max_queued_requests: --max-queued-requests, which swapped requests do not count for; None: any
+        number.
     host_pool_tokens: KV for which host memory has room.
     hicache_ratio: --hicache-ratio with --enable-hierarchical-cache: the size of host memory for
         evicted KV, in KV pools; 0 without it. hicache_write_policy: write_through or write_back.
@@ -59,6 +61,7 @@ class Engine:
     hicache_ratio: float = 0.0
     hicache_write_policy: str = "write_through"
     max_loras_per_batch: int = 8
+    max_queued_requests: int | None = None
     slices: int = 1
     slice_overhead_s: float = 0.0
 
