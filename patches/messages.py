@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from sglang.srt.managers.io_struct import BaseReq, hook_custom_types
+import math
+from typing import Any
+
+from sglang.srt.managers.io_struct import AbortReq, BaseReq, hook_custom_types
+
+from sage_sched.overload import Refusal
 
 
 class Tick(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
@@ -61,3 +66,33 @@ class EarlyAbort(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
 
 # SGLang's processes accept a closed list of message types.
 hook_custom_types(SetSettings, SettingsNow, EarlyAbort)
+
+
+# The status of a refused request.
+REFUSED = 429
+_REFUSAL = "sage_"
+
+
+def in_abort(refusal: Refusal) -> dict[str, str | int]:
+    """A refusal as the reason of an AbortReq, which takes whole numbers."""
+    predicted_ms, limit_ms = (round(1e3 * s) for s in (refusal.predicted_s, refusal.limit_s))
+    retry_after_s = math.ceil(refusal.retry_after_s)
+    return {
+        "type": "abort",
+        "status_code": REFUSED,
+        "message": f"The server is overloaded: {refusal.metric.upper()} would be {predicted_ms} "
+        f"ms, which is above {limit_ms} ms. Come back in {retry_after_s} s.",
+        f"{_REFUSAL}metric": refusal.metric,
+        f"{_REFUSAL}predicted_ms": predicted_ms,
+        f"{_REFUSAL}limit_ms": limit_ms,
+        f"{_REFUSAL}retry_after_s": retry_after_s,
+    }
+
+
+def refusal_in(abort: AbortReq) -> dict[str, Any] | None:
+    """What a client is told of a refusal; None if the abort is none."""
+    reason: dict[str, Any] = abort.finished_reason or {}
+    if f"{_REFUSAL}metric" not in reason:
+        return None
+    told = {k.removeprefix(_REFUSAL): v for k, v in reason.items() if k.startswith(_REFUSAL)}
+    return {"message": reason["message"], **told}

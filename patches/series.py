@@ -42,6 +42,12 @@ SERIES: Mapping[str, _Kind] = {
     ),
     "policy_errors_total": _Kind("counter", "Failures of the policy."),
     "unranked_requests_total": _Kind("counter", "Requests that the policy could not rank."),
+    "refused_total": _Kind(
+        "counter", "Requests refused for a predicted time (ttft, ttlt).", ("metric",)
+    ),
+    "foretold_time_ratio": _Kind(
+        "gauge", "Real times of the latest 500 requests, divided by predicted ones.", ("metric",)
+    ),
     "passes_total": _Kind("counter", "Planned scheduling passes."),
     "pass_seconds_total": _Kind("counter", "Time that planning took."),
     "step_time_seconds": _Kind("gauge", "Step times in force.", ("coefficient",)),

@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-from sglang.srt.managers.io_struct import BatchStrOutput, GenerateReqInput
+from sglang.srt.managers.io_struct import AbortReq, BatchStrOutput, GenerateReqInput
 from sglang.srt.managers.io_struct import TokenizedGenerateReqInput as Tokenized
 from sglang.srt.managers.tokenizer_manager import TokenizerManager as Manager
 from sglang.srt.server_args import ServerArgs
@@ -17,6 +17,7 @@ from patches.hook import AFTER, AROUND, BEFORE, Awaited, Hooks
 from patches.http.answers import learn
 from patches.http.incoming import chat_hooks
 from patches.http.intake import begin, encode, is_encoded, open_body, receive
+from patches.http.refused import note_refusal, note_request
 from patches.http.state import HttpState, http_state
 from patches.messages import EarlyAbort
 from predictor_store.service.supervisor import SharedWorker
@@ -41,6 +42,7 @@ def _before_generate(self: Manager, obj: GenerateReqInput, request: Any = None) 
     # All routes pass here, before anything is made of what a client says.
     if http_state(self) is not None and isinstance(obj, GenerateReqInput):
         open_body(obj, request)
+        note_request(obj, request)
 
 
 @http_hooks.at(f"{_MANAGER}._init_req_state", BEFORE, "obj", "request")
@@ -104,7 +106,13 @@ def tell_early_abort(manager: Manager, rid: str, abort_all: bool) -> None:
         manager._dispatch_to_scheduler(EarlyAbort(begins=begins, sent_s=time.monotonic()))
 
 
-# Its answer comes.
+# It is refused, or its answer comes.
+
+
+@http_hooks.at(f"{_MANAGER}._handle_abort_req", BEFORE, "recv_obj")
+def _before_abort_req(self: Manager, recv_obj: AbortReq) -> None:
+    if http_state(self) is not None:
+        note_refusal(self, recv_obj)
 
 
 @http_hooks.at(f"{_MANAGER}._handle_batch_output", BEFORE, "recv_obj")

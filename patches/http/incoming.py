@@ -37,6 +37,7 @@ class Incoming:
     came_s, begun_s: arrival, and when no pause held it back any more, by time.monotonic; 0 until
         then.
     is_internal: see is_internal().
+    refusals: where a refusal has to go (patches/http/refused.py); None if nowhere.
     tell_at_tokens: the age at which the history hears that the answer goes on.
     """
 
@@ -49,6 +50,7 @@ class Incoming:
     is_internal: bool = False
     prediction: asyncio.Future[Prediction] | None = None
     handle: int | None = None
+    refusals: list[dict[str, Any]] | None = None
     tell_at_tokens: int = 64
 
     def __reduce__(self) -> tuple[type, tuple[()]]:

@@ -8,6 +8,7 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.server_args import ServerArgs
 
 from patches.http.metrics import HttpMetrics
+from patches.http.refused import add_refused_responses
 from patches.http.settings_route import add_settings_route
 from patches.http.urgency import UrgencyGuess
 from predictor_store.service.client import PredictorClient
@@ -24,7 +25,8 @@ class HttpState:
     """
 
     def __init__(self, manager: TokenizerManager, server_args: ServerArgs) -> None:
-        """Adds the route /sage/settings as well, and starts the prediction worker."""
+        """Adds the route /sage/settings and the answers to refused requests as well, and starts
+        the prediction worker."""
         self.config: SageConfig = server_args._sage_config
         self.predicts: bool = server_args.disaggregation_mode != "prefill"
         model = server_args.served_model_name or server_args.model_path
@@ -34,6 +36,8 @@ class HttpState:
         labels = manager.metrics_collector.labels if manager.enable_metrics else None
         self.metrics = HttpMetrics(self.client, labels)
         add_settings_route(manager)
+        if self.config.overload.enabled:
+            add_refused_responses()
         if self.predicts:
             self.client.start()  # the schedulers are loading the model meanwhile
 

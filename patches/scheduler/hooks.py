@@ -147,7 +147,9 @@ def _passes(hooks: Hooks, process: _Process) -> None:
         return process.state.retention_order(reqs, original(reqs))
 
     @hooks.at(f"{_SCHEDULER}._abort_on_queued_limit", AROUND, "recv_req")
-    def around_queue_limit(original: Any, self: Scheduler, recv_req: object) -> Any:
+    def around_queue_limit(original: Any, self: Scheduler, recv_req: Req) -> Any:
+        if hasattr(recv_req, "sage") and self.sage.overload.refuses(recv_req):
+            return True
         if self.max_queued_requests is None:
             return original(self, recv_req)
         return without_started(self, partial(original, self, recv_req))

@@ -68,6 +68,10 @@ class SchedulerMetrics(Listener):
         series.count("passes_total", stats["num_passes"])
         series.count("pass_seconds_total", stats["num_passes"] * stats["mean_pass_ms"] / 1e3)
         series.set("headroom_steps", stats["headroom_steps"])
+        for metric, number in state.overload.num_refused.items():
+            series.count("refused_total", number, metric=metric)
+        for metric, ratio in state.overload.ratios().items():
+            series.set("foretold_time_ratio", ratio, metric=metric)
         for kind, error in stats["step_time"]["errors"].items():
             series.set("step_time_error_ratio", error, kind=kind)
         for whose, found in stats["gaps"].items():

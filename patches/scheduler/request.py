@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from patches.engine_types import Batch
 from patches.listener import Listener
@@ -86,11 +86,20 @@ class TokenTimes:
     num_next_on_time: int = 0
 
 
+class Foretold(NamedTuple):
+    """Predicted times of a request, from a moment on this rank's clock."""
+
+    ttft_s: float
+    ttlt_s: float
+    at_s: float
+
+
 @dataclass(slots=True)
 class RequestState:
     """`Req.sage`. token_times: None without an SLO. was_checked, why_not_preemptible: whether it
     was ever chosen to be preempted, and what rules that out. shared_slots: where the radix tree had
-    the beginning of its KV when it left the device."""
+    the beginning of its KV when it left the device. foretold: None unless requests may be refused.
+    """
 
     job: Job
     waits: Waits
@@ -99,6 +108,7 @@ class RequestState:
     was_checked: bool = False
     why_not_preemptible: str | None = None
     shared_slots: Any = ()
+    foretold: Foretold | None = None
 
     @property
     def is_preempted(self) -> bool:

@@ -22,6 +22,7 @@ from patches.scheduler.early_aborts import EarlyAborts
 from patches.scheduler.gap_meter import GapMeter
 from patches.scheduler.jobs import Jobs
 from patches.scheduler.metrics import SchedulerMetrics
+from patches.scheduler.overload import OverloadGate
 from patches.scheduler.pass_meter import PassMeter
 from patches.scheduler.preemption import preemption_of
 from patches.scheduler.priorities import level_gap
@@ -88,6 +89,7 @@ class SchedulerState:
         self.preemption = self.last_preemption = preemption_of(scheduler, self.settings, None)
         self.num_arrivals_planned = -1
         self._num_switches = 0
+        self.overload = OverloadGate(scheduler)
         metrics = SchedulerMetrics(scheduler)
         found: list[Listener | None] = [
             # Before others take time after a step.
@@ -100,6 +102,7 @@ class SchedulerState:
             WaitListener(),
             GapMeter(),
             SloMeter(metrics),
+            self.overload,
             # After Jobs: takes the jobs that the policy could rank.
             self.probing,
             PassMeter(scheduler),

@@ -1,0 +1,93 @@
+"""Refuses requests as they come to a scheduler, and compares predicted times with real ones."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+from sglang.srt.managers.io_struct import AbortReq
+
+from patches.engine_types import Batch, Req, Scheduler
+from patches.listener import Listener
+from patches.messages import in_abort
+from patches.scheduler.request import Foretold
+from sage_sched.overload import Refusal
+
+# Ratios rest on so many of the latest requests.
+_NUM_COMPARED = 500
+
+
+class OverloadGate(Listener):
+    """Overload protection of one scheduler. All ranks decide alike; the clock is read for ratios
+    alone."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.num_refused = {"ttft": 0, "ttlt": 0}
+        self._compared = {
+            name: deque[tuple[float, float]](maxlen=_NUM_COMPARED) for name in self.num_refused
+        }
+
+    def refuses(self, req: Req) -> bool:
+        """Decide about a request that begins to wait; one that waits again was admitted before. If
+        it is refused, its client hears of it, and SGLang releases it."""
+        state = self._scheduler.sage
+        overload = state.limits.overload
+        if not overload.config.enabled or req.sage.foretold is not None or req.output_ids:
+            return False
+        if req.to_finish is not None or req.finished():
+            return False
+        try:
+            refusal = self._refusal(req)
+        except Exception:
+            state.failures.count("predict a wait")
+            return False
+        if refusal is None:
+            return False
+        self.num_refused[refusal.metric] += 1
+        reason = in_abort(refusal)
+        self._scheduler.send_abort_output(AbortReq(rid=req.rid, finished_reason=reason), req)
+        return True
+
+    def _refusal(self, req: Req) -> Refusal | None:
+        state, job = self._scheduler.sage, req.sage.job
+        now_s = state.jobs.now_s
+        newcomer = state.limits.overload.newcomer(job, state.policy, state.server, now_s)
+        req.sage.foretold = Foretold(newcomer.ttft_s, newcomer.ttlt_s, time.monotonic())
+        refusal: Refusal | None = state.limits.overload.refuses(
+            job,
+            newcomer,
+            now_s,
+            any_waits=bool(self._scheduler.waiting_queue),
+            knows_steps=state.calibration.source != "shipped",
+        )
+        return refusal
+
+    def stepped(self, batch: Batch, result: Any) -> None:
+        for req in batch.reqs:
+            if len(req.output_ids) == 1:
+                self._compare("ttft", req)
+
+    def ended(self, req: Req, was_aborted: bool) -> None:
+        if not was_aborted:
+            self._compare("ttlt", req)
+
+    def _compare(self, metric: str, req: Req) -> None:
+        foretold: Foretold | None = req.sage.foretold
+        if foretold is not None:
+            predicted_s = foretold.ttft_s if metric == "ttft" else foretold.ttlt_s
+            self._compared[metric].append((time.monotonic() - foretold.at_s, predicted_s))
+
+    def ratios(self) -> dict[str, float]:
+        """Of the latest requests, the sum of real times by the sum of predicted ones, by metric."""
+        return {
+            name: sum(real for real, _ in both) / sum(predicted for _, predicted in both)
+            for name, both in self._compared.items()
+            if both
+        }
+
+    def stats(self) -> dict[str, Any]:
+        if not self._scheduler.sage.limits.overload.config.enabled:
+            return {}
+        return {"overload": {"num_refused": self.num_refused, "real_to_predicted": self.ratios()}}
