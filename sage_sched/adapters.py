@@ -1,4 +1,4 @@
-"""Requests whose adapters (LoRA) find no room: others do not pass them for ever."""
+"""Bounds how long a request without a free adapter slot (LoRA) is overtaken by others."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from sage_sched.followed import Positions
 from sage_sched.job import Job
 from sage_sched.view import SchedulerView
 
-# While the server works through so many batches (the KV that running jobs hold), others pass jobs
-# without room for their adapters. With more, such jobs wait for longer; with fewer, the batch runs
-# empty more often.
+# Other jobs may overtake jobs without an adapter slot while the server works through this many
+# batches (the KV that running jobs hold). With more, such jobs wait longer. With fewer, the batch
+# runs empty more often.
 _BATCHES = 4
 
 
 class Adapters:
-    """Decides who passes a job whose adapter finds no room. The engine would let all others pass.
+    """Decides which jobs overtake a job without an adapter slot. The engine would let all others
+    pass.
 
-    If adapters that have room never run out of requests, no other ever gets it. So others pass only
-    until the server has done so much work meanwhile (_BATCHES). From then on no job behind the
-    first one of the order that has no room enters, until that one has room: jobs that run come to
-    an end, and give back theirs. Then the count begins anew. So each job that stays first among
-    those without room waits for a bounded time, under any policy. Nobody ever passes a promised
-    job.
+    If loaded adapters never run out of requests, no other adapter ever gets a slot. So others
+    overtake only until the server has worked through _BATCHES batches meanwhile. From then on, no
+    job behind the first job without a slot enters until that job gets one: running jobs end and
+    free theirs. Then the count begins again. So each job that stays first among the jobs without a
+    slot waits for a bounded time, under any policy. No job ever overtakes a job that goes first.
     """
 
     def __init__(self) -> None:
-        # The server's work when the count began, and the job that nobody passes.
+        # The server's work when the count began, and the job that no other may overtake.
         self._since_tokens: int | None = None
         self._next: Job | None = None
         self._saw_any = self.is_closed = False
@@ -34,9 +34,9 @@ class Adapters:
     def open(
         self, waiting: Container[Job], positions: Positions[Job], view: SchedulerView
     ) -> Callable[[Job], bool]:
-        """Before the order is gone through. What this returns is asked of one job after another:
-        whether it does not enter, so that nobody should yield to it. Once is_closed, those behind
-        do not either."""
+        """Start a walk through the order. Return a function that is asked of one job after another
+        whether it stays out, so that no job is preempted for it. Once is_closed, all later jobs
+        stay out."""
         first = self._next
         if not self._saw_any or (
             first is not None and (first not in waiting or view.has_adapter(positions.of(first)))

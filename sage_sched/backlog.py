@@ -1,4 +1,4 @@
-"""How much work a server still has to do for its requests."""
+"""Estimates how much work a server still has to do for its requests."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from sage_sched.steps import ServerFacts
 
 
 def expected_left_tokens(job: Job, expected_share: float) -> float:
-    """The expected number of tokens that its answer still gets. expected_share: of the cap, if its
-    length is unknown (SGLang's new_token_ratio)."""
+    """Return the expected number of tokens that the job's answer still gets.
+
+    expected_share: the expected length as a share of the cap, if the length is unknown (SGLang's
+    new_token_ratio).
+    """
     age_tokens, cap_leaves = job.generated_tokens, max(1, job.max_new_tokens - job.generated_tokens)
     if job.has_fixed_length:
         return cap_leaves
@@ -24,10 +27,11 @@ def expected_left_tokens(job: Job, expected_share: float) -> float:
 
 
 def backlog_s(unfinished: Iterable[Job], expected_share: float, server: ServerFacts) -> float:
-    """Seconds until some nine in ten of these jobs are done, if no others come.
+    """Return the seconds until some nine in ten of these jobs are done, if no others come.
 
-    Assumes that all decode in batches as large as fit, each half through what is left of it, and
-    that each has a prefill step of its own. The last few take longer, as the batch gets smaller.
+    Assumes that all jobs decode in batches of the largest size that fits, that each is halfway
+    through the rest of its answer, and that each has a prefill step of its own. The last few jobs
+    take longer, because the batch shrinks.
     """
     prefill_s = total_left = total_kv = longest_left = 0.0
     num_jobs = 0

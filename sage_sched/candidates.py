@@ -23,11 +23,12 @@ class Candidates:
     """Waiting jobs in order, by their positions in SchedulerView.waiting.
 
     order: first the jobs that may be admitted, then the others.
-    num_open: how many the engine may admit as far as it finds room.
-    num_first: how many of these the plan looks at itself. Beside a chunk, only the piggybacked.
-    num_too_long: jobs that go before the chunked prompt but have to wait for its end: the engine
-        chunks one prompt at a time, and theirs fits beside no chunk.
-    has_followers: whether a job waits for another one's prefix.
+    num_open: how many the engine may admit if it finds room.
+    num_first: how many of these the plan looks at itself. Beside a chunk, only the piggybacked
+    ones.
+    num_too_long: jobs that go before the chunked prompt but have to wait for its end. The engine
+        chunks one prompt at a time, and their prompts fit beside no chunk.
+    has_followers: whether a job waits for another job's prefix.
     """
 
     order: list[int]
@@ -41,12 +42,12 @@ class Candidates:
         return cls(order, len(order), len(order))
 
     def window(self, view: SchedulerView) -> list[Job]:
-        """The jobs for which others may be preempted."""
+        """Return the jobs for which others may be preempted."""
         positions = self.order[: min(self.num_first, WINDOW)]
         return [view.waiting[position] for position in positions]
 
     def without_held_back(self, policy: Policy, view: SchedulerView) -> Self:
-        """The jobs that the policy holds back (Policy.key) go last. If there is no other job, all
+        """Put the jobs that the policy holds back (Policy.key) last. If there is no other job, all
         may be admitted: a server must not stand still."""
 
         def is_held_back(position: int) -> bool:
@@ -62,12 +63,12 @@ class Candidates:
         return self._last(held_back)
 
     def without_followers(self, view: SchedulerView) -> Self:
-        """Jobs that wait for another one's prefix (sage_sched.shared_prefix) go last."""
+        """Put jobs that wait for another job's prefix (sage_sched.shared_prefix) last."""
         followers = shared_prefix_followers(self.order[: self.num_open], view)
         return replace(self._last(followers), has_followers=True) if followers else self
 
     def _last(self, positions: Sequence[int]) -> Self:
-        """These open ones go behind the others, and may not be admitted."""
+        """Put these open jobs behind the others. They may not be admitted."""
         last = set(positions)
         others = [position for position in self.order[: self.num_open] if position not in last]
         order = [*others, *positions, *self.order[self.num_open :]]
@@ -76,12 +77,12 @@ class Candidates:
     def beside_chunk(
         self, chunked: Job | None, budget: Budget, policy: Policy, view: SchedulerView
     ) -> Self:
-        """While a prompt is being chunked, the jobs that are piggybacked on its next chunk go
+        """While a prompt is being chunked, put the jobs that are piggybacked on its next chunk
         first.
 
         These are jobs with KV in host memory, which need no prefill, and jobs that go before the
         chunked prompt, if all fit and leave it a page. Jobs for which no other may be preempted
-        wait. No job passes one that goes first.
+        wait. No job overtakes a job that goes first.
         """
         if chunked is None:
             return self
@@ -108,8 +109,8 @@ class Candidates:
         )
 
     def num_before_swapped(self, view: SchedulerView) -> int:
-        """How many may be admitted if swapped jobs are passed over: none behind a swapped job that
-        goes first."""
+        """Return how many jobs may be admitted if swapped jobs are passed over: none behind a
+        swapped job that goes first."""
         for number, position in enumerate(self.order[: self.num_open]):
             job = view.waiting[position]
             if not job.goes_first:
@@ -120,7 +121,8 @@ class Candidates:
 
 
 def _goes_before(job: Job, chunked: Job, policy: Policy, view: SchedulerView) -> bool:
-    """Whether a waiting ranked job goes before the chunked one; by arrival if that is unranked."""
+    """Whether a waiting ranked job goes before the chunked job, or arrived before it if the chunked
+    job is unranked."""
     if chunked.is_ranked or chunked.goes_first:
         return place_of(job, policy, view) < place_of(chunked, policy, view)
     place = (job.level, not job.goes_first, job.arrival)

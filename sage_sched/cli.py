@@ -13,8 +13,8 @@ from typing import Any
 from sage_sched.app.parts_finder import ALL, find_parts
 from sage_sched.fields import UserError
 
-# Subcommand: its module, which has run(argv) -> exit status, as its flags are SGLang's own; what it
-# does.
+# Subcommands that take SGLang's own flags: the module, which has run(argv) -> exit status, and the
+# help text.
 OF_SERVERS = {
     "serve": (
         "patches.ops.serve_command",
@@ -29,7 +29,8 @@ OF_SERVERS = {
         "say whether a server would start here, and what to do if not",
     ),
 }
-# Subcommand: its module, which has configure(parser) and run(args) -> exit status; what it does.
+# Other subcommands: the module, which has configure(parser) and run(args) -> exit status, and the
+# help text.
 COMMANDS = {
     "demo": ("bench.experiment.demo", "compare SGLang's tuned policies with ours"),
     "settings": (
@@ -67,7 +68,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line argv (without the program's name); its exit status."""
+    """Run the command line argv (without the program's name), and return the exit status."""
     find_parts(ALL)
     terminal = importlib.import_module("predictor_store.terminal")
     terminal.take_any_output()
@@ -81,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (UserError, OSError) as error:
-        # An OSError: a missing file, a folder that cannot be written to.
+        # An OSError is a missing file or a folder without write permission, for example.
         said = " ".join(str(error).split())
         print(terminal.printable(f"{_prog(_name(words))}: {said}"), file=sys.stderr)
         terminal.stop_printing_if_full()
@@ -118,13 +119,13 @@ def _run(argv: list[str]) -> int:
 
 
 def _name(argv: Sequence[str]) -> str:
-    """Of the command, "" if there is none."""
+    """Return the command's name, or "" if argv names none."""
     names = (" ".join(argv[:2]), *argv[:1])
     return next((name for name in names if name in OF_SERVERS or name in COMMANDS), "")
 
 
 def _help(argv: list[str]) -> int:
-    """Of what names no command: a group of commands, such as `store`, or nothing that is known."""
+    """Print the help of a command group, such as `store`, or of an unknown command."""
     group = argv[0] if argv and _within(argv[0]) else ""
     parser = _parser(group)
     if not group:
@@ -140,7 +141,8 @@ def _help(argv: list[str]) -> int:
 
 
 def _parser(name: str, **about: Any) -> argparse.ArgumentParser:
-    """Of a command, or of a group of commands, whose help lists them; "" for all of them."""
+    """Return the parser of a command, or of a command group, whose help lists its commands. ""
+    names the group of all commands."""
     within = _within(name)
     if within:
         rows = [f"  {other:17} {what}" for other, what in within.items()]
@@ -154,7 +156,8 @@ def _prog(name: str) -> str:
 
 
 def _within(group: str) -> dict[str, str]:
-    """What each command of this group does, by name; "" is the group of all."""
+    """Return the help text of each command in a group, by name. "" names the group of all
+    commands."""
     commands = OF_SERVERS | COMMANDS
     prefix = f"{group} " if group else ""
     return {name: what for name, (_, what) in commands.items() if name.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""The decision: what one scheduling pass does."""
+"""Decides what one scheduling pass does."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from sage_sched.preemption import Admission, admissions_of
 from sage_sched.preemption_cost import preempt_for_memory
 from sage_sched.view import SchedulerView
 
-# Jobs whose cached prefix a plan looks up, the first to serve.
+# Jobs from the head of the queue whose cached prefix a plan looks up.
 _NUM_LOOKED_UP = 8
 
 
 def decide(view: SchedulerView, policy: Policy, limits: Limits) -> Plan:
-    """The plan of one pass; read it from the top. Raises what the policy raises.
+    """Return the plan of one pass; read this function from the top. Raises what the policy raises.
 
-    If memory runs out, the last jobs of the order are preempted, and the next pass decides who is
-    admitted. While a prompt is being chunked, jobs that go before it are piggybacked on its next
-    chunk. If the batch is full, a job is admitted only by preempting another: letting requests
-    trickle in, with a prefill step each while all others wait, costs more than it gains
+    If memory runs out, the last jobs of the order are preempted, and the next pass decides which
+    jobs are admitted. While a prompt is being chunked, jobs that go before it are piggybacked on
+    its next chunk. If the batch is full, a job is admitted only by preempting another. Admitting
+    requests one by one, with a prefill step each while all others wait, costs more than it gains
     (srpt-oracle, H800 preset at 8 requests/s: mean TTLT 10 % above no preemption, against 1 % below
     this way).
     """
@@ -96,14 +96,17 @@ def _needs_plan(view: SchedulerView, policy: Policy) -> bool:
     if view.now_s >= policy.plan_by_s or view.num_arrivals != view.num_arrivals_planned:
         return True
     interval = policy.refresh_interval_tokens
-    # A step with drafts may give several tokens.
+    # A step of speculative decoding may give several tokens.
     most_tokens = view.server.reserve_tokens
     return any(job.generated_tokens % interval < most_tokens for job in view.running)
 
 
 def _order_by_cached(joined: Sequence[Job], policy: Policy, view: SchedulerView) -> list[int]:
-    """The order in which to serve the waiting jobs. Jobs that have joined the queue and the first
-    to serve are looked up in the cache; for the others the last answer counts."""
+    """Return the order in which to serve the waiting jobs.
+
+    Jobs that have joined the queue and the first jobs to serve are looked up in the cache. For the
+    other jobs the last look-up counts.
+    """
     position_of = policy.queue.positions.of
     _look_up([position_of(job) for job in joined if not job.was_looked_up], policy, view)
     order = serving_order(policy, view)
@@ -113,10 +116,11 @@ def _order_by_cached(joined: Sequence[Job], policy: Policy, view: SchedulerView)
 
 
 def _look_up(positions: Iterable[int], policy: Policy, view: SchedulerView) -> bool:
-    """Whether more or less is cached of any of these waiting jobs than was known.
+    """Look these waiting jobs up in the cache; return whether the cached tokens of any have
+    changed.
 
-    Swapped jobs need no prefill. A streaming session's job must not be looked up: it would lend
-    its KV to any other that asks (SGLang's session/streaming_session.py).
+    Swapped jobs need no prefill. A streaming session's job must not be looked up: it would lend its
+    KV to any other job that asks (SGLang's session/streaming_session.py).
     """
     has_changed = False
     for position in positions:
@@ -133,7 +137,7 @@ def _look_up(positions: Iterable[int], policy: Policy, view: SchedulerView) -> b
 
 
 def _places(joined: Sequence[Job], order: Sequence[int], policy: Policy) -> dict[int, int]:
-    """See Plan.places."""
+    """Return Plan.places."""
     queue = policy.queue
     number_of = {position: number for number, position in enumerate(order)}
     positions = {queue.positions.of(job): job for job in joined}
@@ -144,15 +148,18 @@ def _places(joined: Sequence[Job], order: Sequence[int], policy: Policy) -> dict
 
 
 def _in_order(order: Sequence[int], view: SchedulerView) -> list[Job]:
-    """The waiting jobs, the first in their order. The others are in no order that all ranks share:
-    they are left out unless the order is as long as may be."""
+    """Return the waiting jobs, the first ones in their order.
+
+    The other jobs are in no order that all ranks share. They are left out unless the order has its
+    full length (HEAD).
+    """
     if len(order) < HEAD:
         return [view.waiting[position] for position in order]
     return in_front(view.waiting, order)
 
 
 def _shortened(budget: Budget, admissions: Sequence[Admission], view: SchedulerView) -> Budget:
-    """The budget with a chunk that is shorter by the prompts which are piggybacked on it."""
+    """Return the budget with a chunk that is shorter by the prompts piggybacked on it."""
     if view.chunked is None:
         return budget
     newcomers = [one.newcomer for one in admissions if one.newcomer not in view.swapped]

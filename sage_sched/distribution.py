@@ -22,8 +22,8 @@ class LengthDistribution:
 
     lengths: int64, shape (n,), strictly increasing, each at least 1 token.
     weights: float64, shape (n,), each at least 1e-12, summing to 1.
-    effective_samples: how many equally weighted observations it is worth (Kish), above 0.
-    source: where it came from; "hint": a client said so; "truth" in a simulator alone.
+    effective_samples: the number of equally weighted observations it is worth (Kish), above 0.
+    source: where it came from. "hint": a client gave it. "truth": only in a simulator.
     """
 
     lengths: NDArray[np.int64]
@@ -60,7 +60,7 @@ class LengthDistribution:
         )
 
     def as_fields(self) -> dict[str, Any]:
-        """The fields as JSON values, for a message."""
+        """Return the fields as JSON values, for a message."""
         return {
             "lengths": self.lengths.tolist(),
             "weights": self.weights.tolist(),
@@ -70,7 +70,8 @@ class LengthDistribution:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> LengthDistribution:
-        """From what as_fields gave. Raises ValueError if the fields are malformed."""
+        """Make a distribution from the values of as_fields. Raises ValueError if they are
+        malformed."""
         try:
             return cls(
                 np.asarray(fields["lengths"], dtype=np.int64),
@@ -89,11 +90,12 @@ class LengthDistribution:
         weights: Sequence[float] | NDArray[Any] | None = None,
         censored: Sequence[bool] | NDArray[Any] | None = None,
     ) -> LengthDistribution:
-        """From observed lengths in tokens, all of shape (n,), in any order, repeats allowed.
+        """Make a distribution from observed lengths in tokens, all arrays of shape (n,), in any
+        order, repeats allowed.
 
         A censored observation (cut off by its cap) says "at least this long". Its weight goes to
-        the longer observations in proportion to theirs, which is the product-limit estimate
-        (Efron 1967). If none is longer, it stays where it is.
+        the longer observations in proportion to theirs, which is the product-limit estimate (Efron
+        1967). If none is longer, it stays where it is.
         """
         values = np.asarray(lengths, dtype=np.int64)
         mass = np.ones(values.size) if weights is None else np.asarray(weights, dtype=np.float64)
@@ -109,14 +111,17 @@ class LengthDistribution:
         return float(self.lengths @ self.weights)
 
     def quantile(self, q: float) -> int:
-        """The smallest length whose cumulative probability reaches q, for q in [0, 1]."""
+        """Return the smallest length whose cumulative probability reaches q, for q in [0, 1]."""
         reached = np.searchsorted(np.cumsum(self.weights), q - 1e-9)
         return int(self.lengths[min(int(reached), self.lengths.size - 1)])
 
     def crps(self, length: int) -> float:
-        """The continuous ranked probability score, in tokens: the integral over x of
-        (P(X <= x) - [length <= x])^2 (Gneiting and Raftery 2007). Of a single predicted length, it
-        is the absolute error."""
+        """Return the continuous ranked probability score in tokens (Gneiting and Raftery 2007).
+
+            integral over x of (P(X <= x) - [length <= x])^2
+
+        For a single predicted length, it is the absolute error.
+        """
         steps = np.append(self.lengths, length)
         order = np.argsort(steps, kind="stable")
         x = steps[order].astype(float)
@@ -128,26 +133,27 @@ class LengthDistribution:
         return self.quantile(0.5 - share / 2) <= length <= self.quantile(0.5 + share / 2)
 
     def capped(self, max_tokens: int) -> LengthDistribution:
-        """Longer lengths become max_tokens (at least 1), as the server stops there."""
+        """Return a copy with longer lengths cut to max_tokens (at least 1), the server's limit."""
         if self.lengths[-1] <= max_tokens:
             return self
         return self._rebuilt(np.minimum(self.lengths, max(max_tokens, 1)), self.weights)
 
     def scaled(self, factor: float) -> LengthDistribution:
-        """All lengths multiplied by factor, in whole tokens, at least 1."""
+        """Return a copy with all lengths times factor, in whole tokens, at least 1."""
         lengths = np.maximum(np.rint(self.lengths * factor), 1).astype(np.int64)
         return self._rebuilt(lengths, self.weights)
 
     def surviving(self, age_tokens: int) -> LengthDistribution | None:
-        """The distribution given that the length exceeds age_tokens; None if no length does."""
+        """Return the distribution given that the length exceeds age_tokens; None if no length
+        does."""
         longer = self.lengths > age_tokens
         if not longer.any():
             return None
         return self._rebuilt(self.lengths[longer], self.weights[longer])
 
     def mixed(self, other: LengthDistribution, other_weight: float) -> LengthDistribution:
-        """A mixture of this distribution and another, which has other_weight, in (0, 1). Keeps this
-        one's source."""
+        """Return a mixture of this distribution and another, which has other_weight, in (0, 1).
+        Keeps this one's source."""
         if not 0 < other_weight < 1:
             raise ValueError(f"other_weight is {other_weight}, must be between 0 and 1")
         return self._rebuilt(
@@ -156,10 +162,10 @@ class LengthDistribution:
         )
 
     def with_tail(self, max_tokens: int) -> LengthDistribution:
-        """The distribution with a chance that the answer exceeds all lengths seen, put at twice the
+        """Return a copy with the chance that the answer exceeds all lengths seen, put at twice the
         longest of them.
 
-        The next of n + 1 exchangeable draws is the longest with probability 1 / (n + 1). Nothing
+        The next of n + 1 exchangeable draws is the longest with probability 1 / (n + 1). No answer
         exceeds max_tokens, so there is no tail if a length has reached it.
         """
         longest = int(self.lengths[-1])
@@ -172,7 +178,8 @@ class LengthDistribution:
         )
 
     def compressed(self, max_atoms: int) -> LengthDistribution:
-        """At most max_atoms lengths: groups of equal probability become their mean length."""
+        """Return a copy with at most max_atoms lengths: groups of equal probability become their
+        mean length."""
         if self.lengths.size <= max_atoms:
             return self
         middle = np.cumsum(self.weights) - self.weights / 2
@@ -185,16 +192,16 @@ class LengthDistribution:
     def _rebuilt(
         self, lengths: NDArray[np.int64], weights: NDArray[np.float64]
     ) -> LengthDistribution:
-        """The same evidence and source with other atoms, in any order."""
+        """Return the same evidence and source with other atoms, in any order."""
         return LengthDistribution(*_merged(lengths, weights), self.effective_samples, self.source)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Refined:
-    """The distribution of an answer's length at one age, by what was seen of the answer until then.
+    """The distribution of an answer's length at one age, refined by the answer until then.
 
-    lengths: of the whole answer, not decreasing, shape (n,). weights: shape (n,), summing to 1; 0
-    if the length does not exceed age_tokens.
+    lengths: of the whole answer, not decreasing, shape (n,).
+    weights: shape (n,), summing to 1; 0 if the length does not exceed age_tokens.
     """
 
     age_tokens: int
@@ -205,7 +212,7 @@ class Refined:
 def _merged(
     lengths: NDArray[np.int64], weights: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Distinct lengths, without negligible ones; their weights sum to 1."""
+    """Return distinct lengths, without negligible ones; their weights sum to 1."""
     if lengths.size > 1 and not (lengths[1:] > lengths[:-1]).all():
         order = np.argsort(lengths, kind="stable")
         lengths, weights = lengths[order], weights[order]
@@ -226,7 +233,7 @@ def _redistribute(
     values, mass, cut = values[order], mass[order], cut[order]
     after = np.append(np.cumsum(mass[::-1])[::-1][1:], 0.0)
     given = cut & (after > 0)
-    # What a censored one gives makes each longer one heavier by the same factor.
+    # The weight of a censored one makes each longer one heavier by the same factor.
     factors = np.where(given, 1.0 + mass / np.where(given, after, 1.0), 1.0)
     scale = np.append(1.0, np.cumprod(factors)[:-1])
     return values, np.where(given, 0.0, mass * scale)

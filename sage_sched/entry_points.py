@@ -1,4 +1,4 @@
-"""The functions that SGLang calls. Nothing of ours imports this."""
+"""The functions that SGLang calls. No other module of ours imports this."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ logger = logging.getLogger(__name__)
 
 
 def register() -> None:
-    """Entry point of the group sglang.srt.plugins."""
+    """Register the hooks. Entry point of the group sglang.srt.plugins."""
     try:
         find_parts()
     except PartsError as error:
-        logger.error("%s", error)  # else SGLang says only that it does not know the policy
+        logger.error("%s", error)  # otherwise SGLang says only that it does not know the policy
         raise
     import_module("patches.plugin").register()
 
 
 def activate() -> str | None:
-    """Entry point of the group sglang.srt.platforms."""
+    """Activate the platform. Entry point of the group sglang.srt.platforms."""
     find_parts()
     platform: str | None = import_module("patches.platform").activate()
     return platform
 
 
 def __getattr__(name: str) -> Any:
-    """`app`, which the HTTP processes of --tokenizer-worker-num serve. SGLang loads no plugin in
-    them, so they find the parts here."""
+    """Return `app`, which the HTTP processes of --tokenizer-worker-num serve. SGLang loads no
+    plugin in them, so they find the parts here."""
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     find_parts()

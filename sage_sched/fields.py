@@ -1,4 +1,4 @@
-"""How a section of the configuration becomes an object, and what its fields may be.
+"""Parses the sections of the configuration, and describes the values that their fields allow.
 
 A section is a frozen dataclass whose fields all have defaults. A field's annotation says its range,
 the end of its name its unit, and the text below it its meaning (sage_sched.app.schema).
@@ -15,34 +15,35 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
-# What a number that is set may be at most. A field without a maximum may be infinite, too.
+# The largest number that may be set. A field without a maximum may also be infinite.
 MOST = 1_000_000_000
 Share = Annotated[float, Meta(ge=0, le=1)]
-# Less of a KV pool is less than a token, of any pool.
+# A smaller share of a KV pool is less than one token of any pool.
 Pools = Annotated[float, Meta(ge=1e-6, le=MOST)]
-# What reading JSON, and taking from it what should be there, may raise.
+# Errors that reading JSON, and taking the expected values from it, may raise.
 MALFORMED = (
     ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError,
 )  # fmt: skip
 
 
 class UserError(Exception):
-    """What was given is at fault, or cannot be had. The message says what, so that a command prints
-    it in one line, without a traceback."""
+    """A value that the user gave is wrong, or something that the user asked for is not available.
+    The message says which, so that a command prints it in one line, without a traceback."""
 
 
 class ConfigError(UserError, ValueError):
-    """A field is unknown, of the wrong type, or out of range. Names field, value and range."""
+    """A field is unknown, of the wrong type, or out of range. The message names field, value and
+    range."""
 
 
 def require(ok: bool, name: str, value: object, allowed: str) -> None:
-    """Raises ConfigError unless ok."""
+    """Raise ConfigError unless ok."""
     if not ok:
         raise ConfigError(f"{name} is {value!r:.80}, allowed: {allowed}")
 
 
 def require_known(given: Mapping[str, Any], known: Mapping[str, Any], what: str) -> None:
-    """Raises ConfigError for the first name that is not known."""
+    """Raise ConfigError for the first unknown name."""
     for name in given:
         if name not in known:
             (meant, *_) = [*get_close_matches(f"{name}", known, 1), ""]
@@ -52,8 +53,10 @@ def require_known(given: Mapping[str, Any], known: Mapping[str, Any], what: str)
 
 
 def parse_section(section: type[Any], name: str, values: object, /, **parsed: Any) -> Any:
-    """An object of a section from a mapping. Raises ConfigError. parsed: fields that are not in
-    the mapping."""
+    """Return an object of a section from a mapping. Raises ConfigError.
+
+    parsed: fields that are not in the mapping.
+    """
     hints = {key: hint for key, hint in hints_of(section).items() if key not in parsed}
     given = mapping(f"section {name}", values, "fields with values")
     require_known(given, hints, f"field of section {name}")
@@ -62,7 +65,7 @@ def parse_section(section: type[Any], name: str, values: object, /, **parsed: An
 
 
 def parse(name: str, hint: Any, value: object) -> Any:
-    """A value as its annotation says: a plain one, a section, or sections by name. Raises
+    """Return a value as its annotation says: a plain value, a section, or sections by name. Raises
     ConfigError."""
     section = section_in(hint)
     if section is None:
@@ -88,7 +91,7 @@ def _plain(name: str, hint: Any, value: object) -> Any:
 
 
 def mapping(name: str, given: object, allowed: str) -> Mapping[str, Any]:
-    """A mapping with names. Raises ConfigError if it is none."""
+    """Return the given mapping. Raises ConfigError if it is not a mapping from names."""
     if not isinstance(given, Mapping):
         raise ConfigError(f"{name} is {given!r:.80}, allowed: {allowed}")
     for key in given:
@@ -97,13 +100,13 @@ def mapping(name: str, given: object, allowed: str) -> Mapping[str, Any]:
 
 
 def hints_of(section: type[Any]) -> dict[str, Any]:
-    """The annotation of each field."""
+    """Return the annotation of each field."""
     hints = get_type_hints(section, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(section)}
 
 
 def section_in(hint: Any) -> type[Any] | None:
-    """The section that an annotation names, maybe in a mapping or beside None."""
+    """Return the section that an annotation names, maybe in a mapping or together with None."""
     named = (one for one in (hint, *get_args(hint)) if isinstance(one, type))
     return next(filter(dataclasses.is_dataclass, named), None)
 
@@ -119,7 +122,7 @@ _BOUNDS = {
 
 
 def allowed(name: str, schema: Mapping[str, Any]) -> str:
-    """What a field may be, in words, by the JSON schema of its value."""
+    """Return the values that a field may have, in words, from the JSON schema of its value."""
     if "enum" in schema:
         return ", ".join(map(repr, schema["enum"]))
     bounds = [f"{said} {schema[bound]:.10g}" for bound, said in _BOUNDS.items() if bound in schema]

@@ -1,4 +1,4 @@
-"""A long queue from pass to pass: what has come and gone, and where its items are."""
+"""Follows a long queue from pass to pass: which items have come and gone, and where they are."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 
-# A plan puts so many jobs in order, the first; the others stay behind them as they are.
+# A plan puts this many jobs in order, the first ones. The other jobs stay behind them as they are.
 HEAD = 256
 
 
 class Followed(Generic[Item]):
-    """A long list from look to look. What is still as it was left is compared, but not touched."""
+    """A long list from look to look. Its unchanged part is compared, but not touched."""
 
     def __init__(self) -> None:
         self._left: list[Item] = []
 
     def look(self, items: Sequence[Item]) -> tuple[list[Item], list[Item], int, int]:
-        """What has gone and what has come, and the start and end of the part of the list which is
-        the last of what was left."""
+        """Return the items that have gone and come, and the start and end of the unchanged part of
+        the list, the last part of the previous look."""
         left, self._left = self._left, [*items]
         start = end = len(items)
         if len(left) > HEAD and left[HEAD] in self._left[: 2 * HEAD]:
@@ -35,12 +35,12 @@ class Followed(Generic[Item]):
         return gone, [item for item in new if id(item) not in before], start, end
 
     def ordered(self, order: Sequence[int]) -> None:
-        """The list is put in an order."""
+        """Note that the list was put in an order."""
         self._left = in_front(self._left, order)
 
 
 def in_front(items: Sequence[Item], order: Sequence[int]) -> list[Item]:
-    """The items at these positions, then all others as they are."""
+    """Return the items at these positions, then all others as they are."""
     if [*order] == [*range(len(order))]:
         return [*items]
     rest: list[Item] = []
@@ -52,7 +52,8 @@ def in_front(items: Sequence[Item], order: Sequence[int]) -> list[Item]:
 
 
 class Positions(Generic[Key]):
-    """Where items are. Most that are asked for are among the first or the last of the queue."""
+    """Finds the positions of items. Most lookups are for the first or the last items of the
+    queue."""
 
     def __init__(self, queue: Sequence[Key]) -> None:
         self._queue = queue

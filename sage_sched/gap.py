@@ -10,23 +10,24 @@ from sage_sched.plan import Budget
 from sage_sched.steps import StepTime
 from sage_sched.view import SchedulerView
 
-# A cut costs a decode step and the fixed time of a prefill. Where first tokens count as much as
-# next ones, it may take a sixth of the time. (If both take 0.5 s and the bound is 1 s, the mean
-# TTFT is 3.3 s so, 3.7 s with a fourth, 5.4 s with a half, and 3.2 s without a bound; simulated.)
+# A cut costs a decode step and the fixed time of a prefill. If first tokens count as much as later
+# ones, cuts may take a sixth of the time. (If both take 0.5 s and the bound is 1 s, the mean TTFT
+# is 3.3 s with a sixth, 3.7 s with a fourth, 5.4 s with a half, and 3.2 s without a bound;
+# simulated.)
 FEW_CUTS = 6
-# It may take half where the operator wants short gaps, and for a TPOT where steps are mixed: there
-# it costs less.
+# Cuts may take half of the time if the operator wants short gaps, and for a TPOT if steps are
+# mixed: then a cut costs less.
 MANY_CUTS = 2
-# Unless more has been prefilled since their last tokens, a pass may prefill so much.
+# A pass may prefill this many tokens if nothing was prefilled since the last decode step.
 _LEAST_TOKENS = 64
 # Gaps are counted to the tenth of a millisecond.
 GAPS_PER_S = 10_000
 
 
 def least_bound_s(decode_s: float, step_time: StepTime, cuts: int) -> float:
-    """Smaller bounds count as this one: cuts must not take the time that prompts need.
+    """Return the smallest bound that is kept: cuts must not take the time that prompts need.
 
-    decode_s: what a decode step adds to a prefill. cuts: FEW_CUTS or MANY_CUTS.
+    decode_s: seconds that a decode step adds to a prefill. cuts: FEW_CUTS or MANY_CUTS.
     """
     return cuts * (decode_s + step_time.prefill_s(1, 0, 0.0))
 
@@ -34,18 +35,21 @@ def least_bound_s(decode_s: float, step_time: StepTime, cuts: int) -> float:
 class Gap:
     """Bounds the time between two tokens of a request that stays on the device.
 
-    SGLang prefills whatever it may before it decodes, so prompts that keep coming can hold up
-    running answers for any time. Here a decode step is due once the prefills since the last one,
-    the next one and the decode step would together take longer than the bound. Times are those that
-    the server has learned. The engine says what it launches: under overlap, a step's tokens come a
+    SGLang prefills as much as it can before it decodes, so a stream of prompts can delay running
+    answers for any time. Here a decode step is due once the prefills since the last one, the next
+    prefill and the decode step would together take longer than the bound. Times come from the
+    learned step times. The engine reports each launched step: under overlap, a step's tokens come a
     pass later than the next plan.
     """
 
     def __init__(
         self, most_s: float = math.inf, holds_tpot: bool = False, cuts: int = MANY_CUTS
     ) -> None:
-        """most_s: between two tokens; inf: no bound. holds_tpot: whether a TPOT that a running
-        request was promised bounds it too. cuts: to keep most_s, FEW_CUTS or MANY_CUTS."""
+        """Bound the time by most_s (inf: no bound).
+
+        holds_tpot: whether the TPOT targets of running requests bound it too.
+        cuts: to keep most_s, FEW_CUTS or MANY_CUTS.
+        """
         self._most_s = most_s
         self._cuts = cuts
         self._holds_tpot = holds_tpot
@@ -54,17 +58,17 @@ class Gap:
         self._prefills: list[tuple[int, int, float]] = []
 
     def prefilled(self, num_requests: int, num_tokens: int, num_pairs: float) -> None:
-        """A step is launched that prefills, and gives those that run no token."""
+        """Record a prefill step that produces no decode tokens."""
         if self._anyone_waits:
             self._prefills.append((num_requests, num_tokens, num_pairs))
 
     def decoded(self) -> None:
-        """A step is launched that gives those that run a token."""
+        """Record a step that produces decode tokens."""
         self._prefills.clear()
 
     def within(self, budget: Budget, view: SchedulerView) -> Budget:
-        """The budget of a pass, or the part of it that is prefilled in time: 0 if a decode step is
-        due. Call in every pass that may prefill."""
+        """Return the budget of a pass, or the part of it that is prefilled in time: 0 if a decode
+        step is due. Call in every pass that may prefill."""
         self._anyone_waits = bool(view.running)
         holds = view.running if self._holds_tpot else ()
         promised_s = (
@@ -85,7 +89,7 @@ class Gap:
         num_tokens = step_time.tokens_within(left_s, num_done)
         least_tokens: float = max(_LEAST_TOKENS, view.page_size)
         if self._prefills:
-            # One more prefill step, of which the fixed time is at most half.
+            # Allow one more prefill step only if its fixed time is at most half of it.
             least_tokens = max(
                 least_tokens, step_time.tokens_within(2 * step_time.prefill_base_s, num_done)
             )
@@ -100,7 +104,10 @@ class Gap:
 
 
 def percentile_s(gaps: Counter[int], percent: float) -> float:
-    """Of gaps, how often each came, in 1/GAPS_PER_S; 0 if there is none."""
+    """Return a percentile of gaps in seconds; 0 if there is none.
+
+    gaps: how often each gap came, by its length in 1/GAPS_PER_S seconds.
+    """
     left = percent / 100 * gaps.total()
     for gap, number in sorted(gaps.items()):
         left -= number

@@ -1,4 +1,4 @@
-"""The part of the KV pool that stays free, so that memory does not run out at once."""
+"""Sizes the part of the KV pool that stays free, so that memory does not run out at once."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from sage_sched.job import Job
 from sage_sched.session_returns import SessionReturns
 from sage_sched.view import SchedulerView
 
-# Of a busy server's time, what its decode steps take where sessions push each other's KV out; the
-# rest are prefills of what was lost. Found on the tuning half of the agents' sessions.
+# The share of a busy server's time that decode steps take if sessions evict each other's KV. The
+# rest are prefills of lost KV. Found on the tuning half of the agents' sessions.
 _DECODE_SHARE = 0.6
-# The headroom if moves cost next to nothing, and while no job runs.
+# The headroom if moving KV costs next to nothing, and while no job runs.
 FEWEST_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Headroom:
-    """Room for some decode steps of all running jobs, and of jobs that are admitted or resume.
+    """Room for some decode steps of all running jobs, and of jobs that are admitted or resumed.
 
-    Nothing else is reserved for answers, so admission needs no predicted lengths: once the room is
-    used up, the last of the order leaves (sage_sched.preemption_cost).
+    Nothing else is reserved for answers, so admission needs no predicted lengths. Once the room is
+    used up, the last job of the order is preempted (sage_sched.preemption_cost).
 
-    kept_tokens: cached KV of sessions that will soon be back, for which no job may be admitted.
+    kept_tokens: cached KV of sessions that will soon be back; no job may be admitted at its
+    expense.
     """
 
     num_steps: int
@@ -34,17 +35,17 @@ class Headroom:
 
     @classmethod
     def of(cls, view: SchedulerView, sessions: SessionReturns | None = None) -> Headroom:
-        """As many steps as pay.
+        """Return the headroom with the cheapest number of steps.
 
-        With n jobs running, H steps use up n H tokens. Then one job leaves, and moving its KV costs
-        p seconds: p / (H t) of the server's time, if a step takes t. Meanwhile n H / 2 of the
-        pool's P tokens stand empty on average, and with them that share of the server's work. The
-        sum is smallest at
+        With n jobs running, H steps use up n H tokens. Then one job is preempted, and moving its KV
+        costs p seconds: p / (H t) of the server's time, if a step takes t. Meanwhile n H / 2 of the
+        pool's P tokens are empty on average, and with them that share of the server's work is lost.
+        The sum is smallest at
 
             H = sqrt(2 p P / (n t))
 
         which is the economic order quantity (Harris 1913). Answers that end also free room, so
-        fewer jobs leave, and H is on the safe side.
+        fewer jobs are preempted, and H is on the safe side.
         """
         num_running = max(1, len(view.running))
         kv_tokens = view.running_kv_tokens
@@ -59,17 +60,18 @@ class Headroom:
         return cls(num_steps, view.page_size, reserve_tokens, _kept_tokens(view, sessions))
 
     def left_tokens(self, job: Job) -> int:
-        """What stays free for the rest of an answer, at least what a step sets aside."""
+        """Return the tokens that stay free for the rest of an answer, at least those that a step
+        sets aside."""
         left_tokens = job.max_new_tokens - job.generated_tokens
         return max(self.reserve_tokens, min(self.num_steps, left_tokens))
 
     def needed_tokens(self, job: Job) -> int:
-        """KV that a waiting job needs, a cached prefix included, and what it shares."""
+        """Return the KV that a waiting job needs, including a cached prefix and shared KV."""
         filled = job.input_tokens + job.generated_tokens
         return filled + self.left_tokens(job) + self.page_size
 
     def set_aside_tokens(self, running: Sequence[Job]) -> list[int]:
-        """KV to keep free for each running job: the pages that its next steps take."""
+        """Return the KV to keep free for each running job: the pages that its next steps take."""
         page = self.page_size
         return [
             (-(-(job.held_tokens + self.left_tokens(job)) // page) - -(-job.held_tokens // page))
@@ -79,11 +81,11 @@ class Headroom:
 
 
 def _kept_tokens(view: SchedulerView, sessions: SessionReturns | None) -> int:
-    """What saves more if it is kept than if others run in its place.
+    """Return the cached KV that saves more if it is kept than if other jobs run in its place.
 
-    K running KV tokens share a decode step, so one more of them saves a K-th of a step's time as
-    long as the server decodes. A cached token of a session that comes back at a rate of r per
-    second saves r times its prefill.
+    K running KV tokens share a decode step, so one more of them saves a K-th of a step's time while
+    the server decodes. A cached token of a session that returns at a rate of r per second saves r
+    times its prefill.
     """
     prefill_token_s = view.server.step_time.prefill_token_s
     if sessions is None or not sessions.knows or not view.running or not view.server.forgets:
@@ -97,8 +99,8 @@ def _kept_tokens(view: SchedulerView, sessions: SessionReturns | None) -> int:
 
 
 def _price_s(view: SchedulerView, kv_tokens: int) -> float:
-    """Seconds that the server takes if a job with so much KV leaves as memory runs out, and comes
-    back: as sage_sched.preemption_cost decides, or as SGLang retracts it."""
+    """Return the seconds that the server takes to preempt a job with this much KV when memory runs
+    out, and to resume it: as sage_sched.preemption_cost decides, or as SGLang retracts it."""
     if view.may_preempt and kv_tokens <= view.host_free_tokens:
         return view.server.swap_s(kv_tokens)
     return view.server.recompute_s(kv_tokens)

@@ -1,5 +1,5 @@
-"""The Gittins index of a request: what its completion costs, given the distribution of its length
-and how much of the answer there is."""
+"""Computes the Gittins index of a request from the distribution of its length and the tokens it has
+generated."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ from sage_sched.distribution import Floats, LengthDistribution
 from sage_sched.job import Job
 from sage_sched.steps import Cost, ServerFacts, num_steps, seconds_on
 
-# A running request's index is computed anew every so many tokens (SageSched, section 4.1).
+# Tokens after which a running request's index is computed again (SageSched, section 4.1).
 REFRESH_INTERVAL_TOKENS = 200
 
 
 class IndexTable:
-    """An index at every refresh boundary, and past the longest length that was seen: the Gittins
-    index, unless a subclass computes another.
+    """The Gittins index at every refresh boundary, and past the longest length that was seen. A
+    subclass may compute another index.
 
-    With X the request's cost, the index at age a is `inf over D > a of
-    E[min(X, D) - a | X > a] / P(X <= D | X > a)`: the least cost per completion that going on from
-    a can have (SageSched, section 3.3; Gittins 1989). The infimum is reached at an atom of X.
+    With X the request's cost, the index at age a is the least cost per completion that going on
+    from a can have (SageSched, section 3.3; Gittins 1989):
 
-    Past the longest length the samples say nothing. A request is then expected to go on for as long
-    as it has been going (Lindy's law: the mean residual life of a Pareto tail of exponent 2). So
-    its index keeps rising: it neither keeps a stale good place nor loses every comparison for ever.
-    The chance of getting there, 1 / (samples + 1), is in the table from the start.
+        inf over D > a of E[min(X, D) - a | X > a] / P(X <= D | X > a)
 
-    An entry is computed when it is first asked for, as most answers reach few boundaries.
+    The infimum is reached at an atom of X.
+
+    Past the longest length the samples give no information. A request is then expected to go on for
+    as long as it has been going (Lindy's law: the mean residual life of a Pareto tail of exponent
+    2). So its index keeps rising: it neither keeps a stale good place nor loses every comparison
+    for ever. The chance of getting there, 1 / (samples + 1), is in the table from the start.
+
+    Entries are computed lazily, because most answers cross few refresh boundaries.
 
     believes_tail: whether the samples count up to the end of that tail.
     """
@@ -48,8 +51,11 @@ class IndexTable:
         interval_tokens: int,
         cached_tokens: int = 0,
     ) -> None:
-        """max_tokens: the cap on the answer. interval_tokens: distance of the boundaries.
-        cached_tokens: see set_cost."""
+        """Make a table for a request.
+
+        max_tokens: the cap on the answer. interval_tokens: distance of the boundaries.
+        cached_tokens: see set_cost.
+        """
         self._input_tokens = input_tokens
         self._max_tokens = max_tokens
         self._interval_tokens = interval_tokens
@@ -60,7 +66,7 @@ class IndexTable:
         self.set_cost(cost, cached_tokens)
 
     def set_cost(self, cost: Cost, cached_tokens: int) -> None:
-        """From now on use another cost, or other cached_tokens of the input."""
+        """Use another cost, or another number of cached input tokens, from now on."""
         self._cost = cost
         self._cached_tokens = cached_tokens
         self._costs: Floats = cost(self._input_tokens, self._lengths, cached_tokens)
@@ -68,7 +74,7 @@ class IndexTable:
         self._value = 0.0
 
     def index(self, age_tokens: int) -> float:
-        """The index, in units of cost, at the last boundary that age_tokens has reached."""
+        """Return the index, in units of cost, at the last boundary that age_tokens has reached."""
         interval = age_tokens // self._interval_tokens
         if interval != self._interval:
             self._interval = interval
@@ -83,12 +89,12 @@ class IndexTable:
         return self._computed(self._weights[first:], self._costs[first:] - self._spent(age_tokens))
 
     def _computed(self, weights: Floats, costs: Floats) -> float:
-        """The index if the remaining cost is one of these, increasing. The weights need not sum to
-        1."""
+        """Return the index if the remaining cost is one of these, in increasing order. The weights
+        need not sum to 1."""
         return float(gittins_index(weights, costs))
 
     def _spent(self, output_tokens: int) -> float:
-        # Nothing is spent before the start, whatever the model charges for the input.
+        # Nothing is spent before the start, even if the model charges for the input.
         if not output_tokens:
             return 0.0
         return float(self._cost(self._input_tokens, output_tokens, self._cached_tokens))
@@ -104,12 +110,14 @@ class MeanCost(IndexTable):
 
 
 def gittins_index(weights: Floats, costs: Floats) -> Floats:
-    """The index, shape (...), of requests whose remaining cost is one of `costs`, not decreasing,
-    with these `weights`; both of shape (..., atoms). Leading atoms of weight 0 may have any
-    cost."""
+    """Return the index, shape (...), of requests whose remaining cost is one of `costs`.
+
+    `costs` do not decrease. They and `weights` have shape (..., atoms). Leading atoms of weight 0
+    may have any cost.
+    """
     done = weights.cumsum(axis=-1)
-    # Summed from the right, the probability of outliving an atom keeps its precision in the
-    # tail, where it counts.
+    # Summed from the right, the probability of outliving an atom keeps its precision in the tail,
+    # where it counts.
     outlives = weights[..., ::-1].cumsum(axis=-1)[..., ::-1]
     spent = (weights * costs).cumsum(axis=-1)
     spent[..., :-1] += outlives[..., 1:] * costs[..., :-1]
@@ -123,10 +131,11 @@ def gittins_index(weights: Floats, costs: Floats) -> Floats:
 
 @dataclass(slots=True)
 class IndexState:
-    """What is predicted of a ranked job at its age: the index, its logarithm, and how many decode
-    steps it has to go.
+    """The prediction for a ranked job at its age: the index, its logarithm, and the decode steps
+    that remain.
 
-    table, steps_table: at all ages. interval: of ages, for which the other values hold; -1: none.
+    table, steps_table: for all ages.
+    interval: the interval of ages for which the other values hold; -1: none.
     """
 
     table: IndexTable
@@ -138,9 +147,9 @@ class IndexState:
 
 
 class Indices:
-    """The standing of each job of a policy, kept in Job.standing.
+    """The Gittins index of each job of a policy, kept in Job.index_state.
 
-    cost_on: the cost model of a server. table_type: what the index is.
+    cost_on: the cost model of a server. table_type: the kind of index.
     """
 
     cost_on: Callable[[ServerFacts], Cost] = staticmethod(seconds_on)
@@ -151,7 +160,7 @@ class Indices:
         self._cost = self.cost_on(server)
 
     def rank(self, job: Job) -> bool:
-        """A job has come; whether there is a forecast to rank it by."""
+        """Note that a job has arrived; return whether its length distribution is known."""
         if job.distribution is None:
             return False
         sizes = {
@@ -163,20 +172,20 @@ class Indices:
             job.distribution, self._cost, **sizes, cached_tokens=job.cached_input_tokens
         )
         job.index_state = IndexState(table, MeanCost(job.distribution, num_steps, **sizes))
-        self.of(job)  # here rather than in a plan, which may have to rank many
+        self.of(job)  # here and not in a plan, which may have to rank many
         return True
 
     def on_server(self, server: ServerFacts) -> None:
         self._cost = self.cost_on(server)
 
     def on_prediction(self, job: Job) -> None:
-        """The cost, or what is cached of the job's prompt, has changed."""
+        """Note that the cost model or the job's cached tokens have changed."""
         standing = index_state_of(job)
         standing.table.set_cost(self._cost, job.cached_input_tokens)
         standing.interval = -1
 
     def of(self, job: Job) -> IndexState:
-        """The standing of a ranked job at its present age."""
+        """Return the index of a ranked job at its present age."""
         standing = index_state_of(job)
         interval = job.generated_tokens // self.interval_tokens
         if standing.interval != interval:
@@ -186,8 +195,8 @@ class Indices:
         return standing
 
     def quantum_steps(self, job: Job) -> tuple[float, float]:
-        """Decode steps that a ranked job is expected to take before its index rises, and to its
-        end. The index is a cost per completion, and so at least what the former cost."""
+        """Return the expected decode steps of a ranked job until its index rises, and to its end.
+        The index is a cost per completion, and so at least the cost of the former."""
         standing, age_tokens = self.of(job), job.generated_tokens
         mean = self._spent(job, age_tokens + standing.steps) - self._spent(job, age_tokens)
         return standing.steps * min(1.0, standing.index / mean), standing.steps
@@ -199,7 +208,7 @@ class Indices:
 
 
 def index_state_of(job: Job) -> IndexState:
-    """Of a job that Indices has ranked."""
+    """Return the state of a job that Indices has ranked."""
     assert isinstance(job.index_state, IndexState)
     return job.index_state
 

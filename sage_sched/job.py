@@ -1,4 +1,4 @@
-"""A request, as a policy sees it."""
+"""Describes a request, as a policy sees it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from sage_sched.distribution import LengthDistribution, Refined
 
 DEFAULT_URGENCY = 3
-# What a weight, and a deadline or a pause (ms), may be. What is computed of them stays a number
-# that counts.
+# The ranges of weights, and of deadlines and pauses (ms). Within them, derived numbers stay finite
+# and precise.
 LEAST_WEIGHT, MOST_WEIGHT = 1e-3, 1e3
 LEAST_SLO_MS, MOST_SLO_MS = 1e-3, 1e9
 MAX_NAME_CHARACTERS = 256
@@ -17,17 +17,17 @@ MAX_NAME_CHARACTERS = 256
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """How important a request is, by an operator or a trusted client.
+    """How important a request is, according to the operator or a trusted client.
 
     weight: how much it counts, 0.001 to 1000.
     ttft_slo_ms, tpot_slo_ms: targets for its first token and for each further one, 0.001 to 1e9;
-        None if none.
+        None: no target.
     urgency: 1 (most urgent) to 5.
     session: the conversation or program that it belongs to; "" if unknown.
     pause_ms: how long after its answer the session's next request is expected; None if unknown.
-    ends_session: whether there will be none.
-    tenant: who pays for it, where tenants share fairly; "" if unknown.
-    No client sets these (see sage_sched.slo.classes):
+    ends_session: whether it is the session's last request.
+    tenant: who pays for it, if tenants share fairly; "" if unknown.
+    Clients do not set these (see sage_sched.slo.classes):
     slo_class: its class; "" if none.
     first_token_weight: how many further tokens its first one counts for, 0.001 to 1000.
     shares_fairly: whether the tenants of its class take turns (sage_sched.fairness.fair_shares).
@@ -73,19 +73,20 @@ class Hints:
 
     @property
     def next_in_s(self) -> float | None:
-        """When the session's next request is said to come, after its answer; inf for never."""
+        """Return the expected seconds from its answer to the session's next request; inf for
+        never."""
         if self.ends_session:
             return math.inf
         return None if self.pause_ms is None else self.pause_ms / 1000
 
     @property
     def has_slo(self) -> bool:
-        """Whether any of its tokens is ever late."""
+        """Whether it has a deadline for any of its tokens."""
         return self.ttft_slo_ms is not None or self.tpot_slo_ms is not None
 
 
 NO_HINTS = Hints()
-# Those that a trusted client may give.
+# The hints that a trusted client may give.
 CLIENTS_HINTS = (
     "weight", "ttft_slo_ms", "tpot_slo_ms", "urgency", "session", "pause_ms", "ends_session",
     "tenant",
@@ -99,32 +100,32 @@ class Job:
     arrival: how many requests came before it.
     input_tokens: length of its prompt.
     max_new_tokens: the cap on its answer, at least 1.
-    distribution: of its answer's length, by its prompt; None if nothing is known.
-    served_at_arrival_tokens: the server's work until then, prefill and decode.
+    distribution: of its answer's length, predicted from its prompt; None if unknown.
+    served_at_arrival_tokens: the server's work until its arrival, prefill and decode.
     arrival_s: when it came, on the clock of SchedulerView.now_s; from its first pass on.
     has_fixed_length: whether it goes on to its cap (SGLang's ignore_eos).
     keeps_memory: whether its KV outlives its answer (a streaming session's).
-    level: its priority, as the operator of the server lets clients say it; smaller goes before all
+    level: its priority, as the server's operator lets clients set it; smaller goes before all
         others (sage_sched.order).
     generated_tokens: its age. Set by grow() alone.
     prefilled_tokens: how much of its prompt is prefilled, while it is being chunked.
     cached_tokens: how much of its sequence the radix tree had at the last look-up; for a running
-        job, when it entered. was_looked_up: whether there was one. recall_tokens: a prefill of so
-        many takes as long as to bring back what was cached in host memory alone.
+        job, when it entered. was_looked_up: whether there was a look-up. recall_tokens: the number
+        of tokens whose prefill takes as long as loading its KV that was only in host memory.
     held_tokens: while it runs, the KV that its end will free.
-    served_tokens: the server's work for it so far, prefill and decode, recomputed tokens too. Those
-        of all jobs add up to SchedulerView.served_tokens.
+    served_tokens: the server's work for it so far, prefill and decode, recomputed tokens included.
+        The sum over all jobs is SchedulerView.served_tokens.
     num_preemptions: how often it was preempted for other jobs.
-    goes_first: whether no other job may overtake it: for good, as it has passed the starvation
-        bound (sage_sched.fairness), or for now, as it has passed the swap-out bound
-        (sage_sched.swap_out_bound).
+    goes_first: whether no other job may overtake it: permanently, because it has passed the
+        starvation bound (sage_sched.fairness), or temporarily, because it has passed the swap-out
+        bound (sage_sched.swap_out_bound).
     is_ranked: whether its policy can rank it.
-    refined: its length by what was seen of its answer; None as long as nothing was.
-    revision: how often that was revised.
+    refined: the prediction of its length, refined by its answer so far; None until it is refined.
+    revision: how often it was refined.
     ranked_at: the revision of its policy when that ranked it; see Policy.on_server.
     watch: where it notes that its place may have changed; for sage_sched.order.
-    index_state, evidence, memo: private to sage_sched.index, to the sage_sched.probe.Refiner and
-        to the policy.
+    index_state, evidence, memo: private to sage_sched.index, to the sage_sched.probe.Refiner and to
+        the policy.
     """
 
     arrival: int
@@ -157,7 +158,7 @@ class Job:
     memo: object = field(default=None, repr=False)
 
     def changes(self) -> None:
-        """Its place may be another from now on."""
+        """Note that its place may have changed."""
         if self.watch is not None:
             self.watch[self] = None
 
@@ -167,8 +168,8 @@ class Job:
             self.changes()
 
     def find(self, cached_tokens: int, recall_tokens: int = 0) -> bool:
-        """The radix tree has so many tokens of its sequence now; whether that has changed. If so,
-        tell its policy (Policy.on_prediction)."""
+        """Set how many tokens of its sequence the radix tree has; return whether that has changed.
+        If so, report it to its policy (Policy.on_prediction)."""
         self.was_looked_up = True
         if (cached_tokens, recall_tokens) == (self.cached_tokens, self.recall_tokens):
             return False
@@ -178,26 +179,26 @@ class Job:
 
     @property
     def cached_input_tokens(self) -> int:
-        """How much of its prompt is cached, less what it costs to bring it to the device. If it was
-        retracted, its answer may be cached too."""
+        """Return the cached tokens of its prompt, less the cost of loading them to the device. If
+        it was retracted, its answer may be cached too."""
         return min(self.cached_tokens, self.input_tokens) - self.recall_tokens
 
     def mean_tokens(self) -> float:
-        """Mean length of its answer, by its prompt; 0 if nothing is known."""
+        """Return the mean length of its answer, predicted from its prompt; 0 if unknown."""
         if self.distribution is None:
             return 0.0
         return self.distribution.capped(self.max_new_tokens).mean()
 
     def revise(self, refined: Refined | None) -> None:
-        """Its length by what was seen of its answer; None to forget that. Tell its policy
+        """Set its refined length; None to forget it. Report it to its policy
         (Policy.on_predictions) afterwards."""
         self.refined = refined
         self.revision += 1
         self.changes()
 
     def forget_policy(self) -> None:
-        """Forget what the last policy knew, as another one takes over. Its age, its tokens and its
-        starvation bound stay."""
+        """Reset all policy-specific state, because another policy takes over. Its age, its tokens
+        and its starvation bound stay."""
         self.is_ranked = True
         self.refined = None
         self.revision = self.ranked_at = 0
@@ -219,6 +220,6 @@ class Job:
         self.changes()
 
     def pass_swap_out_bound(self, has_passed: bool) -> None:
-        """Until this is called again, it goes first, or no longer does."""
+        """Set or clear that it has passed the swap-out bound, and so goes first."""
         self.passed_swap_out_bound = has_passed
         self.changes()

@@ -14,12 +14,13 @@ from sage_sched.swap_out_bound import SwapOutBound
 
 @dataclass(slots=True, eq=False)
 class Limits:
-    """What a policy's order must not break. Made together with the policy, at the edge.
+    """The limits that a policy's order must keep. They are made together with the policy, at the
+    edge.
 
     gap: bounds the time between two tokens of a running job.
-    swap_out: bounds that time for a job that has left the device.
+    swap_out: bounds that time for a swapped-out job.
     fair_shares: lets the tenants of a class take turns.
-    overload: refuses newcomers that would come too late.
+    overload: refuses new requests whose answers would come too late.
     sessions: predicts when sessions come back, to keep their KV; None if no KV is kept for them.
     """
 
@@ -31,12 +32,13 @@ class Limits:
 
     @property
     def needs_clock(self) -> bool:
-        """Whether they read SchedulerView.now_s or Job.arrival_s by now."""
+        """Whether any of them reads SchedulerView.now_s or Job.arrival_s."""
         has_sessions = self.sessions is not None and self.sessions.saw_any
         return has_sessions or self.overload.config.enabled or self.swap_out.needs_clock
 
     def arrived(self, job: Job) -> None:
-        """Note that a job has come, or meets these limits because the policy was switched."""
+        """Note that a job has arrived, or that it meets these limits because the policy was
+        switched."""
         self.overload.arrived(job)
         if self.sessions is not None and job.hints.session:
             self.sessions.came(job.hints.session, job.arrival_s)

@@ -1,4 +1,4 @@
-"""The order of jobs."""
+"""Orders waiting and running jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from sage_sched.waiting_queue import place_of
 
 
 def serving_order(policy: Policy, view: SchedulerView) -> list[int]:
-    """The positions of the waiting jobs in the order in which to serve them, at most HEAD."""
+    """Return the positions of the waiting jobs in the order in which to serve them, at most
+    HEAD."""
     line = policy.queue
     line.follow(view, policy)
     line.settle(view, policy)
@@ -23,10 +24,10 @@ def serving_order(policy: Policy, view: SchedulerView) -> list[int]:
 def retention_order(
     jobs: Sequence[Job], default: Sequence[int], policy: Policy, view: SchedulerView
 ) -> list[int]:
-    """The positions of running jobs, from the first to keep to the first to retract.
+    """Return the positions of running jobs, from the first to keep to the first to retract.
 
     default: SGLang's own order of them. A job that the policy cannot rank keeps its place in it,
-        within its level and behind the promised ones.
+        within its level and behind the jobs that go first.
     """
     places = [place_of(job, policy, view) for job in jobs]
     order: list[int] = []

@@ -18,7 +18,7 @@ class PreemptionMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """A running job leaves: for a waiting one or, if `to` is None, because memory runs out."""
+    """Preempt a running job: for a waiting one or, if `to` is None, because memory runs out."""
 
     job: Job
     mode: PreemptionMode
@@ -28,14 +28,14 @@ class Preempt:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """A waiting job is prefilled next, if the engine finds memory for it."""
+    """Prefill a waiting job next, if the engine finds memory for it."""
 
     job: Job
     reason: str
 
 
 class Resume(Admit):
-    """A waiting job whose KV is in host memory comes back and decodes on."""
+    """Resume a waiting job whose KV is in host memory: it decodes on."""
 
 
 Action = Preempt | Admit
@@ -45,8 +45,8 @@ Action = Preempt | Admit
 class Budget:
     """How much a pass may prefill; None leaves it to the engine.
 
-    prefill_tokens: of all requests together; 0: decode only, as long as anybody runs.
-    chunk_tokens: of the prompt that is being chunked, above 0.
+    prefill_tokens: for all requests together. 0: decode only, while any request runs.
+    chunk_tokens: for the prompt that is being chunked, above 0.
     """
 
     prefill_tokens: int | None = None
@@ -60,9 +60,12 @@ class Budget:
                 raise ValueError(f"{name} is {value!r}, allowed: whole numbers from {least}, None")
 
     def next_chunk_tokens(self, left_tokens: int, pass_tokens: int, unit_tokens: int) -> int:
-        """KV that the next chunk takes at most, in whole units, of a prompt of which so much is
-        left. pass_tokens: see SchedulerView. unit_tokens: by which the engine cuts prompts; it
-        always takes one unit."""
+        """Return the most KV that the next chunk of a prompt takes, in whole units.
+
+        left_tokens: the rest of the prompt.
+        pass_tokens: see SchedulerView.
+        unit_tokens: the engine cuts prompts at multiples of it, and always takes one unit.
+        """
         limits = (left_tokens, pass_tokens, self.prefill_tokens, self.chunk_tokens)
         num_tokens = min(limit for limit in limits if limit is not None)
         return max(1, -(-num_tokens // unit_tokens)) * unit_tokens
@@ -83,9 +86,10 @@ class Plan:
     decode_only: prefill nothing, not even the next chunk.
     headroom_steps, kept_tokens: see sage_sched.headroom.Headroom.
     is_new: whether candidates were looked at; if not, the last plan still stands.
-    num_without_host_room: jobs that were not preempted, as host memory has no room for their KV.
+    num_without_host_room: jobs that were not preempted because host memory has no room for their
+        KV.
     num_too_long: see sage_sched.candidates.
-    places: of jobs that are put in order for the first time, by position, how many are ahead.
+    places: how many jobs are ahead of each job that is ordered for the first time, by its position.
     """
 
     order: Sequence[int] | None

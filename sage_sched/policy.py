@@ -21,28 +21,28 @@ from sage_sched.waiting_queue import WaitingQueue, place_of
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NoParameters:
-    """Of a policy that has nothing to set."""
+    """The settings of a policy without any."""
 
 
 class Policy(ABC):
     """An order among jobs.
 
-    Every tensor-parallel rank runs its own copy, and all must decide alike. So a policy uses no
-    clock and no randomness, only jobs, views and its parameters.
+    Every tensor-parallel rank runs its own copy, and all copies must decide alike. So a policy uses
+    no clock and no randomness, only jobs, views and its parameters.
 
     Parameters: its settings, a frozen dataclass whose fields all have defaults; the section
         `[policy.NAME]` of the configuration file.
-    variants: other names for one of ours, and the parameters that each fixes.
-    moves: whether keys change while jobs wait, without a change of the job. Then all waiting jobs
-        are put in order in each plan.
-    has_deadlines: whether it orders by them, and weighs TPOT targets itself.
+    variants: other names for a policy of ours, and the parameters that each fixes.
+    moves: whether keys change while jobs wait, without a change of the job. If so, each plan puts
+        all waiting jobs in order.
+    has_deadlines: whether it orders by deadlines, and weighs TPOT targets itself.
     starts_early: whether new jobs start ahead of its order, for their first tokens.
     uses_clock: whether it reads SchedulerView.now_s or Job.arrival_s, which rank 0 then broadcasts.
-    refiner: makes a sage_sched.probe.Refiner from the edges of a probe's bins; then servers need
-        a probe. None: the policy uses no scores.
+    refiner: makes a sage_sched.probe.Refiner from the edges of a probe's bins; then servers need a
+        probe. None: the policy uses no scores.
     refresh_interval_tokens: in a full batch, preemption is considered again when a running job's
         age reaches a multiple of it.
-    max_preemptions: a job that was preempted this often is preempted for no other job any more.
+    max_preemptions: a job that was preempted this often is not preempted for other jobs any more.
     plan_by_s: when it wants the next plan, by SchedulerView.now_s, even if nothing has changed.
     revision: how often its server's step times have changed.
     retention: how to predict when sessions come back, if their KV is kept for that; see
@@ -66,49 +66,52 @@ class Policy(ABC):
     def __init__(
         self, parameters: Any, server: ServerFacts, indices: Indices | None = None
     ) -> None:
-        """server: as known at the start, see on_server. indices: of a policy that has some; they
-        are kept up to date here."""
+        """Make a policy for a server whose facts may change later (on_server).
+
+        indices: the Gittins indices of a policy that uses them; kept up to date here.
+        """
         self.parameters = parameters
         self.server = server
         self.queue = WaitingQueue()
         self._kept = indices
 
     def on_arrival(self, job: Job) -> bool:
-        """A job has come; whether the policy can rank it. If not, the job goes by arrival."""
+        """Note that a job has arrived; return whether the policy can rank it. If not, it goes by
+        arrival."""
         return self._kept is None or self._kept.rank(job)
 
     def on_end(self, job: Job, now_s: float) -> None:
-        """A job has ended, at its last age, or was aborted."""
+        """Note that a job has ended, at its last age, or was aborted."""
         return
 
     def on_prediction(self, job: Job) -> None:
-        """The facts behind a ranked job's key have changed: it was revised, more or less of its
-        prompt is cached, or the server is known better."""
+        """Note that the facts behind a ranked job's key have changed: its predicted length, its
+        cached tokens, or the server's step times."""
         if self._kept is None:
             self.on_arrival(job)
         else:
             self._kept.on_prediction(job)
 
     def on_predictions(self, jobs: Sequence[Job]) -> None:
-        """These ranked jobs were revised by what was seen of their answers (Job.refined). Called
-        for all at once, as scores come after every step."""
+        """Note that the predictions of these ranked jobs were refined from their answers
+        (Job.refined). Called for all at once, because scores come after every step."""
         for job in jobs:
             self.on_prediction(job)
 
     def on_server(self, server: ServerFacts) -> None:
-        """The server's step times have changed. on_prediction follows for each ranked job, for some
-        in each plan. Until then a job's old key stands."""
+        """Note that the server's step times have changed. on_prediction follows for each ranked
+        job, for some in each plan. Until then a job's old key stands."""
         self.server = server
         self.revision += 1
         if self._kept is not None:
             self._kept.on_server(server)
 
     def on_queued(self, job: Job) -> None:
-        """A job begins to wait. Called before on_pass."""
+        """Note that a job begins to wait. Called before on_pass."""
         return
 
     def on_dequeued(self, job: Job) -> None:
-        """A job that began to wait does no more."""
+        """Note that a job stops waiting."""
         return
 
     def is_moving(self, job: Job) -> bool:
@@ -116,27 +119,28 @@ class Policy(ABC):
         return self.moves
 
     def first_moving(self, jobs: Collection[Job], num: int, view: SchedulerView) -> list[Entry]:
-        """At least the first num of the jobs whose keys move, in order."""
+        """Return at least the first num of the jobs whose keys move, in order."""
         return sorted((*place_of(job, self, view), job) for job in jobs)
 
     def on_pass(self, view: SchedulerView) -> None:
-        """A pass is about to order the jobs. StarvationBound (Job.promise) are made here."""
+        """Note that a pass is about to order the jobs. Jobs pass their starvation bound here."""
         return
 
     @abstractmethod
     def key(self, job: Job, view: SchedulerView) -> float:
-        """The place of a ranked job: smaller goes first, ties by arrival.
+        """Return the place of a ranked job: smaller goes first, ties by arrival.
 
         A key of infinity holds a waiting job back while another job runs or may be admitted.
         """
 
     def lasting_key(self, job: Job) -> float:
-        """The place of a ranked job apart from its start, for predicted waits
+        """Return the place of a ranked job apart from its start, for predicted waits
         (sage_sched.overload)."""
         return 0.0 if self._kept is None else self._kept.of(job).log_index
 
     def quantum_steps(self, job: Job) -> tuple[float, float]:
-        """Decode steps that a job is expected to be served for at that place, and to its end."""
+        """Return the expected decode steps that a job is served for at that place, and to its
+        end."""
         if self._kept is None or not job.is_ranked:
             steps = max(1.0, job.mean_tokens() - job.generated_tokens)
             return steps, steps
@@ -148,7 +152,7 @@ class Policy(ABC):
 
     @property
     def preempts(self) -> bool:
-        """Whether should_preempt can ever hold."""
+        """Whether should_preempt can ever be true."""
         return type(self).should_preempt is not Policy.should_preempt
 
     def should_preempt(
@@ -162,21 +166,21 @@ class Policy(ABC):
         return False
 
     def budget(self, view: SchedulerView) -> Budget | None:
-        """How much this pass may prefill; None leaves it to SGLang."""
+        """Return how much this pass may prefill; None leaves it to SGLang."""
         return None
 
     def headroom(self, view: SchedulerView, sessions: SessionReturns | None) -> Headroom:
-        """What admission keeps free. sessions: see sage_sched.limits."""
+        """Return the KV that admission keeps free. sessions: see sage_sched.limits."""
         return Headroom.of(view, sessions)
 
 
 class FcfsFill(Policy):
-    """Serves by arrival, without preemption. Over SGLang's `fcfs` it gains by filling the pool
-    (sage_sched.headroom); `sage` gains over it by its order.
+    """Serves by arrival, without preemption. It gains over SGLang's `fcfs` by filling the pool
+    (sage_sched.headroom). `sage` gains over it by its order.
 
     A pass uses it if its policy fails.
     """
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        """The same for all, so that arrival decides."""
+        """Return the same key for all jobs, so that arrival decides."""
         return 0.0

@@ -1,4 +1,4 @@
-"""Which waiting jobs are admitted, and which running ones are preempted for them."""
+"""Decides which waiting jobs are admitted, and which running jobs are preempted for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sage_sched.view import SchedulerView
 
 
 class Admission(NamedTuple):
-    """A waiting job that is admitted, and the running ones preempted for it (none: there is
+    """A waiting job that is admitted, and the running jobs preempted for it (none if there is
     room)."""
 
     newcomer: Job
@@ -30,11 +30,12 @@ def admissions_of(
     headroom: Headroom,
     view: SchedulerView,
 ) -> tuple[list[Admission], int]:
-    """The admissions of a pass, and how many more jobs would have been preempted if host memory had
-    room for them.
+    """Return the admissions of a pass, and how many more jobs would have been preempted if host
+    memory had room for them.
 
-    window: the first waiting jobs, in order. positions: where they wait, as the view is asked of
-    them. prefill_tokens: the most that the pass prefills.
+    window: the first waiting jobs, in order.
+    positions: their positions, by which the view is asked about them.
+    prefill_tokens: the most that the pass prefills.
 
     If no job may be preempted, admissions matter only beside a chunk: otherwise the engine itself
     finds out how many jobs have room.
@@ -96,7 +97,7 @@ def admissions_of(
 def _within_host_memory(
     admissions: Sequence[Admission], without_host_room: set[Job], view: SchedulerView
 ) -> list[Admission]:
-    """The first admissions whose victims together have room in host memory."""
+    """Return the first admissions whose victims together have room in host memory."""
     host_free_tokens = view.host_free_tokens
     kept: list[Admission] = []
     for one in admissions:
@@ -110,7 +111,7 @@ def _within_host_memory(
 
 def any_is_preemptible(first: Job, policy: Policy, view: SchedulerView) -> bool:
     """Whether a running job would be preempted for the first waiting one at price zero. In most
-    passes none would, which saves the rest of the work."""
+    passes no job would, which saves the rest of the work."""
     if not first.may_preempt_others:
         return False
     place = _place(first, policy, view)
@@ -122,7 +123,8 @@ def any_is_preemptible(first: Job, policy: Policy, view: SchedulerView) -> bool:
 
 
 def _place(waiting: Job, policy: Policy, view: SchedulerView) -> tuple[float, float]:
-    """Running jobs of a worse level, or of the same level and a larger key, may be preempted."""
+    """Return the waiting job's place. Running jobs of a worse level, or of the same level and a
+    larger key, may be preempted for it."""
     return waiting.level, -math.inf if waiting.goes_first else policy.key(waiting, view)
 
 
@@ -131,9 +133,9 @@ def _is_preemptible(
 ) -> bool:
     """Whether a running job is preempted for a waiting one that goes before it, at this price.
 
-    If the waiting job's level is better by more than the gap, it is, at any price. Within a level
-    the policy decides, unless the waiting job goes first. A job with a TPOT target is not preempted
-    for one that has passed the starvation bound.
+    If the waiting job's level is better by more than the gap, the running job is preempted at any
+    price. Within a level the policy decides, unless the waiting job goes first. A job with a TPOT
+    target is not preempted for a job that has passed the starvation bound.
     """
     if running.level != waiting.level:
         return running.level - waiting.level > view.server.level_gap
@@ -156,19 +158,20 @@ def plan_admissions(
     max_preemptions: int,
     cost_of: Callable[[Job], PreemptionCost | None],
 ) -> list[Admission]:
-    """The admissions of the candidates, in their order, up to the first that finds no room.
+    """Return the admissions of the candidates, in their order, up to the first that finds no room.
 
-    A candidate is admitted if a slot is free, and more tokens than it needs. Of the jobs that may
-    be preempted for it (_is_preemptible), those last in the order are preempted first, and no more
-    than needed. A job is not preempted if it has been preempted max_preemptions times, or would
-    free nothing that is short.
+    A candidate is admitted if a slot and more tokens than it needs are free. Of the jobs that may
+    be preempted for it (_is_preemptible), the last in the order are preempted first, and no more
+    than needed. A job is not preempted if it has been preempted max_preemptions times, or if it
+    would free neither a slot nor tokens that are short.
 
     A candidate that fills the pass (prefill_tokens) is the last. The engine leaves the next ones in
-    its queue, and a swapped job behind them would pass them.
+    its queue, and a swapped job behind them would overtake them.
 
-    running: the ranked running jobs. candidates: with the tokens that admission asks for each.
-    cost_of: of preempting a running job; None if it has to stay. Costly: called only for jobs that
-        would be preempted at price zero.
+    running: the ranked running jobs.
+    candidates: the waiting jobs, with the tokens that admission asks for each.
+    cost_of: returns the cost of preempting a running job, or None if it has to stay. Costly: called
+        only for jobs that would be preempted at price zero.
     """
     left = [
         (job.level, policy.key(job, view), job.arrival, job)
@@ -179,9 +182,9 @@ def plan_admissions(
     admissions = []
     also_tokens = 0
     for newcomer, needed_tokens in candidates:
-        if newcomer in view.swapped:  # or it would pass one for which the engine has no room
+        if newcomer in view.swapped:  # or it would overtake a job for which the engine has no room
             needed_tokens += also_tokens
-        place = (math.inf, math.inf)  # no job is preempted for one that the policy cannot rank
+        place = (math.inf, math.inf)  # no job is preempted for a job that the policy cannot rank
         if newcomer.is_ranked:
             place = _place(newcomer, policy, view)
         willing = (
@@ -201,7 +204,7 @@ def plan_admissions(
         left = [entry for entry in left if entry[2] not in gone]
         admissions.append(Admission(newcomer, tuple(victims)))
         if newcomer in view.swapped:
-            also_tokens = 0  # its admission has them now
+            also_tokens = 0  # its own admission counts them now
         else:
             also_tokens += _also_reserved(newcomer, view)
             prefill_tokens -= view.uncached_tokens(newcomer)
@@ -211,16 +214,18 @@ def plan_admissions(
 
 
 def _also_reserved(newcomer: Job, view: SchedulerView) -> int:
-    """What SGLang's PrefillAdder._update_prefill_budget reserves for a prompt beyond what it asked
-    for: whole pages, and the tokens of a begun answer twice."""
+    """Return how many tokens SGLang's PrefillAdder._update_prefill_budget reserves for a prompt
+    beyond the tokens it asked for: whole pages, and the tokens of a begun answer twice."""
     begun_tokens = newcomer.generated_tokens
     uncached_tokens = newcomer.input_tokens + begun_tokens - newcomer.cached_tokens
     return begun_tokens + view.uncached_tokens(newcomer) - uncached_tokens
 
 
 def _enough(willing: Iterator[Victim], short_slots: int, short_tokens: int) -> list[Victim] | None:
-    """The first victims that together free what is short (0 or less: nothing is), without those
-    that later ones make unnecessary; None if all together free too little."""
+    """Return the first victims that together free enough; None if all together free too little.
+
+    Victims that later ones make unnecessary are left out. 0 or less: nothing is short.
+    """
     chosen: list[Victim] = []
     while short_slots > 0 or short_tokens > 0:
         victim = next(willing, None)

@@ -1,4 +1,5 @@
-"""What it costs to preempt a running job, and which jobs are preempted if memory runs out."""
+"""Computes the cost of preempting a running job, and picks the jobs to preempt if memory runs
+out."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ _MEMORY_RUNS_OUT = "memory runs out, and it is the last of the order"
 
 
 class PreemptionCost(NamedTuple):
-    """How a running job would leave the device, and what that costs and frees.
+    """How a running job would leave the device, and the cost and gain of that.
 
     mode: where its KV stays.
     price_s: seconds that the server takes to move it out and back.
-    freed_tokens: KV that no other job holds, and what was set aside for the job's next steps.
+    freed_tokens: KV that no other job holds, plus the KV set aside for the job's next steps.
     host_tokens: KV that goes to host memory.
     """
 
@@ -44,13 +45,13 @@ def preemption_cost_of(
     *,
     is_last_resort: bool = False,
 ) -> PreemptionCost | None:
-    """The cost of preempting a job that holds this; None if its KV would have to be computed again
-    and may not be.
+    """Return the cost of preempting a job that holds this; None if its KV would have to be
+    recomputed and must not be.
 
-    All of its KV goes to host memory if there is room. It is computed again only as a last resort,
-    because it is then rounded differently, which may change sampled text.
+    All of its KV goes to host memory if there is room. It is recomputed only as a last resort,
+    because recomputed KV is rounded differently, which may change sampled text.
 
-    is_last_resort: memory runs out. The engine would compute it again, so we may too.
+    is_last_resort: memory runs out. The engine itself would recompute the KV, so the plan may too.
     """
     freed_tokens = holding.freed_tokens + aside_tokens
     if holding.kv_tokens <= host_free_tokens:
@@ -63,11 +64,11 @@ def preemption_cost_of(
 
 
 def preempt_for_memory(view: SchedulerView, policy: Policy, headroom: Headroom) -> list[Preempt]:
-    """The jobs to preempt if memory runs out: from the end of the order, until the others have
-    their headroom. The first of the order, or a prompt that is being chunked, goes on.
+    """Return the jobs to preempt if memory runs out: from the end of the order, until the others
+    have their headroom. The first job of the order, or a prompt that is being chunked, goes on.
 
-    Only the place counts: picking the jobs with the most or the least KV from the last quarter of
-    the order was no better (H800 preset, four loads: mean TTLT within 1 %).
+    Only the place in the order counts. Picking the jobs with the most or the least KV from the last
+    quarter of the order was no better (H800 preset, four loads: mean TTLT within 1 %).
     """
     needed_tokens = headroom.set_aside_tokens(view.running)
     short_tokens = sum(needed_tokens) - view.room_tokens

@@ -1,4 +1,4 @@
-"""Waiting jobs, sorted."""
+"""Keeps waiting jobs sorted."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Entry = tuple[float, float, int, Job]
 
 
 class Row:
-    """Jobs in order: those that are ranked or promised their turn, and the others by arrival."""
+    """Jobs in order: ranked jobs and jobs that go first, and the other jobs by arrival."""
 
     def __init__(self) -> None:
         self.ranked: list[Entry] = []
         self.unranked: list[Entry] = []
 
     def of(self, job: Job) -> list[Entry]:
-        """Where its entry belongs."""
+        """Return the list that the job's entry belongs to."""
         return self.ranked if job.is_ranked or job.goes_first else self.unranked
 
     def copy(self) -> Row:
@@ -30,13 +30,13 @@ class Row:
 
 
 class Walk:
-    """Goes through a row: by level; within a level promised jobs by arrival, then the others by key
-    and arrival.
+    """Goes through a row by level. Within a level, jobs that go first come by arrival, then the
+    others by key and arrival.
 
-    A job that the policy cannot rank waits for as many others as waited when it came, as under
-    first come, first served: its place is the length of the queue less the number of jobs that
-    have come since. So the order depends only on who waits, not on the queue's previous order,
-    which may differ between tensor-parallel ranks.
+    A job that the policy cannot rank waits for as many other jobs as waited when it arrived, as
+    under first come, first served. Its place is the length of the queue less the number of jobs
+    that have arrived since. So the order depends only on which jobs wait, not on the queue's
+    previous order, which may differ between tensor-parallel ranks.
     """
 
     def __init__(
@@ -46,9 +46,12 @@ class Walk:
         moving: Callable[[int], Entry | None] | None = None,
         num_ahead: Callable[[Entry, Entry], int] | None = None,
     ) -> None:
-        """moving: gives others by their number in order, ranked ones that are not in the row.
-        num_ahead: how many of the whole line are ahead of a ranked one and an unranked one, if this
-        is only a part of it."""
+        """Walk through a row.
+
+        moving: returns ranked jobs that are not in the row, by their number in order.
+        num_ahead: returns how many jobs of the whole queue are ahead of a ranked and an unranked
+            one, if this row is only a part of it.
+        """
         self._ranked, self._unranked = row.ranked, row.unranked
         self.first_arrival = first_arrival
         self._moving = moving

@@ -1,4 +1,4 @@
-"""One scheduling pass: an engine carries out a plan, step by step."""
+"""Carries out the plan of one scheduling pass on an engine, step by step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ Request = TypeVar("Request")
 
 
 class Engine(Protocol[Request]):
-    """What an engine can do in a pass: SGLang (patches/scheduler/executor.py) or the simulator.
+    """The operations of an engine in a pass: SGLang (patches/scheduler/executor.py) or the
+    simulator.
 
     queue: the waiting requests; set here in the order to serve them.
     num_arrivals_planned: see SchedulerView; set to -1 if another plan is due.
@@ -37,40 +38,43 @@ class Engine(Protocol[Request]):
         """Whether a prompt is in the middle of its prefill."""
 
     def plan(self) -> Plan:
-        """The plan of this pass."""
+        """Return the plan of this pass."""
 
     def is_swapped(self, request: Request) -> bool:
         """Whether the request's KV is in host memory."""
 
     def preempt(self, action: Preempt) -> Request | None:
-        """Take a running request off the device; None if that fails."""
+        """Take a running request off the device; return None if that fails."""
 
     def resume(self, requests: Sequence[Request]) -> list[Request]:
-        """Let swapped requests decode on. Those for which there is no room are returned."""
+        """Let swapped requests decode on. Return the requests for which there is no room."""
 
     def carried_out(
         self, plan: Plan, entering: list[Request], left: list[Request], preempted: list[Request]
     ) -> None:
-        """Note what became of the actions. left: of those entering, those without room, and those
-        who would have passed them."""
+        """Note the outcome of the actions.
+
+        left: the entering requests that found no room, and those that would have overtaken them.
+        """
 
     def admit(self, visible: Sequence[Request], budget: Budget) -> None:
-        """The engine's own pass, which sees only these waiting requests, and prefills as many of
-        them as find room within the budget. The others stay in the queue behind those left.
+        """Run the engine's own pass. It sees only these waiting requests, and prefills as many as
+        find room within the budget. The others stay in the queue behind those left.
 
-        SGLang prefills the next chunk of a prompt in every pass, and ends if there is no room for
-        it. So before that pass the last of the order are retracted, as SGLang does before a decode
-        step, until the chunk and a decode step have room. The last running request leaves too.
+        SGLang prefills the next chunk of a prompt in every pass, and fails if there is no room for
+        it. So before that pass the last requests of the order are retracted, as SGLang does before
+        a decode step, until the chunk and a decode step have room. Even the last running request
+        may be retracted.
         """
 
     def decode_only(self) -> None:
-        """The engine's own pass, which prefills nothing, unless the running requests need the
-        memory of a prompt that is being chunked: then the chunk goes on."""
+        """Run the engine's own pass without a prefill. If the running requests need the memory of a
+        prompt that is being chunked, the chunk goes on."""
 
 
 def run_pass(engine: Engine[Request]) -> None:
-    """Plan, and carry the plan out. The engine's own pass never sees a swapped request, as it would
-    prefill it."""
+    """Plan a pass and carry the plan out. The engine's own pass never sees a swapped request,
+    because it would prefill it."""
     plan = engine.plan()
     if plan.order is None:
         engine.admit([], UNLIMITED)
@@ -89,13 +93,13 @@ def run_pass(engine: Engine[Request]) -> None:
     left = engine.resume(back) if back else []
     if left:
         _plan_again(engine)
-        # Nobody behind the first passes it. A plan can be wrong about the room: it counts what a
-        # newcomer shares with its victim alone as freed, and as held already.
+        # No request behind the first one overtakes it. A plan can be wrong about the room: KV that
+        # a new request shares only with its victim counts as freed, and as held already.
         behind = entering[entering.index(left[0]) :]
         left = [request for request in behind if request in left or request in fresh]
         fresh = [request for request in fresh if request not in left]
     engine.carried_out(plan, entering, left, preempted)
-    # When the batch is full, a request enters only by preempting one. For it the mark is lifted.
+    # If the batch is full, a request enters only by preempting one. The mark is lifted for it.
     lifts_mark = was_full and bool(entering)
     if lifts_mark:
         engine.is_full = False
@@ -106,27 +110,29 @@ def run_pass(engine: Engine[Request]) -> None:
     num_open = plan.num_open + (0 if was_full and plan.is_new else num_left_out)
     visible = [*fresh, *_open(plan, rest, num_open, engine)]
     if not visible and not engine.runs_any and not engine.is_chunking:
-        # A swapped request has just found no room, and no request is about to give any back: it is
-        # held by streaming sessions between turns, for example.
+        # A swapped request has just found no room, and no request is about to free any: streaming
+        # sessions hold it between turns, for example.
         visible = [request for request in rest if not engine.is_swapped(request)]
     engine.admit(visible, plan.budget)
     if engine.num_arrivals_planned < 0:
         return
     if lifts_mark:
-        # Of those visible, those left are the first.
+        # If visible requests are left, they are first in the queue.
         waiting = {id(request) for request in engine.queue[: len(visible)]}
         if not any(id(request) in waiting for request in fresh):
             engine.is_full = True
     elif plan.is_new and not was_full and num_open > 0 and engine.is_swapped(rest[0]):
-        # It found no room. The engine sets the mark only for requests that it sees; without it a
-        # plan would be made before every step.
+        # It found no room. The engine sets the mark only for requests that it sees. Without the
+        # mark, a plan would be made before every step.
         engine.is_full = engine.is_full or engine.runs_any
 
 
 def _make_room(plan: Plan, engine: Engine[Request]) -> tuple[list[Request], list[Request]]:
-    """The requests that may enter or come back, and those that left, up to an action that fails.
+    """Return the requests that may be admitted or resumed, and the preempted ones, up to an action
+    that fails.
 
-    If requests leave because memory runs out, the next plan decides who may use their room.
+    If requests were preempted because memory runs out, the next plan decides which requests use
+    their room.
     """
     entering: list[Request] = []
     preempted: list[Request] = []
@@ -145,7 +151,7 @@ def _make_room(plan: Plan, engine: Engine[Request]) -> tuple[list[Request], list
 
 
 def _plan_again(engine: Engine[Request]) -> None:
-    """Before the next step, as there may be room to give away."""
+    """Plan again before the next step, because there may be free room."""
     engine.is_full = False
     engine.num_arrivals_planned = -1
 
@@ -153,8 +159,9 @@ def _plan_again(engine: Engine[Request]) -> None:
 def _open(
     plan: Plan, rest: Iterable[Request], num_open: int, engine: Engine[Request]
 ) -> Iterable[Request]:
-    """Who may enter after the requests of the plan's actions, among the first num_open. Swapped
-    requests do not enter this way; if they go first, nobody passes them."""
+    """Return the requests that may enter after those of the plan's actions, among the first
+    num_open. Swapped requests do not enter this way. If they go first, no request overtakes
+    them."""
     may_enter = islice(rest, num_open)
     if plan.swapped_go_first:
         return takewhile(lambda request: not engine.is_swapped(request), may_enter)

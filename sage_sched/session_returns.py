@@ -1,4 +1,4 @@
-"""When the next request of a session comes, and so whose KV is worth its memory."""
+"""Predicts when a session's next request comes, and so whose KV is worth its memory."""
 
 from __future__ import annotations
 
@@ -12,51 +12,56 @@ import numpy as np
 from sage_sched.distribution import Floats
 from sage_sched.index import gittins_index
 
-# So many sessions are remembered; the one that has had no request for longest is forgotten first.
+# Sessions that are remembered. The one without a request for longest is forgotten first.
 MOST_SESSIONS = 10_000
-# The latest pauses, in classes by what was predicted of them; learned anew every so many.
+# Latest pauses that are kept; classes of pauses by their prediction; pauses between two updates of
+# the tables.
 _NUM_PAUSES, _NUM_CLASSES, _LEARNED_EVERY = 1024, 4, 64
-# A session's own pauses count as much as this many of others, and the latest so many of them.
+# A prediction weighs the session's own pauses, which count as _MOST_OWN at most, against the mean
+# of all sessions, which counts as _OTHERS pauses.
 _OTHERS, _MOST_OWN = 4.0, 12
-# An answer in so many is a session's last: coding agents take some forty steps. Twice or a third of
-# it changes their mean time by less than a hundredth. For first answers the share is learned.
+# One answer in 33 ends its session, because coding agents take some forty steps. Twice or a third
+# of this value changes their mean time by less than a hundredth. For first answers the share is
+# learned.
 _LAST_ONE_IN = 33
-# What is predicted of a session that has not come back yet: it is of a class of its own.
+# The prediction for a session that has not come back yet. It forms a class of its own.
 _FIRST = -math.inf
-# Ages at which a table has an entry, in seconds.
+# Ages in seconds at which a table has an entry.
 _AGES = np.geomspace(0.25, 2000.0, 40)
 _NEVER_S = 1e5
 
 
 class SessionReturns:
-    """A session's pauses, in which a tool runs or somebody reads, are a history too.
+    """Predicts a session's pauses, in which a tool runs or a user reads, from earlier pauses.
 
-    What is predicted of a pause is the mean logarithm of the session's earlier ones, drawn to that
-    of all, or what its client says. Pauses of which alike was predicted form a class. So do first
-    pauses, since many chats end after one answer. Of a session of a class that has been away for t
-    seconds, with T its pause, the rate is
+    The prediction for a pause is the mean logarithm of the session's earlier pauses, drawn towards
+    the mean of all sessions. If the client says how long the pause will be, that is the prediction.
+    Pauses with similar predictions share a class. First pauses have a class of their own, because
+    many chats end after one answer. For a session that has been away for t seconds, with T its
+    pause, the class gives the rate
 
         sup over D > t of P(T <= D | T > t) / E[min(T, D) - t | T > t]
 
-    the most returns per second of keeping its KV, which is the inverse of a Gittins index. As what
-    is lost has to be computed token by token, the KV of the smallest rate goes first, whatever its
-    size. Until enough pauses are known the rate of all is 0.
+    This is the most returns per second of keeping the session's KV, the inverse of a Gittins index.
+    Lost KV has to be computed token by token, so KV with the smallest rate is evicted first,
+    whatever its size. Until enough pauses are known, every rate is 0.
 
-    saw_any: whether any request was of a session.
+    saw_any: whether any request belonged to a session.
     """
 
     def __init__(self) -> None:
-        # In the order of their last requests: mean logarithm of a session's pauses, and how many.
+        # The mean logarithm of each session's pauses, and their number, in the order of the
+        # sessions' last requests.
         self._known: dict[str, tuple[float, int]] = {}
         self._unfinished: dict[str, int] = {}
-        self._closed: set[str] = set()  # of these
-        # Of those that are away: since when, and what is predicted.
+        self._closed: set[str] = set()  # sessions in _unfinished that do not come back
+        # For each session that is away: since when, and the prediction for its pause.
         self._away: dict[str, tuple[float, float]] = {}
         self._pauses: deque[tuple[float, float]] = deque(maxlen=_NUM_PAUSES)
         self._mean = 0.0
         self.saw_any = False
         self._num_pauses = 0
-        # First answers, and those after which the session came back.
+        # First answers, and first answers after which the session came back.
         self._num_first = self._num_second = 0
         self._cuts: list[float] = []
         self._rates: list[Floats] = []
@@ -65,7 +70,7 @@ class SessionReturns:
         self.saw_any = True
         self._unfinished[session] = self._unfinished.pop(session, 0) + 1
         self._closed.discard(session)
-        if len(self._unfinished) > MOST_SESSIONS:  # nobody may have said that it ended
+        if len(self._unfinished) > MOST_SESSIONS:  # some clients never say that a session ended
             oldest = next(iter(self._unfinished))
             del self._unfinished[oldest]
             self._closed.discard(oldest)
@@ -86,7 +91,7 @@ class SessionReturns:
             self._learn(now_s)
 
     def left(self, session: str, now_s: float, next_in_s: float | None = None) -> None:
-        """An answer has ended. next_in_s: what its client says (Hints.next_in_s)."""
+        """Note that an answer has ended. next_in_s: what its client says (Hints.next_in_s)."""
         self._unfinished[session] = self._unfinished.get(session, 1) - 1
         if self._unfinished[session]:
             return
@@ -108,13 +113,14 @@ class SessionReturns:
             del self._away[next(iter(self._away))]
 
     def closed(self, session: str) -> None:
-        """Its client says that it does not come back, after what is unfinished of it."""
+        """Note that the session ends with its unfinished requests, as its client says."""
         self._away.pop(session, None)
         if session in self._unfinished:
             self._closed.add(session)
 
     def rate(self, session: str, now_s: float) -> float:
-        """Returns per second, see the class; inf for one that has come back, 0 if unknown."""
+        """Return the session's returns per second (see the class): inf if it has come back, 0 if
+        unknown."""
         if session in self._unfinished:
             return math.inf
         if session not in self._away or not self._rates:
@@ -142,9 +148,11 @@ class SessionReturns:
         ]
 
     def _last_one_in(self, now_s: float, pauses_s: Floats) -> float:
-        """One first answer in so many is its session's last. pauses_s: after first answers. Of
-        those that have been away for less than most of these, nothing is known yet. Old counts
-        fade."""
+        """Return n such that one first answer in n ends its session.
+
+        pauses_s: after first answers. Sessions that have been away for less than most of these
+        pauses are not counted yet. Old counts fade.
+        """
         least_s = now_s - float(np.quantile(pauses_s, 0.95)) if pauses_s.size else now_s
         pending = sum(f == _FIRST and since_s > least_s for since_s, f in self._away.values())
         num_known = max(self._num_first - pending, self._num_second)
@@ -155,7 +163,7 @@ class SessionReturns:
 
 
 def _rates(pauses_s: Floats, last_one_in: float) -> Iterator[float]:
-    """At each of _AGES."""
+    """Yield the rate at each of _AGES."""
     ends_s = np.append(np.sort(pauses_s), _NEVER_S)
     weights = np.append(np.full(len(pauses_s), (last_one_in - 1) / len(pauses_s)), 1.0)
     for age_s in _AGES:

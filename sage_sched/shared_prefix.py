@@ -1,4 +1,5 @@
-"""A prompt that shares a prefix with one being prefilled waits and reuses its KV."""
+"""Lets a prompt wait for another one that is being prefilled, to reuse the KV of their common
+prefix."""
 
 from __future__ import annotations
 
@@ -7,17 +8,17 @@ from collections.abc import Iterable, Sequence
 from sage_sched.job import Job
 from sage_sched.view import SchedulerView
 
-# So many jobs are compared, the first to serve.
+# Jobs that are compared, from the head of the order.
 _NUM_COMPARED = 16
 
 
 def shared_prefix_followers(order: Sequence[int], view: SchedulerView) -> list[int]:
-    """The positions of waiting jobs that should wait for one more pass.
+    """Return the positions of waiting jobs that should wait for one more pass.
 
     Another job computes the beginning of their prompt first, and computing it twice would take
     longer than one more prefill step. That job is chunked, comes earlier in the order, or runs and
     has no token yet (SGLang's overlap plans a pass before the last one's KV is in the radix tree).
-    A promised job never waits.
+    A job that goes first never waits.
     """
     begun = [job for job in view.running if not job.generated_tokens] + view.chunked_jobs
     computing: list[tuple[Job, int | Job]] = [(job, job) for job in begun]
@@ -36,7 +37,10 @@ def shared_prefix_followers(order: Sequence[int], view: SchedulerView) -> list[i
 def _has_twin(
     position: int, job: Job, computing: Iterable[tuple[Job, int | Job]], view: SchedulerView
 ) -> bool:
-    """computing: jobs, and by what common_tokens knows each."""
+    """Whether the job shares a long prefix with one of these.
+
+    computing: jobs, and the argument by which common_tokens knows each.
+    """
     return any(
         (num_tokens := view.common_tokens(position, where))
         and _is_long(num_tokens, other, view)
@@ -46,8 +50,8 @@ def _has_twin(
 
 
 def _is_long(num_tokens: int, job: Job, view: SchedulerView) -> bool:
-    """Whether the tokens of these that a job has to compute take longer than the fixed time of a
-    prefill step."""
+    """Whether the uncached part of these tokens takes longer than the fixed time of a prefill
+    step."""
     new_tokens = num_tokens - max(job.cached_tokens, job.prefilled_tokens)
     step_time = view.server.step_time
     return new_tokens * step_time.prefill_token_s > step_time.prefill_base_s

@@ -1,4 +1,4 @@
-"""Starts of new requests: several share a prefill step, in time for their first tokens."""
+"""Starts several new requests in one shared prefill step, in time for their first tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sage_sched.view import SchedulerView
 
 # Added to the key of a held job. Logarithms of indices are far smaller.
 _BEHIND = 1e3
-# Jobs that are looked at for a start together. A pass admits fewer.
+# Jobs that may start together. A pass admits fewer.
 _MOST_TOGETHER = 64
 
 
@@ -20,28 +20,29 @@ class Starts:
     """Starts jobs together, in time for a TTFT target, at a price.
 
     A first token in time is worth as much as a finished answer. It costs the job's own prefill and
-    its share of the prefill step, so
+    its share of the prefill step, in seconds of the server:
 
         price = prefill of its uncached tokens + fixed time of a prefill step / jobs that start
 
-    seconds of the server. If that is less than the job's Gittins index, it counts as its index. A
-    running job is preempted for it if its own index is larger than the price and its move together.
+    If the price is less than the job's Gittins index, the price takes the place of the index. A
+    running job is preempted for a start if its own index is larger than the price plus the time to
+    move its KV.
 
-    Jobs without a first token are held until their start is due. Meanwhile, preempted jobs come
-    back without a prefill step. A prefill step delays every running job by its fixed time b, and a
-    held job is delayed while it waits. If delays are divided by the length of the answer, as in
-    slowdown, their sum is smallest if the jobs start as soon as
+    Jobs without a first token are held until their start is due. Meanwhile, preempted jobs resume
+    without a prefill step. A prefill step delays every running job by its fixed time b. Holding a
+    job delays that job. If delays are divided by the length of the answer, as in slowdown, their
+    sum is smallest if the jobs start as soon as
 
         sum over held jobs of (time waited / length)  >=  b * sum over running jobs of (1 / length)
 
     (the economic order quantity, Harris 1913), and before the first of them would be late. A job
     that can no longer be in time is ordered by its index alone.
 
-    No job is held while none runs, or if running jobs may not leave the device.
+    No job is held if no job runs, or if running jobs cannot be preempted.
     """
 
     def __init__(self, ttft_s: float, indices: Indices) -> None:
-        """ttft_s: the target, from a request's arrival; inf: none."""
+        """Make a rule for ttft_s, the target in seconds from a request's arrival; inf: none."""
         self._ttft_s = ttft_s
         self._indices = indices
         # Waiting jobs without a first token that can still be in time.
@@ -61,23 +62,23 @@ class Starts:
             self._fresh[job] = None
 
     def leave(self, job: Job) -> None:
-        """Note that a job waits no more."""
+        """Note that a job stops waiting."""
         self._fresh.pop(job, None)
         self._held.discard(job)
         self._due.pop(job, None)
 
     def starts_now(self, job: Job) -> bool:
-        """Whether its start is due."""
+        """Whether the job's start is due."""
         return job in self._due
 
     def key(self, job: Job, log_index: float) -> float:
-        """The logarithm of the index or the price that the job is ordered by."""
+        """Return the logarithm of the job's index or price, by which it is ordered."""
         if job in self._held:
             return log_index + _BEHIND
         return min(log_index, self._due.get(job, math.inf))
 
     def look(self, view: SchedulerView) -> None:
-        """Decide which jobs are held and which start, and when to look again (next_s)."""
+        """Decide which jobs are held, which start, and when to look again (next_s)."""
         held, due = self._held, self._due
         self._held, self._due, self.next_s = set(), {}, math.inf
         if view.running and view.may_preempt:
@@ -109,13 +110,15 @@ class Starts:
             self._due[job] = math.log(max(1e-9, shared_s + prompt_s))
 
     def _in_time(self, first_s: float, view: SchedulerView) -> dict[Job, float]:
-        """Jobs that can still be in time, with the seconds of their own prefill; others are
-        dropped. first_s: when a prefill of nothing would end."""
+        """Return the seconds of prefill of each job that can still be in time; drop the other jobs.
+
+        first_s: when a prefill step without tokens would end.
+        """
         found, late = {}, []
         for job in islice(self._fresh, _MOST_TOGETHER):
             cached_tokens = job.cached_input_tokens
             new_tokens = job.input_tokens - cached_tokens
-            if new_tokens <= 0:  # prefilled elsewhere: there is no step to share
+            if new_tokens <= 0:  # prefilled on another server: there is no step to share
                 late.append(job)
                 continue
             prompt_s = float(view.server.step_time.prompt_s(cached_tokens, new_tokens))
@@ -125,12 +128,12 @@ class Starts:
                     found[job] = prompt_s
             elif job.was_looked_up or first_s >= due_s:
                 late.append(job)
-            else:  # this plan finds out how much of it is cached
+            else:  # this plan looks up how much of it is cached
                 self.next_s = view.now_s
         for job in late:
             del self._fresh[job]
         return found
 
     def _weight(self, job: Job) -> float:
-        """The inverse of its answer's length, as expected."""
+        """Return the inverse of the expected length of the job's answer."""
         return 1.0 / max(1.0, job.generated_tokens + self._indices.of(job).steps)

@@ -13,40 +13,44 @@ from sage_sched.steps import ServerFacts, StepTime, seconds_on
 
 Array = NDArray[np.float64]
 
-# The work of a step. A coefficient of StepTime, in the same order, is the time of one of each.
+# The columns of a step's work. The coefficients of StepTime, in the same order, are seconds per
+# unit of each.
 COLUMNS = (
     "prefill_steps", "prefill_requests", "prefill_tokens", "prefill_pairs",
     "decode_steps", "decode_requests", "decode_kv_tokens",
 )  # fmt: skip
-# A typical prefill and decode step, which are not small. They make coefficients of different units
-# comparable, and keep what only small steps have shown from being foretold of larger ones.
+# A typical prefill step and a typical decode step, neither of them small. They make coefficients of
+# different units comparable, and avoid extrapolating from small steps to large ones.
 _TYPICAL = np.array(
     [[1, 4, 2048, 4 * 512 * 512 / 2, 0, 0, 0], [0, 0, 0, 0, 1, 32, 32_768]], dtype=np.float64
 )
-# The assumed error of the prior, as a share of a typical step: the noisier the steps, the more of
-# them it takes to outweigh it.
+# The assumed error of the prior, as a share of a typical step. The noisier the steps, the more of
+# them it takes to outweigh the prior.
 _PRIOR_ERROR = 0.5
-# Relative errors above so many standard deviations are outliers; the least standard deviation.
+# Relative errors above this many standard deviations are outliers; the least standard deviation.
 _OUTLIER, _LEAST_SPREAD = 1.5, 0.01
 _MAX_ROUNDS, _TOLERANCE = 30, 1e-4
-# The least share of a typical step that its tokens take, as noise hides a slope by which others
-# divide; and, by kind of step, which coefficient is that of tokens.
+# The least share of a typical step that its tokens take, because noise can hide a slope and other
+# code divides by it; and the token coefficient of each kind of step.
 _LEAST_SHARE = 1e-3
 _OF_TOKENS = (2, 6)
-# Step times are learned from so many steps, the latest, and anew after so many more.
+# Step times are learned from the latest MEMORY_STEPS steps, and again after INTERVAL_STEPS more.
 MEMORY_STEPS, INTERVAL_STEPS = 2048, 256
 # Lengths of typical prompts and answers.
 _TYPICAL_TOKENS = (32, 512, 8192)
-# Smaller relative changes of costs count as none.
+# Smaller relative changes of costs are not reported.
 _WORTH_TELLING = 0.1
 
 
 class StepLearner:
-    """Step times from the latest steps. Coefficients on which these are silent stay as they were,
-    times one factor; see fit.
+    """Learns step times from the latest steps.
 
-    step_time: as known now. num_steps: seen in all. error: the median relative error on the latest
-    steps before they were learned from; None until anything was learned.
+    Coefficients that these steps do not determine keep their values, times one factor; see fit.
+
+    step_time: the present estimate.
+    num_steps: steps seen so far.
+    error: the median relative error on the latest steps before they were learned from; None until
+        anything was learned.
     """
 
     def __init__(self, start: StepTime) -> None:
@@ -57,18 +61,19 @@ class StepLearner:
         self._num_learned = 0
 
     def add(self, work: Sequence[float], seconds: float) -> None:
-        """A step: its work, see COLUMNS, and its seconds. Ignored if these are not above 0."""
+        """Add a step: its work, see COLUMNS, and its seconds. It is ignored unless seconds is above
+        0."""
         if seconds > 0:
             self._steps[self.num_steps % MEMORY_STEPS] = (*work, seconds)
             self.num_steps += 1
 
     @property
     def is_due(self) -> bool:
-        """Whether enough has been seen since learn() to learn anew."""
+        """Whether enough steps were seen since learn() to learn again."""
         return self.num_steps - self._num_learned >= INTERVAL_STEPS
 
     def learn(self) -> None:
-        """Learn from the latest steps; there must be one."""
+        """Learn from the latest steps. There must be at least one."""
         steps = self._steps[: self.num_steps]
         if self._num_learned:
             self.error = self._error()
@@ -76,12 +81,13 @@ class StepLearner:
         self._num_learned = self.num_steps
 
     def factor(self, step_time: StepTime) -> float:
-        """How many times as long as step_time says the latest steps mostly took; 1 without any."""
+        """Return the median ratio of the latest steps' time to the time by step_time; 1 without any
+        step."""
         steps = self._steps[: self.num_steps]
         return factor(steps[:, :-1], steps[:, -1], step_time)
 
     def errors(self, step_time: StepTime) -> dict[str, float]:
-        """By how much it is wrong on the latest steps, as a mean share of what they took, by kind
+        """Return the mean relative error of step_time on the latest steps, by kind of step
         (MAPE)."""
         steps = self._steps[: self.num_steps]
         shares = np.abs(steps[:, :-1] @ np.array(astuple(step_time)) / steps[:, -1] - 1)
@@ -97,7 +103,7 @@ class StepLearner:
 
 
 def is_worth_telling(new: StepTime, old: StepTime, server: ServerFacts) -> bool:
-    """Whether costs have changed by more than a tenth: in general, or those of one typical request
+    """Whether costs have changed by more than a tenth: in general, or for one typical request
     relative to the others."""
     most_tokens = server.kv_pool_tokens // 4
     lengths = [min(tokens, most_tokens) for tokens in _TYPICAL_TOKENS]
@@ -109,19 +115,19 @@ def is_worth_telling(new: StepTime, old: StepTime, server: ServerFacts) -> bool:
 
 
 def fit(work: Array, seconds: Array, prior: StepTime) -> StepTime:
-    """The coefficients that explain the steps, each at least 0.
+    """Return the coefficients that explain the steps, each at least 0.
 
-    Where the steps are silent, it is the prior times one factor, by which most steps differ from
-    it. A token is never free: the tokens of a typical step take at least a thousandth of it. Errors
-    are relative to a step's own length, so that a short step counts as much as a long one, and
-    outliers count little (Huber's loss, by reweighting).
+    Coefficients that the steps do not determine are those of the prior times one factor, the median
+    ratio between the steps and the prior. A token is never free: the tokens of a typical step take
+    at least a thousandth of it. Errors are relative to a step's own length, so that a short step
+    counts as much as a long one. Outliers count little (Huber's loss, by reweighting).
 
     work: shape (n, 7), n at least 1, see COLUMNS. seconds: shape (n,), above 0.
     """
     known = factor(work, seconds, prior) * np.array(astuple(prior))
     typical = _typical(work)
-    # The shortest step: otherwise a few that were measured as next to nothing, behind others that
-    # were measured as too long, would outweigh all.
+    # The shortest step that counts. Otherwise a few steps measured as next to nothing, after others
+    # measured as too long, would outweigh all.
     shortest = 0.1 * float(np.median(seconds))
     expected = np.maximum(seconds, shortest)
     counts, spread = np.ones_like(seconds), _PRIOR_ERROR
@@ -143,14 +149,16 @@ def fit(work: Array, seconds: Array, prior: StepTime) -> StepTime:
 
 
 def factor(work: Array, seconds: Array, step_time: StepTime) -> float:
-    """How many times as long as step_time says most steps take; 1 if it says nothing of them."""
+    """Return the median ratio of the steps' time to the time by step_time; 1 if step_time is 0 for
+    all."""
     expected = work @ np.array(astuple(step_time))
     told = expected > 0
     return float(np.median(seconds[told] / expected[told])) if told.any() else 1.0
 
 
 def _typical(work: Array) -> Array:
-    """The work of a typical prefill and decode step, at least that of those seen; shape (2, 7)."""
+    """Return the work of a typical prefill and decode step, at least the mean of the steps seen;
+    shape (2, 7)."""
     typical = _TYPICAL.copy()
     for kind, columns in enumerate((slice(0, 4), slice(4, 7))):
         seen = work[work[:, columns.start] > 0, columns]
@@ -162,9 +170,9 @@ def _typical(work: Array) -> Array:
 def _solved(
     work: Array, seconds: Array, counts: Array, known: Array, typical: Array, pull: float
 ) -> Array:
-    """Least squares of weighted rows, none of the solution negative, drawn to what is known as by
-    `pull` typical steps that only one column each makes long."""
-    # In shares of a typical step.
+    """Return the non-negative least-squares solution of weighted rows. It is drawn to the known
+    coefficients with the weight of `pull` typical steps in each column."""
+    # The unit of each column is a typical step.
     typical_s = np.maximum(typical @ known, 1e-12)
     shares = (typical / typical_s[:, None]).sum(axis=0)
     columns = work / shares
@@ -175,7 +183,9 @@ def _solved(
 
 
 def _nonnegative_minimum(gram: Array, target: Array) -> Array:
-    """The x of no negative part that minimizes x'Gx / 2 - t'x; G is positive definite. With G = LL'
-    that is half the square of L'x less the solution of Ly = t, and a constant."""
+    """Return the non-negative x that minimizes x'Gx / 2 - t'x; G is positive definite.
+
+    With G = LL' the function is half the squared length of L'x - y, where Ly = t, plus a constant.
+    """
     factor = np.linalg.cholesky(gram)
     return np.asarray(nnls(factor.T, np.linalg.solve(factor, target))[0], dtype=np.float64)

@@ -1,5 +1,5 @@
-"""How long one step of a server takes, what is known of the server, and what an answer of a given
-length costs it."""
+"""Models the time of a server's step, the facts about a server, and the cost of an answer by its
+length."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-# What a request has cost by a token of its answer; strictly increasing. Called with input_tokens,
-# output_tokens (at least 1) and cached_tokens, which are of the input and need no prefill (0 if
-# left out). All may be arrays.
+# Returns the cost of a request up to a token of its answer; strictly increasing. Called with
+# input_tokens, output_tokens (at least 1) and cached_tokens (0 if left out), the part of the input
+# that needs no prefill. All may be arrays.
 Cost = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """A linear model of a step's seconds; each coefficient at least 0.
+    """A linear model of a step's seconds. Each coefficient is at least 0.
 
     A prefill step of n requests that computes t tokens, which attend to p (query, key) pairs:
         prefill_base_s + n * prefill_request_s + t * prefill_token_s + p * prefill_pair_s
-    A decode step of n requests whose KV holds k tokens, which gives each of them one token (a step
-    of speculative decoding that gives each of them a tokens counts as a such steps):
+    A decode step of n requests whose KV holds k tokens gives each of them one token. A step of
+    speculative decoding that gives each of them a tokens counts as a such steps:
         decode_base_s + n * decode_request_s + k * decode_kv_token_s
     """
 
@@ -42,13 +42,16 @@ class StepTime:
         )
 
     def prompt_s(self, num_cached: Any, num_new: Any) -> Any:
-        """What a prompt's new tokens add to a prefill step, in seconds. Both may be arrays."""
+        """Return the seconds that a prompt's new tokens add to a prefill step. Both may be
+        arrays."""
         pairs_s = attended_pairs(num_cached, num_new) * self.prefill_pair_s
         return self.prefill_request_s + num_new * self.prefill_token_s + pairs_s
 
     def tokens_within(self, seconds: float, num_done: int) -> float:
-        """How many tokens a prefill step computes in so long, after num_done of the same prompt;
-        0 or more."""
+        """Return how many tokens a prefill step computes in this time, 0 or more.
+
+        num_done: tokens of the same prompt that are prefilled already.
+        """
         left_s = seconds - self.prefill_s(1, 0, 0.0)
         if left_s <= 0:
             return 0.0
@@ -67,8 +70,8 @@ class StepTime:
     def mixed_s(
         self, num_prefills: int, num_tokens: int, num_pairs: float, num_decodes: int, kv_tokens: int
     ) -> float:
-        """Seconds of one step that does both. It reads the weights once, so the smaller of the two
-        bases counts for nothing."""
+        """Return the seconds of one step that prefills and decodes. It reads the weights once, so
+        the smaller of the two base times is left out."""
         prefill_s = self.prefill_s(num_prefills, num_tokens, num_pairs)
         if not num_decodes:
             return prefill_s
@@ -77,21 +80,22 @@ class StepTime:
 
 
 def attended_pairs(num_cached: Any, num_new: Any) -> Any:
-    """(query, key) pairs of num_new tokens computed after num_cached."""
+    """Return the (query, key) pairs of num_new tokens that are computed after num_cached."""
     return num_new * (num_cached + num_new / 2)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What a policy may know of its server; the same on every rank.
+    """What a policy may know of its server. It is the same on every rank.
 
     kv_pool_tokens: how many tokens its KV pool holds.
     max_running_requests: its slots.
-    swap_token_s: seconds that one token's KV takes to host memory, or back, as known so far.
-    mixes_steps: whether those that run decode beside a prefill (SGLang's --enable-mixed-chunk).
+    swap_token_s: the latest estimate of the seconds to move one token's KV to host memory, or back.
+    mixes_steps: whether running requests decode beside a prefill (SGLang's --enable-mixed-chunk).
     reserve_tokens: KV that a step sets aside for each request (speculative decoding: for drafts).
-    level_gap: a running job yields to a waiting one whose level is smaller by more than this.
-    forgets: whether what its radix tree evicts is gone (SGLang's hierarchical cache keeps it).
+    level_gap: a running job is preempted for a waiting one whose level is smaller by more than
+        this.
+    forgets: whether evicted KV is lost (SGLang's hierarchical cache keeps it).
     """
 
     kv_pool_tokens: int
@@ -104,43 +108,47 @@ class ServerFacts:
     forgets: bool = True
 
     def decode_beside_s(self, num_requests: int, kv_tokens: int) -> float:
-        """What a decode step adds to a prefill; where steps are mixed, both read the weights at
-        once."""
+        """Return the seconds that a decode step adds to a prefill. If steps are mixed, both read
+        the weights at once."""
         step_time, shared_s = self.step_time, 0.0
         if self.mixes_steps:
             shared_s = min(step_time.prefill_base_s, step_time.decode_base_s)
         return step_time.decode_s(num_requests, kv_tokens) - shared_s
 
     def swap_s(self, kv_tokens: int) -> float:
-        """Seconds to move a request's KV to host memory and back."""
+        """Return the seconds to move a request's KV to host memory and back."""
         return 2 * kv_tokens * self.swap_token_s
 
     def recall_tokens(self, host_tokens: int) -> int:
-        """A prefill of so many tokens takes as long as to bring these back from host memory."""
+        """Return the number of tokens whose prefill takes as long as loading these from host
+        memory."""
         per_token_s = self.step_time.prefill_token_s
         share = self.swap_token_s / per_token_s if per_token_s > self.swap_token_s else 1.0
         return math.ceil(host_tokens * share)
 
     def recompute_s(self, kv_tokens: int, cached_tokens: int = 0) -> float:
-        """Seconds to compute it in one prefill, the first cached_tokens being there."""
+        """Return the seconds to compute this KV in one prefill, if the first cached_tokens are
+        cached."""
         num_new = kv_tokens - cached_tokens
         return self.step_time.prefill_s(1, num_new, attended_pairs(cached_tokens, num_new))
 
 
 def num_steps(input_tokens: Any, output_tokens: Any, cached_tokens: Any = 0) -> Any:
-    """Decode steps: one a token (the cost of SSJF, LTR and TRAIL; SageSched, Fig. 10)."""
+    """Count decode steps, one a token (the cost of SSJF, LTR and TRAIL; SageSched, Fig. 10)."""
     return output_tokens * 1.0
 
 
 def seconds_on(server: ServerFacts) -> Cost:
-    """Seconds of this server: the prefill of what is not cached, and a share of each decode step.
+    """Return the cost in seconds of this server: the prefill of uncached tokens, and a share of
+    each decode step.
 
     A request is charged for the time that it adds to a decode step, for itself and for each KV
     token that it holds. It is also charged a share of the step's fixed time, for its share of the
-    pool and for its share of the slots, as either may keep others out. Charging only what is scarce
-    gains nothing: relative to both, mean TTLT under sage is 0.998 by the pool alone if that is
-    full, 1.006 by the slots alone if those are, and 1.006 by neither if the server mostly prefills
-    (600 requests, 4 seeds). Being wrong about what is scarce costs up to a fifth.
+    pool and for its share of the slots, because either may keep other requests out. Charging only
+    the scarce resource gains nothing. Relative to charging both, mean TTLT under sage is 0.998 by
+    the pool alone if that is full, 1.006 by the slots alone if those are full, and 1.006 by neither
+    if the server mostly prefills (600 requests, 4 seeds). Being wrong about the scarce resource
+    costs up to a fifth.
     """
     step = server.step_time
     per_step_s = step.decode_request_s + step.decode_base_s / server.max_running_requests

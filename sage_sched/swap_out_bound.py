@@ -8,27 +8,27 @@ from collections.abc import Collection
 from sage_sched.job import Job
 from sage_sched.view import SchedulerView
 
-# A job that was due back stays for so many tokens. 32 or 128 are as good. Were it to stay to its
-# end, the mean would rise by 13 % (README's mix, due after 60 s; simulated).
+# A job that has passed the bound may not be preempted for this many tokens. 32 or 128 are as good.
+# If it stayed to its end, the mean would rise by 13 % (README's mix, bound of 60 s; simulated).
 _STAY_TOKENS = 64
 
 
 class SwapOutBound:
-    """Bounds the time between two tokens of a job that has left the device.
+    """Bounds the time between two tokens of a swapped-out job.
 
-    A job that has been swapped out for longer has passed it (Job.passed_swap_out_bound): it goes
-    before all others of its level as if it had passed the starvation bound, and jobs that have
-    passed neither are preempted for it at any price. Once it has had some tokens it may be
-    preempted again. It waits on if a policy holds it back (Policy.key), or if jobs that may leave
-    hold too little memory.
+    A job that has been swapped out for longer has passed the bound (Job.passed_swap_out_bound). It
+    goes before all others of its level, as if it had passed the starvation bound. Jobs that have
+    passed neither bound are preempted for it at any price. After _STAY_TOKENS tokens it may be
+    preempted again. It keeps waiting if a policy holds it back (Policy.key), or if the jobs that
+    may be preempted hold too little memory.
     """
 
     def __init__(self, most_s: float = math.inf) -> None:
         self._most_s = most_s
-        # Since when each is swapped out; None until the clock is known to run, as it may stand
-        # still while no job is swapped out.
+        # Since when each job is swapped out. None until the clock is known to run, because it may
+        # stand still while no job is swapped out.
         self._since_s: dict[Job, float | None] = {}
-        # Of jobs that were due, the age at which they may be preempted again.
+        # For jobs that have passed the bound, the age at which they may be preempted again.
         self._stays_until: dict[Job, int] = {}
 
     @property
@@ -37,8 +37,10 @@ class SwapOutBound:
         return bool(self._since_s)
 
     def look(self, view: SchedulerView, begun: Collection[Job]) -> None:
-        """Find the jobs that are due, before the jobs are ordered. begun: waiting jobs with
-        tokens."""
+        """Find the jobs that have passed the bound, before the jobs are ordered.
+
+        begun: waiting jobs with tokens.
+        """
         if self._most_s == math.inf:
             return
         since_s = {job: view.now_s if job in self._since_s else None for job in begun}

@@ -1,4 +1,4 @@
-"""The facts of one scheduling pass."""
+"""Holds the facts of one scheduling pass."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sage_sched.steps import ServerFacts
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a running job holds.
+    """The KV that a running job holds.
 
-    kv_tokens: to be moved out and back, or to be computed again.
-    cached_tokens: of these, what a prefill would find in the radix tree.
-    freed_tokens: KV that becomes free if it leaves: nobody else holds or locks it.
-    stays_whole: whether its KV must not be computed again.
+    kv_tokens: tokens to move out and back, or to recompute.
+    cached_tokens: of these, tokens that a prefill would find in the radix tree.
+    freed_tokens: KV that becomes free if it leaves, because no other job holds or locks it.
+    stays_whole: whether its KV must not be recomputed.
     """
 
     kv_tokens: int
@@ -28,18 +28,18 @@ class Holding:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class SchedulerView:
-    """What is true at one pass, the same on every tensor-parallel rank.
+    """The state at one pass, the same on every tensor-parallel rank.
 
     Do not store a view beyond the pass: it holds requests alive, and their KV in host memory.
 
-    now_s: rank 0's clock, as broadcast; 0 at no particular moment.
-    served_tokens: prefilled and decoded by the server so far.
+    now_s: rank 0's clock, as broadcast, in seconds from an arbitrary moment.
+    served_tokens: tokens prefilled and decoded by the server so far.
     num_arrivals: how many requests have come. num_arrivals_planned: how many had come when the last
-        plan was made; -1 if another one is due.
+        plan was made; -1 if another plan is due.
     waiting: jobs in the queue. swapped: those of them whose KV is in host memory.
-    running: jobs that decode. chunked: the one in the middle of its prefill.
+    running: jobs that decode. chunked: the job in the middle of its prefill.
     batch_is_full: SGLang's mark: no request is admitted until one leaves.
-    free_slots: how many more may run.
+    free_slots: how many more jobs may run.
     free_tokens, evictable_tokens, locked_tokens: of the KV pool; together all of it.
     host_free_tokens: KV for which host memory has room.
     page_size: tokens of a page of KV.
@@ -48,21 +48,20 @@ class SchedulerView:
     can_swap: whether KV can be moved to host memory and back. may_preempt: whether running jobs may
         be preempted; if not, swapped jobs come back.
     cached_tokens: how many tokens of the waiting job at this position the radix tree has. Costly:
-        called only for new jobs and for the first to serve. host_tokens: asked next, how many of
-        them are in host memory alone (SGLang's hierarchical cache).
-    shared_tokens: how many tokens of the waiting job at this position others on the device hold
-        already, which it will hold too. Costly: asked of jobs that may enter.
-    has_adapter: whether the engine has a LoRA adapter slot for the waiting job at this position,
-        beside the running ones.
+        called only for new jobs and for the first to serve. host_tokens: called next; how many of
+        them are only in host memory (SGLang's hierarchical cache).
+    shared_tokens: how many tokens of the waiting job at this position other jobs on the device
+        already hold, and it will hold too. Costly: called only for jobs that may enter.
+    has_adapter: whether a LoRA adapter slot is free for the waiting job at this position.
     common_tokens: how many first tokens the waiting job at this position shares with another job,
-        which waits at that position, is being chunked, or runs and has no token yet. 0 if that
+        which waits at the given position, is being chunked, or runs and has no token yet. 0 if that
         many are cached.
-    kept_for: evictable KV of the pool by the session that had it last. Costly: asked once a pass.
-    adapters_in_order: what it returns is asked of waiting jobs of which has_adapter holds, in the
-        order in which they enter: whether one has room beside those, too, of which it said so
-        before. None if all do.
-    holding: what a running job holds; None if it has to stay. Costly: called only for jobs that
-        would be preempted at price zero.
+    kept_for: evictable KV of the pool by the session that had it last. Costly: called once a pass.
+    adapters_in_order: returns a function to call with waiting jobs whose has_adapter is true, in
+        the order in which they enter. It returns whether a slot is free for the job after those for
+        which it returned true. None if there are slots for all.
+    holding: the KV that a running job holds; None if it has to stay. Costly: called only for jobs
+        that would be preempted at price zero.
     """
 
     now_s: float
@@ -96,7 +95,7 @@ class SchedulerView:
 
     @property
     def chunked_jobs(self) -> list[Job]:
-        """One or none."""
+        """Return the chunked job in a list, or an empty list."""
         return [] if self.chunked is None else [self.chunked]
 
     @property
@@ -111,12 +110,12 @@ class SchedulerView:
         return self.step_tokens + chunk_tokens > self.room_tokens
 
     def pass_limit(self, budget: Budget) -> int:
-        """The most that the pass prefills within a budget."""
+        """Return the most that the pass prefills within a budget."""
         given_tokens = budget.prefill_tokens
         return self.pass_tokens if given_tokens is None else min(given_tokens, self.pass_tokens)
 
     def uncached_tokens(self, job: Job) -> int:
-        """Tokens that a prefill computes for a waiting job, in whole pages."""
+        """Return the tokens that a prefill computes for a waiting job, in whole pages."""
         return self._in_pages(job.input_tokens + job.generated_tokens - job.cached_tokens)
 
     def _in_pages(self, num_tokens: int) -> int:
@@ -124,7 +123,7 @@ class SchedulerView:
 
     @property
     def running_kv_tokens(self) -> int:
-        """KV of the running jobs, shared tokens counted for each."""
+        """Return the KV of the running jobs; shared tokens count for each job."""
         return sum([job.input_tokens + job.generated_tokens for job in self.running])
 
     @property

@@ -1,4 +1,4 @@
-"""The waiting jobs in order, kept from plan to plan, as a long queue takes long to sort."""
+"""Keeps the waiting jobs in order from plan to plan, because sorting a long queue takes long."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from sage_sched.job import Job
 from sage_sched.row import Entry, Place, Row, Walk
 from sage_sched.view import SchedulerView
 
-# New jobs that join the order in a plan, by arrival; the others wait for the next.
+# New jobs that join the order in a plan, by arrival. The others wait for the next plan.
 NUM_JOINING = 64
-# Jobs ranked anew in a plan, once the server's step times are known better.
+# Jobs ranked again in a plan after the server's step times have changed.
 NUM_RANKED_ANEW = 32
 _arrival = attrgetter("arrival")
 
@@ -44,7 +44,8 @@ class Ranking(Protocol):
 
 
 def place_of(job: Job, policy: Ranking, view: SchedulerView) -> Place:
-    """The place of a job. One that is held back (Policy.key) is behind those of all levels."""
+    """Return the place of a job. A job that is held back (Policy.key) is behind the jobs of all
+    levels."""
     if job.goes_first:
         return job.level, -math.inf, job.arrival
     key = policy.key(job, view) if job.is_ranked else 0.0
@@ -54,8 +55,8 @@ def place_of(job: Job, policy: Ranking, view: SchedulerView) -> Place:
 
 
 class Moving:
-    """The jobs whose keys move (Policy.moves), in the order of one pass, as far as it is asked
-    for."""
+    """The jobs whose keys move (Policy.moves), in the order of one pass. Only as many are ordered
+    as are read."""
 
     def __init__(self, jobs: Collection[Job], policy: Ranking, view: SchedulerView) -> None:
         self._jobs, self._policy, self._view = jobs, policy, view
@@ -76,11 +77,13 @@ class Moving:
 class WaitingQueue:
     """The waiting jobs of one policy, in order.
 
-    A job is placed when it comes, and anew when something has changed that its place rests on: Job
-    tells (Job.watch). So a plan touches jobs that come, go or change, and the first of the order.
+    A job is placed when it joins, and again when something that its place depends on has changed:
+    the job notes that itself (Job.watch). So a plan touches only the jobs that come, go or change,
+    and the first of the order.
 
-    fair_shares: of the limits of the pass (sage_sched.limits). joined: have joined since they were
-    last taken. begun: of the line, those with tokens, and how many they had then.
+    fair_shares: from the limits of the pass (sage_sched.limits).
+    joined: jobs that have joined since take_joined.
+    begun: waiting jobs with tokens, and how many tokens they had when they joined.
     """
 
     def __init__(self) -> None:
@@ -91,7 +94,7 @@ class WaitingQueue:
         self._changed: dict[Job, None] = {}
         self._row = Row()
         self._entries: dict[Job, tuple[list[Entry], Entry] | None] = {}
-        # Whose keys move.
+        # Jobs whose keys move.
         self._moving: dict[Job, None] = {}
         self._outdated: deque[Job] = deque()
         self._revision = 0
@@ -104,18 +107,19 @@ class WaitingQueue:
         return job in self._entries
 
     def follow(self, view: SchedulerView, policy: Ranking) -> None:
-        """Find out who has come and gone. Once a view."""
+        """Find the jobs that have come and gone. Works once a view."""
         if self._view is not None and self._view() is view:
             return
         self._view = ref(view)
         self.positions = Positions(view.waiting)
         gone, came, _, _ = self._queue.look(view.waiting)
-        # No plan is made while the batch is full. A job may have run since, and wait again.
+        # No plan is made while the batch is full. A job may have run since the last plan, and wait
+        # again.
         ran = [job for job in self._changed if job.generated_tokens != self.begun.get(job, 0)]
         again = {job for job in ran if job in self._entries}.difference(gone)
         came = sorted([*came, *again], key=_arrival)
         left = [job for job in sorted([*gone, *again], key=_arrival) if self._leaves(job)]
-        for job in came:  # before anything that may raise
+        for job in came:  # before any call that may raise
             if job.watch is None:
                 job.watch = self._changed
         self._coming.update(dict.fromkeys(came))
@@ -143,7 +147,7 @@ class WaitingQueue:
         policy.on_queued(job)
 
     def _leaves(self, job: Job) -> bool:
-        """Whether it had joined."""
+        """Remove a job; return whether it had joined."""
         if job.watch is self._changed:
             job.watch = None
         self._changed.pop(job, None)
@@ -156,13 +160,13 @@ class WaitingQueue:
         return True
 
     def take_joined(self) -> list[Job]:
-        """Those of them that wait still."""
+        """Return the jobs that have joined since the last call and still wait."""
         joined, self.joined = self.joined, []
         return [job for job in joined if job in self._entries]
 
     def rank_anew(self, view: SchedulerView, policy: Ranking) -> None:
-        """Rank jobs again that were ranked by older step times, so many a plan: those that run,
-        then by order. Until its turn the old key of each stands."""
+        """Rank jobs again that were ranked by older step times, at most NUM_RANKED_ANEW a plan:
+        running jobs first, then by order. Until then a job's old key stands."""
         revision = policy.revision
         if self._revision != revision:
             self._revision = revision
@@ -174,7 +178,7 @@ class WaitingQueue:
             job = self._outdated.popleft()
             if job.ranked_at == revision:
                 continue
-            # First, so that a policy that raises costs one pass only.
+            # Set first, so that a policy that raises costs only one pass.
             job.ranked_at = revision
             if job.is_ranked:
                 job.changes()
@@ -213,16 +217,18 @@ class WaitingQueue:
             self.fair_shares.taken_out(entry)
 
     def num_ahead(self, job: Job) -> int:
-        """How many go before it, if tenants took no turns."""
+        """Return how many jobs go before it, if tenants took no turns."""
         if (found := self._entries.get(job)) is None:
             return 0
         row, entry = self._row, found[1]
         return bisect_left(row.ranked, entry) + bisect_left(row.unranked, entry)
 
     def walk(self, view: SchedulerView, policy: Ranking) -> Iterator[Job]:
-        """The jobs in the order in which to serve them: as Walk has them; where tenants share
-        fairly, they take turns in the places of their jobs. Jobs without room for their adapters
-        are left out."""
+        """Yield the jobs in the order in which to serve them.
+
+        The order is that of Walk. If tenants share fairly, they take turns in the places of their
+        jobs. Jobs without an adapter slot are left out.
+        """
         adapters = self.adapters
         skips = adapters.open(self, self.positions, view)
         first_arrival = view.num_arrivals - len(view.waiting)
@@ -249,5 +255,5 @@ class WaitingQueue:
                 yield job
 
     def ordered(self, order: Sequence[int]) -> None:
-        """The queue is put in the order of a plan."""
+        """Note that the queue was put in the order of a plan."""
         self._queue.ordered(order)

@@ -1,4 +1,4 @@
-"""Where a predictor service listens."""
+"""Parses the address of a predictor service."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ALLOWED = "a path with a / in it, or host:port"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """path: of a Unix socket; "" with TCP, which host and port are of."""
+    """The address of a service: the path of a Unix socket, or host and port if path is ""."""
 
     path: str = ""
     host: str = ""
@@ -19,7 +19,8 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises ValueError unless text is as ALLOWED says; an IPv6 host is in brackets."""
+        """Parse an address; an IPv6 host is in brackets. Raises ValueError unless text is as
+        ALLOWED says."""
         if "/" in text and "\0" not in text:
             return cls(path=text)
         tcp = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]\s]+)):(\d{1,5})", text)

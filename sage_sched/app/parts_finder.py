@@ -1,9 +1,9 @@
-"""Where this package finds its own parts.
+"""Finds the parts of this package.
 
 The parts beside the core have names that a user's own packages may have too (`patches`, `bench`).
-So a wheel keeps them in a folder that is on no path, sage_sched/parts (setup.py), and whoever needs
-them calls `find_parts` first. From then on this process finds ours under these names, whatever else
-is there.
+So a wheel keeps them in a folder that is on no path, sage_sched/parts (setup.py), and code that
+needs them calls `find_parts` first. From then on this process finds our parts under these names,
+even if other packages have the same names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from importlib.resources import files
 from types import ModuleType
 from typing import ClassVar
 
-# The parts that a server needs, and those that the commands need.
+# The parts that a server needs, and the parts that the commands need.
 SERVING = ("patches", "predictor_store")
 ALL = (*SERVING, "bench")
 
@@ -37,15 +37,15 @@ class _PartsFinder:
 
 
 def parts_folder() -> str:
-    """The folder of the parts, in an installed wheel or in a checkout."""
+    """Return the folder of the parts, in an installed wheel or in a checkout."""
     package = files("sage_sched")
     parts = package / "parts"
     return str(parts) if parts.is_dir() else str(package).rpartition("/")[0]
 
 
 def find_parts(names: Sequence[str] = SERVING) -> None:
-    """From now on find ours under these names. Raises PartsError if another package of one of them
-    has been imported already, as a process cannot have both."""
+    """Find our parts under these names from now on. Raises PartsError if another package of one of
+    these names has been imported already, because a process cannot have both."""
     folder = parts_folder()
     for name in names:
         places = list(getattr(sys.modules.get(name), "__path__", []))

@@ -1,4 +1,4 @@
-"""The policies by name: ours, those of comparisons, and those of installed packages."""
+"""Finds policies by name: ours, those of comparisons, and those of installed packages."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ POLICIES: dict[str, type[Policy]] = {
     "qllm": Qllm,
     "urgency": Urgency,
 }
-# Policies that only comparisons run. bench.policies has them under these names; it is imported
-# only when one of them is asked for.
+# Policies that only comparisons run. bench.policies has them under these names. It is imported only
+# if one of them is used.
 RIVALS = (
     "fastserve", "lpt", "ltr", "sagesched", "ssjf", "trail", "trail-prompt", "uniboost",
     "urgency-arrival", "urgency-order",
@@ -39,7 +39,7 @@ SGLANG_POLICIES = frozenset((
     "dfs-weight", "fcfs", "hrrn", "lof", "lpm", "priority", "random", "routing-key",
     "shortest-prefill-first",
 ))  # fmt: skip
-# Of each variant, whose section it shares.
+# The section that each variant shares.
 _SECTIONS = {variant: name for name, policy in POLICIES.items() for variant in policy.variants}
 
 
@@ -48,8 +48,8 @@ def policy_names() -> list[str]:
 
 
 def policy_type(name: str) -> type[Policy]:
-    """The policy of this name. Raises ValueError if nobody offers it (the message lists the known
-    names), if two packages do, or if it cannot be loaded."""
+    """Return the policy of this name. Raises ValueError if no package offers it (the message lists
+    the known names), if two packages do, or if it cannot be loaded."""
     offers = _offers().get(name, [])
     if not offers:
         raise ValueError(f"unknown policy {name!r}, known: {', '.join(policy_names())}")
@@ -67,14 +67,14 @@ def policy_type(name: str) -> type[Policy]:
 
 
 def section_of(name: str) -> str:
-    """The NAME of the `[policy.NAME]` that sets this policy's parameters: a variant shares the
-    section of the policy that it varies. Raises ValueError as policy_type does."""
+    """Return the NAME of the `[policy.NAME]` section that sets this policy's parameters. A variant
+    shares the section of the policy that it varies. Raises ValueError as policy_type does."""
     policy_type(name)
     return _SECTIONS.get(name, name)
 
 
 def policy_named(name: str, sections: Mapping[str, object], server: ServerFacts) -> Policy:
-    """A policy with its section's parameters, or else the defaults.
+    """Return a policy with its section's parameters, or with the defaults if there is no section.
 
     sections: parsed `[policy.NAME]` sections, by NAME. Raises ValueError as policy_type does.
     """
@@ -85,7 +85,7 @@ def policy_named(name: str, sections: Mapping[str, object], server: ServerFacts)
 
 @cache
 def _offers() -> dict[str, list[tuple[str, Callable[[], object]]]]:
-    """By name: where the policy comes from, and what loads it; one pair for each that offers it."""
+    """Return the offers of each name: where the policy comes from, and a function that loads it."""
     offers: dict[str, list[tuple[str, Callable[[], object]]]] = {}
     for section, policy in POLICIES.items():
         for name in (section, *policy.variants):
@@ -93,7 +93,7 @@ def _offers() -> dict[str, list[tuple[str, Callable[[], object]]]]:
     for name in RIVALS:
         offers[name] = [("bench.policies", partial(_rival, name))]
     for point in entry_points(group=ENTRY_POINT_GROUP):
-        if point.name not in SGLANG_POLICIES:  # they stay SGLang's, whatever is installed
+        if point.name not in SGLANG_POLICIES:  # these names stay SGLang's
             offers.setdefault(point.name, []).append((point.value, point.load))
     return offers
 

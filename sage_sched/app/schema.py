@@ -1,4 +1,5 @@
-"""The JSON schema of the configuration file: of it are made the settings page and all help."""
+"""Makes the JSON schema of the configuration file, from which the settings page and all help are
+made."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ from sage_sched.fields import hints_of, section_in
 
 
 def json_schema(policies: Iterable[str] = ()) -> dict[str, Any]:
-    """The schema of a file, as jsonschema and editors take it.
+    """Return the schema of a file, as jsonschema and editors take it.
 
-    policies: those whose sections it has; all that can be loaded, if empty.
+    policies: the policies whose sections it has; if empty, all that can be loaded.
     """
     schema = _section(SageConfig)
     names = {*policies} or {section for name in policy_names() if (section := _section_name(name))}
@@ -43,14 +44,14 @@ def leaves(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, dic
 
 
 def default_of(leaf: Mapping[str, Any]) -> str:
-    """The default as a TOML file has it. JSON has no infinity."""
+    """Return the default as a TOML file has it. JSON has no infinity."""
     return json.dumps(leaf["default"]) if "default" in leaf else "inf"
 
 
 def _section_name(policy: str) -> str:
     try:
         return section_of(policy)
-    except ValueError:  # a package offers it, and it cannot be loaded
+    except ValueError:  # a package offers it, but it cannot be loaded
         return ""
 
 
@@ -77,7 +78,7 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def _texts(of: type[Any]) -> dict[str, str]:
-    """The text below each field in a class or its bases, by name."""
+    """Return the text below each field in a class or its bases, by name."""
     texts = dict[str, str]()
     for each in reversed(of.__mro__[:-1]):
         (body,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body

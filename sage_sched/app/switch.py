@@ -1,4 +1,4 @@
-"""What of a server's configuration may change while it runs."""
+"""Defines the settings that may change while a server runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FIXED = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a server runs by.
+    """The settings that a server uses.
 
     schedule_policy: the name of one of our policies, or one of STOCK_POLICIES.
     """
@@ -44,7 +44,7 @@ class Settings:
         return self.schedule_policy in STOCK_POLICIES
 
     def changed(self, changes: object) -> Self:
-        """A copy with some settings changed.
+        """Return a copy with some settings changed.
 
         changes: a mapping as in a configuration file, of the sections that may change, and of
             schedule_policy. Raises ConfigError, which says why a value is refused.
@@ -62,13 +62,13 @@ class Settings:
 
     @classmethod
     def of(cls, shown: object) -> Self:
-        """The settings that shown() has shown; what cannot change has its default. Raises
+        """Return the settings that shown() has shown. Fixed settings have their defaults. Raises
         ConfigError."""
         return cls("fcfs", SageConfig()).changed(shown)
 
     def shown(self) -> dict[str, Any]:
-        """What may change, as changed() takes it: of the policies' sections the present policy's,
-        and those that were given."""
+        """Return the changeable settings, as changed() takes them. Of the policies' sections, it
+        has the present policy's and the given ones."""
         sections = self.config.sections()
         if not self.is_stock:
             name = section_of(self.schedule_policy)
@@ -102,7 +102,7 @@ def _merged(present: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
 
 
 def _as_given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that can be given; infinities as strings, as JSON has none."""
+    """Return the values that can be given. Infinities become strings, because JSON has none."""
     shown: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):

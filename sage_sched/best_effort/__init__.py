@@ -1,4 +1,4 @@
-"""Latency-sensitive requests before best-effort ones (QLLM)."""
+"""Serves latency-sensitive requests before best-effort ones (QLLM)."""
 
 from sage_sched.best_effort.policy import Qllm, QllmParameters
 

@@ -1,4 +1,5 @@
-"""QLLM: latency-sensitive requests before best-effort ones, which give way inside a prefill."""
+"""QLLM: serves latency-sensitive requests before best-effort ones, which are preempted inside a
+prefill."""
 
 from __future__ import annotations
 
@@ -27,22 +28,23 @@ class QllmParameters(UrgencyParameters):
 
 
 class Qllm(Urgency):
-    """Two classes, after "Priority-Aware Preemptive Scheduling for Mixed-Priority Workloads in MoE
-    Inference" (Siavashi et al., EuroMLSys 2025): latency-sensitive (LS), of urgency 2 or better,
-    and best effort (BE); LS before BE, each by arrival.
+    """Serves two classes, latency-sensitive (LS, urgency 2 or better) and best effort (BE).
 
-    With a the work done when a job came, and P = level_pools KV pools, the key is a for LS and
-    a + P for BE.
+    LS goes before BE, and each class goes by arrival. After "Priority-Aware Preemptive Scheduling
+    for Mixed-Priority Workloads in MoE Inference" (Siavashi et al., EuroMLSys 2025).
 
-    Theorem: no BE job is behind one that came when the server had done more than P of work since.
+    Let a be the work that the server had done when a job came, and P = level_pools KV pools. The
+    key is a for LS and a + P for BE.
+
+    Theorem: no BE job is behind a job that came when the server had done more than P of work since.
 
     Proof: let k be ahead of a BE job j: a_k <= key of k <= key of j = a_j + P. QED.
 
-    Not as in the paper: there BE waits for ever if LS keeps coming; its Algorithm 1 fills prefills
-    of LS with those of BE, for whose end LS then waits; and no BE job begins while anybody decodes.
-    Here LS is prefilled by itself, and decode steps have decode_share of the time while LS decodes
-    and BE is prefilled. In the paper each expert has a queue, and a batch stops at any of them.
-    Here only the simulator stops a prefill, between layers.
+    Differences from the paper: In the paper, BE waits for ever if LS keeps coming. Its Algorithm 1
+    fills prefills of LS with prompts of BE, whose end LS then waits for. No BE job begins while any
+    job decodes. Here LS is prefilled by itself, and decode steps have decode_share of the time
+    while LS decodes and BE is prefilled. In the paper each expert has a queue, and a batch stops at
+    any of them. Here only the simulator stops a prefill, between layers.
     """
 
     Parameters = QllmParameters
@@ -51,24 +53,25 @@ class Qllm(Urgency):
         return job.served_at_arrival_tokens + (0.0 if self.passes(job) else self._piece_tokens)
 
     def level(self, job: Job) -> int:
-        """Of LS and of BE."""
+        """Return the level of LS or of BE."""
         return _SENSITIVE if self.passes(job) else _SENSITIVE + 1
 
     def budget(self, view: SchedulerView) -> Budget | None:
         """Hold BE back while LS decodes. LS jobs that go before all of BE are prefilled by
-        themselves: their first tokens wait for whatever fills their pass."""
+        themselves, because their first tokens wait for everything in their pass."""
         if (budget := super().budget(view)) is not None:
             return budget
         ahead = [view.waiting[position] for position in self.ahead(view, view.chunked_jobs)]
         prompts = [view.uncached_tokens(job) for job in ahead if job not in view.swapped]
         if not prompts:
             return None
-        # A page is left to a chunk beside them (sage_sched.candidates).
+        # One page is left for a chunk beside them (sage_sched.candidates).
         return Budget(prefill_tokens=sum(prompts) + view.page_size)
 
     def ahead(self, view: SchedulerView, others: Sequence[Job]) -> list[int]:
-        """The positions of the waiting LS jobs that go before all of BE that waits, and before the
-        others, in their order; not those whose adapters find no room, which others pass."""
+        """Return the positions of the waiting LS jobs that go before all waiting BE jobs and before
+        the others, in their order. Jobs without an adapter slot are left out, because others
+        overtake them."""
         first = min((place_of(job, self, view) for job in others), default=(math.inf, 0.0, 0))
 
         def is_ahead(position: int) -> bool:
@@ -79,5 +82,5 @@ class Qllm(Urgency):
         return [*takewhile(is_ahead, serving_order(self, view))]
 
     def passes(self, job: Job) -> bool:
-        """Whether it is LS."""
+        """Whether the job is LS."""
         return job.hints.urgency <= _SENSITIVE

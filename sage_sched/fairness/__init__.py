@@ -1,4 +1,4 @@
-"""Nobody is left behind: promised turns, and tenants in turn."""
+"""Bounds how often requests are overtaken, and lets tenants take turns."""
 
 from sage_sched.fairness.fair_shares import FairShares, Name, Service
 from sage_sched.fairness.starvation_bound import StarvationBound

@@ -1,4 +1,4 @@
-"""Fair shares among the tenants of a class: the one with the least service so far goes first."""
+"""Fair shares among the tenants of a class: the tenant with the least service so far goes first."""
 
 from __future__ import annotations
 
@@ -17,34 +17,35 @@ from sage_sched.row import Entry, Row, Walk
 if TYPE_CHECKING:
     from sage_sched.view import SchedulerView
 
-# So many names are remembered, or more if more have requests that wait or run.
+# Names that are remembered. There may be more if more have waiting or running requests.
 _MOST_NAMES = 10_000
-# A token of the answer counts for so many of the prompt (Sheng et al., section 3.1).
+# A token of the answer counts for this many tokens of the prompt (Sheng et al., section 3.1).
 _ANSWER_WEIGHT = 2.0
 # A class and one of its tenants.
 Name = tuple[str, str]
-# By level and class, then tenant.
+# Rows by level and class, then tenant.
 Rows = dict[tuple[float, str], dict[str, Row]]
 
 
 class Service:
-    """How much service each tenant has had, in tokens by weight: the counters of VTC (Sheng et al.,
-    OSDI 2024, Algorithm 2).
+    """Counts the service that each tenant has had, in weighted tokens: the counters of VTC (Sheng
+    et al., OSDI 2024, Algorithm 2).
 
-    A tenant that begins to wait is lifted to the least served of its class that waits already or,
-    if nobody waits, that waited last: nobody saves up service by staying away.
+    A tenant that begins to wait is lifted to the least served tenant of its class that already
+    waits. If none waits, it is lifted to the least served one that waited last. So tenants
+    accumulate no credit while they are idle.
     """
 
     def __init__(self, name_of: Callable[[Job], Name | None]) -> None:
         self._name_of = name_of
-        # In the order in which they were last served.
+        # Service by tenant, in the order in which tenants were last served.
         self._had: dict[Name, float] = {}
         # Requests that run, or may have run since the last look.
         self._counted: dict[Job, tuple[Name, int]] = {}
         # Requests that ran before: they have ended, or wait.
         self._away: WeakKeyDictionary[Job, tuple[Name, int]] = WeakKeyDictionary()
-        # By class, how many requests of each wait; and who waited at the last look at which
-        # anybody did.
+        # For each class, the number of waiting requests by tenant; and the tenants that waited at
+        # the last look at which any did.
         self._waiting: dict[str, Counter[Name]] = {}
         self._waited: dict[str, set[Name]] = {}
 
@@ -70,7 +71,7 @@ class Service:
             self._counted[job] = self._away.pop(job, (name, 0))
 
     def look(self, view: SchedulerView) -> None:
-        """Count the work since the last look, ended requests included. Once a plan."""
+        """Count the work since the last look, ended requests included. Called once a plan."""
         here = {*view.running, *view.chunked_jobs}
         for job in (*view.running, *view.chunked_jobs):
             if (name := self._name_of(job)) is not None:
@@ -107,7 +108,8 @@ class Service:
             self._waited[slo_class] = set(names)
 
     def _forget(self) -> None:
-        """If there are too many, forget those without a request that were served longest ago."""
+        """If there are too many names, forget the tenants without a request that were served
+        longest ago."""
         num_excess = len(self._had) - _MOST_NAMES
         if num_excess > 0:
             busy = {name for name, _ in self._counted.values()}.union(*self._waited.values())
@@ -119,7 +121,7 @@ class Service:
 class FairShares:
     """Lets the tenants of a class take turns, if the class shares fairly (sage_sched.slo.classes).
 
-    Keeps the jobs that share by level and class, then tenant, beside the waiting queue.
+    Keeps the jobs that share, by level and class, then tenant, next to the waiting queue.
     """
 
     def __init__(self) -> None:
@@ -137,17 +139,17 @@ class FairShares:
         self._service.look(view)
 
     def placed(self, entry: Entry) -> None:
-        """The queue has put a job in its place."""
+        """Note that the queue has put a job in its place."""
         if _shares(entry):
             _put_in(entry, self._rows)
 
     def taken_out(self, entry: Entry) -> None:
-        """The queue has taken a job out of its place."""
+        """Note that the queue has taken a job out of its place."""
         hints = entry[3].hints
         tenants = self._rows.get((entry[0], hints.slo_class), {})
         if not hints.shares_fairly or (row := tenants.get(hints.tenant)) is None:
             return
-        for entries in (row.ranked, row.unranked):  # it may be ranked by now
+        for entries in (row.ranked, row.unranked):  # it may have been ranked since
             at = bisect_left(entries, entry)
             if at < len(entries) and entries[at] is entry:
                 del entries[at]
@@ -161,11 +163,12 @@ class FairShares:
         num_ahead: Callable[[Entry, Entry], int],
         skips: Callable[[Job], bool],
     ) -> Iterator[Job | None]:
-        """The jobs of a walk, in whose places the tenants of a class that shares take turns; None
-        for each that is left out.
+        """Yield the jobs of a walk; tenants of a class that shares take turns in the places of
+        their jobs. Yield None for each job that is left out.
 
-        moving: jobs of the walk whose keys move. num_ahead: see Walk. skips: which jobs are left
-        out; asked in the order of turns, as room for adapters is given in it.
+        moving: jobs of the walk whose keys move. num_ahead: see Walk.
+        skips: whether a job is left out; asked in the order of turns, because adapter slots are
+            given in that order.
         """
         rows = self._rows
         sharing = [each for each in moving if _shares(each)] if self._service.any_waits else []
@@ -191,9 +194,11 @@ class FairShares:
     def _turns(
         self, slo_class: str, walks: Mapping[str, Walk], skips: Callable[[Job], bool]
     ) -> Iterator[Job | None]:
-        """Which job of a class comes next: each tenant's go in their order. A tenant's service
-        includes what its requests ahead are expected to take (VTC with length prediction, section
-        4.4). walks: of each tenant's jobs."""
+        """Yield the jobs of a class in turns; each tenant's jobs come in their order.
+
+        A tenant's service includes the expected service of its requests ahead (VTC with length
+        prediction, section 4.4). walks: each tenant's jobs.
+        """
         heap: list[tuple[float, Entry, str]] = []
 
         def begins(tenant: str, had: float) -> None:
@@ -232,5 +237,5 @@ def _name_of(job: Job) -> Name:
 
 
 def _cost(job: Job) -> float:
-    """The expected service of a whole request."""
+    """Return the expected service of a whole request."""
     return (job.input_tokens + _ANSWER_WEIGHT * job.mean_tokens()) / job.hints.weight

@@ -14,48 +14,50 @@ from sage_sched.view import SchedulerView
 class StarvationBound:
     """Keeps account of the work done for each job, and finds the jobs that have passed the bound.
 
-    Of all work (tokens, prefill and decode) that the server has done since a job came, some was for
-    jobs that came before it, the rest for itself and later ones. It passes the bound once, at a
-    pass that orders the jobs,
+    Since a job came, the server has worked (in tokens, prefill and decode) for jobs that came
+    before it, for the job itself, and for later jobs. The job passes the bound once, at a pass that
+    orders the jobs, if
 
-        work since it came > (1 + regret) * (of that, for jobs before it) + one batch
+        work since it came > (1 + regret) * (the part of it for jobs before it) + one batch
 
-    where a batch is the KV tokens that running jobs hold at that pass. From then on it goes before
-    all jobs that have not, by arrival among those that have (sage_sched.order), and is preempted
-    for no other job.
+    A batch is the KV tokens that running jobs hold at that pass. From then on the job goes before
+    all jobs that have not passed, and by arrival among those that have (sage_sched.order). It is
+    preempted for no other job.
 
     Theorem: let k overtake j: k came after j, and is admitted (or resumed) while j waits. Then no
-    pass until then has seen j past its bound: at each of them the server had done at most
-    1 + regret times the work for jobs before j, and a batch.
+    pass until then has seen j past its bound: at each of them the server had done at most 1 +
+    regret times the work for jobs before j, plus a batch.
 
-    Proof: a pass first looks at all bounds, then orders, then admits. Had this pass or one before
-    seen j past its bound, j would go first, as this is never taken back. Jobs past their bound are
-    first in the order, by arrival, so j is ahead of k whether k is past its own or not; and a pass
-    admits the first of its order, up to one for which there is no room, or after which the pass
-    prefills no more (sage_sched.preemption). So k is not admitted while j waits. Nor does j, past
-    its bound, begin to wait by being preempted for another; if it leaves as memory runs out, all
-    jobs behind it that can leave have left before it, and wait behind it now. What remains is that
-    the bound is computed exactly. Jobs come one after another, so all work that was done when j
-    came was for jobs before it. Hence the work since, less the Job.served_tokens of j and of all
-    that came after it, was for jobs before it. QED.
+    Proof: A pass first checks all bounds, then orders, then admits. Suppose that this pass or an
+    earlier one had seen j past its bound. Then j would go first, because this is never taken back.
+    Jobs past their bound are first in the order, by arrival, so j is ahead of k whether k is past
+    its own bound or not. A pass admits the first jobs of its order, up to one for which there is no
+    room, or after which the pass prefills no more (sage_sched.preemption). So k is not admitted
+    while j waits. Once past its bound, j does not begin to wait by being preempted for another job.
+    If it is preempted because memory runs out, all jobs behind it that can be preempted were
+    preempted before it, and wait behind it now. It remains to show that the bound is computed
+    exactly. Jobs come one after another, so all work that was done when j came was for jobs before
+    it. Hence the work since, less the Job.served_tokens of j and of all jobs after it, was for jobs
+    before it. QED.
 
     With a regret of 0 each job passes its bound as it comes: first come, first served. With
-    infinity none does.
+    infinity no job does.
     """
 
     def __init__(self, regret: float) -> None:
         self._regret = regret
-        # The unfinished jobs by arrival, and some that have ended; at most as many again.
+        # The unfinished jobs by arrival, and some ended ones; at most as many again.
         self._jobs: list[Job] = []
         self._ended: set[Job] = set()
-        # Of each, the server's work when its account began; the work for it; and that for ended
-        # jobs behind it, up to the next of these jobs, less its own until its account began.
+        # For each job: the server's work when its account began; the work for the job; and the work
+        # for ended jobs behind it, up to the next job here, less the job's own work until its
+        # account began.
         self._starts, self._owns, self._extras = array("q"), array("q"), array("q")
         self._places: dict[Job, int] = {}
         self._has_looked = False
 
     def arrived(self, job: Job) -> None:
-        """A job has come, after all that came before it. Once for each."""
+        """Note that a job has arrived, after all jobs before it. Called once for each."""
         if self._regret == 0:
             job.pass_starvation_bound()
         elif self._regret < math.inf:
@@ -69,12 +71,12 @@ class StarvationBound:
         self._extras.append(extra)
 
     def served(self, job: Job) -> None:
-        """A job runs, or has run and waits again: the server has worked for it."""
+        """Note that the server has worked for a job: it runs, or has run and waits again."""
         if (place := self._places.get(job)) is not None:
             self._owns[place] = job.served_tokens
 
     def ended(self, job: Job) -> None:
-        """A job has ended, and is served no more. Once for each."""
+        """Note that a job has ended. Called once for each."""
         if not self._jobs:
             return
         self.served(job)
@@ -83,7 +85,8 @@ class StarvationBound:
             self._fold()
 
     def _fold(self) -> None:
-        """Drop the ended jobs. Their work stays in the accounts of all that came before them."""
+        """Drop the ended jobs. Their work stays in the accounts of all jobs that came before
+        them."""
         jobs, starts, extras = self._jobs, self._starts, self._extras
         self._jobs, self._places = [], {}
         self._starts, self._owns, self._extras = array("q"), array("q"), array("q")
@@ -95,7 +98,7 @@ class StarvationBound:
         self._ended.clear()
 
     def look(self, view: SchedulerView) -> None:
-        """Deadlines their turn to jobs whose bound is passed, before the jobs are ordered."""
+        """Find the jobs that have passed their bound, before the jobs are ordered."""
         if not self._jobs:
             return
         for job in (*view.running, *view.chunked_jobs):
@@ -106,7 +109,7 @@ class StarvationBound:
             self._starts = array("q", [view.served_tokens] * len(own))
             self._extras = array("q", (-own).tolist())
         served = own + np.frombuffer(self._extras, np.int64)
-        behind = np.cumsum(served[::-1])[::-1]  # for each and all after it
+        behind = np.cumsum(served[::-1])[::-1]  # for each job and all after it
         before = view.served_tokens - np.frombuffer(self._starts, np.int64) - behind
         passed = behind > self._regret * before + max(1, view.locked_tokens)
         for place in np.flatnonzero(passed).tolist():

@@ -1,4 +1,4 @@
-"""Makespan: the last answer of a closed batch as soon as possible."""
+"""Makespan: ends the last answer of a closed batch as soon as possible."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class MakespanParameters:
 
 @dataclass(slots=True)
 class _Outlook:
-    """What is predicted of a job, at its age in whole intervals.
+    """The prediction for a job, at its age in whole intervals.
 
-    lengths, weights: of its answer, as far as that is longer than its age.
-    left_tokens: that the answer still gets, on average. work: these tokens' share of the server, in
-        decode steps of the whole server.
+    lengths, weights: the distribution of the answer's length, above its age.
+    left_tokens: the mean rest of the answer. work: these tokens' share of the server, in decode
+        steps of the whole server.
     rate: the rate and the resulting log_need, see Makespan.
     """
 
@@ -53,24 +53,24 @@ class _Outlook:
 class Makespan(Policy):
     """Orders a batch so that its last answer comes early, though no length is known for sure.
 
-    With C the time at which a job ends, in decode steps, `log(sum of exp(rate * C)) / rate` is a
-    soft maximum of all C. If a job with R steps left waits for one more step, the sum grows in
+    Let C be the time at which a job ends, in decode steps. Then `log(sum of exp(rate * C)) / rate`
+    is a soft maximum of all C. If a job with R steps left waits for one more step, the sum grows in
     proportion to E[exp(rate * R)]. In that step the job would take a share of the server: one slot,
     and its KV of the pool. So the jobs that lower the sum most come first:
 
         key = share / E[exp(rate * R) | the answer is longer than its age]
 
     Jobs that may be long start first. A job without tokens takes little memory, so jobs that may be
-    long are found early, even if nothing in their prompts tells. A job that has outlived its
-    prediction counts as long, and one near its end waits when memory runs out.
+    long are found early, even if nothing in their prompts shows it. A job that has outlived its
+    prediction counts as long. A job near its end waits when memory runs out.
 
     `rate` is `risk` divided by the steps that the whole batch takes in a full server. A larger rate
     cares only for the longest job, a smaller one only for memory.
 
-    While slots are what is short, starts wait until several are free, as a prefill step delays
-    every running job; a job of a better priority does not wait.
+    While slots are the scarce resource, starts wait until several are free, because a prefill step
+    delays every running job. A job of a better priority does not wait.
 
-    `decode.max_away_ms` calls swapped-out jobs back, which finds those that are longer than
+    `decode.max_away_ms` brings swapped-out jobs back, which finds jobs that are longer than
     predicted.
     """
 
@@ -103,7 +103,7 @@ class Makespan(Policy):
             self._scale, self._work, self._left_tokens = 0, 0.0, 0.0
 
     def on_prediction(self, job: Job) -> None:
-        """A key depends on neither step times nor cached tokens."""
+        """Do nothing: a key depends on neither step times nor cached tokens."""
 
     def on_pass(self, view: SchedulerView) -> None:
         for job in view.running:
@@ -131,7 +131,7 @@ class Makespan(Policy):
         return math.log(self._share(job.input_tokens + job.generated_tokens)) - outlook.log_need
 
     def budget(self, view: SchedulerView) -> Budget | None:
-        """Hold starts back until as many slots are free as cost least.
+        """Hold starts back until the cheapest number of slots is free.
 
         A prefill step of b seconds delays n running jobs. If they end at a rate of f per second,
         starting k at a time costs n b f / k + k / 2 slots, which is smallest at sqrt(2 n b f).
@@ -150,7 +150,7 @@ class Makespan(Policy):
         return Budget(prefill_tokens=0) if is_soon else None
 
     def _share(self, kv_tokens: float) -> float:
-        """Of the server, that a job takes with this much KV."""
+        """Return the share of the server that a job takes with this much KV."""
         return 1 / self.server.max_running_requests + kv_tokens / self.server.kv_pool_tokens
 
     def _known(self, job: Job) -> LengthDistribution:
@@ -159,7 +159,7 @@ class Makespan(Policy):
         return job.distribution.with_tail(job.max_new_tokens)
 
     def _look(self, job: Job) -> _Outlook:
-        """The outlook of a job at its present age."""
+        """Return the outlook of a job at its present age."""
         outlook = job.memo
         assert isinstance(outlook, _Outlook)
         age_tokens = job.generated_tokens // _INTERVAL_TOKENS * _INTERVAL_TOKENS
@@ -186,7 +186,7 @@ class Makespan(Policy):
         return outlook
 
     def _forget(self, job: Job) -> None:
-        """Take its work out of the batch's."""
+        """Subtract the job's work from the batch's."""
         outlook = job.memo
         assert isinstance(outlook, _Outlook)
         self._left_tokens -= outlook.left_tokens

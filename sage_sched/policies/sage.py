@@ -1,5 +1,5 @@
-"""SageSched: the smallest Gittins index of the predicted cost first, with a TTFT target and a bound
-on waiting."""
+"""SageSched: serves the smallest Gittins index of the predicted cost first, with a TTFT target and
+a starvation bound."""
 
 from __future__ import annotations
 
@@ -35,19 +35,18 @@ class SageParameters:
 class Sage(Policy):
     """Serves the smallest Gittins index of the predicted cost first (SageSched, section 3.3).
 
-    At arrival an index rests on all samples, later on the few that are longer than the age.
+    At arrival an index uses all samples, later the few that are longer than the age.
 
     New requests start together, in time for a TTFT target, if a start is worth its price
-    (sage_sched.starts). A running request is preempted for such a start, and for nothing else
-    unless the starvation bound demands it (sage_sched.fairness). A running request with a TPOT
-    target is not preempted for a start.
-
+    (sage_sched.starts). A running request is preempted for such a start, and otherwise only if the
+    starvation bound demands it (sage_sched.fairness). A running request with a TPOT target is not
+    preempted for a start.
     """
 
     Parameters = SageParameters
     retention = SessionReturns
-    # No limit is needed: a request preempts others only at its start and past the starvation bound.
-    # With a limit, long requests that have reached it fill the memory.
+    # A limit is unnecessary: a request preempts others only at its start and past the starvation
+    # bound. With a limit, long requests that have reached it fill the memory.
     max_preemptions = sys.maxsize
 
     def __init__(self, parameters: SageParameters, server: ServerFacts) -> None:

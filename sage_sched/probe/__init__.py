@@ -1,4 +1,4 @@
-"""What a probe of hidden states says of the rest of an answer, and who uses it."""
+"""Uses a probe of hidden states to predict the rest of an answer."""
 
 from sage_sched.probe.refining import Edges, Refiner, Refining, from_steps, in_steps, refiner_of
 

@@ -13,7 +13,8 @@ from sage_sched.distribution import Floats
 from sage_sched.job import Job
 from sage_sched.policy import Policy
 
-# In bin b more than edges[b] tokens are left, and at most edges[b + 1]. Shape (bins + 1,), from 0.
+# Edges of the bins: in bin b more than edges[b] and at most edges[b + 1] tokens are left. Shape
+# (bins + 1,), from 0.
 Edges = NDArray[np.int64]
 # The resolution of scores in messages, from the likeliest bin down.
 _STEP_NATS = 1 / 16
@@ -27,30 +28,30 @@ class Refiner(Protocol):
     """
 
     def refine(self, jobs: Sequence[Job], ages: Sequence[int], log_p: Floats) -> list[Job]:
-        """Revise these jobs (Job.revise) by scores at these ages; returns the revised ones. Call
+        """Revise these jobs (Job.revise) by scores at these ages; return the revised ones. Call
         Policy.on_predictions for them afterwards.
 
         log_p: ln P(the rest of the answer at that age is in bin), shape (jobs, bins). An age that
-        is not above a job's last one is ignored (a token was computed again).
+            is not above a job's last one is ignored (a token was computed again).
         """
 
 
 def in_steps(log_p: Floats) -> NDArray[np.int8]:
-    """Scores for a message, relative to the likeliest bin of their row."""
+    """Encode scores for a message, relative to the likeliest bin of their row."""
     down = log_p - log_p.max(axis=-1, keepdims=True)
     steps: NDArray[np.int8] = np.rint(np.maximum(down, _LEAST_NATS) / _STEP_NATS).astype(np.int8)
     return steps
 
 
 def from_steps(steps: NDArray[np.int8]) -> Floats:
-    """ln P, of rows that sum to 1, shape (..., bins)."""
+    """Return ln P, shape (..., bins); each row of P sums to 1."""
     log_p = steps * _STEP_NATS
     normalized: Floats = log_p - np.log(np.exp(log_p).sum(axis=-1, keepdims=True))
     return normalized
 
 
 def refiner_of(policy: Policy, edges: Edges | None) -> Refiner | None:
-    """The refiner of this policy; None if it takes no scores or there is no probe."""
+    """Return the refiner of this policy; None if it takes no scores or there is no probe."""
     if edges is None or policy.refiner is None:
         return None
     refiner: Refiner = policy.refiner(edges)
@@ -63,7 +64,7 @@ class Refining:
     def __init__(self, refiner: Refiner, policy: Policy) -> None:
         self._refiner = refiner
         self._policy = policy
-        # Weakly, so that it keeps no request alive.
+        # Weak references, so that it keeps no request alive.
         self._jobs: WeakValueDictionary[int, Job] = WeakValueDictionary()
         self._why_stopped = ""
         self._num_scores = 0
@@ -72,8 +73,8 @@ class Refining:
         self._jobs[job.arrival] = job
 
     def scored(self, arrivals: Sequence[int], ages: Sequence[int], log_p: Floats) -> None:
-        """Scores for the jobs of these arrivals; log_p: see Refiner.refine. Raises what the policy
-        raises."""
+        """Pass scores to the jobs of these arrivals; log_p: see Refiner.refine. Raises what the
+        policy raises."""
         if self._why_stopped:
             return
         jobs = [self._jobs.get(arrival) for arrival in arrivals]
@@ -87,11 +88,11 @@ class Refining:
         self._policy.on_predictions(refined)
 
     def ended(self, job: Job) -> None:
-        """Its answer is complete."""
+        """Note that the job's answer is complete."""
         self._jobs.pop(job.arrival, None)
 
     def stop(self, why: str) -> None:
-        """Ignore scores from now on, as the model is another."""
+        """Ignore scores from now on, because the model has changed."""
         self._why_stopped = why
         seen = [job for _, job in sorted(self._jobs.items()) if job.refined is not None]
         for job in seen:
@@ -99,5 +100,5 @@ class Refining:
         self._policy.on_predictions(seen)
 
     def stats(self) -> dict[str, object]:
-        """Counters for /server_info."""
+        """Return the counters for /server_info."""
         return {"num_scores": self._num_scores, "stopped": self._why_stopped}

@@ -1,4 +1,4 @@
-"""Deadlines: classes of requests, what each is promised, and a policy for it (ProServe)."""
+"""Deadlines: classes of requests with their targets, and a policy that meets them (ProServe)."""
 
 from sage_sched.slo.classes import SloClaims, SloClass, SloConfig, Trust
 from sage_sched.slo.deadlines import METRICS, Attainment, Deadlines, Tally

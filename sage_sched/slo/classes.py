@@ -1,4 +1,4 @@
-"""Classes of requests: what each is promised, and who may claim which."""
+"""Defines classes of requests with their targets, and decides which class a request may claim."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sage_sched.job import (
 Trust = Literal["none", "header", "body"]
 Weight = Annotated[float, Meta(ge=LEAST_WEIGHT, le=MOST_WEIGHT)]
 SloMs = Annotated[float, Meta(ge=LEAST_SLO_MS)]
-# A class has its share of so many requests: a new one, and the latest before it.
+# A class's share is counted over this many requests: a new one, and the latest before it.
 _WINDOW = 100
 
 
@@ -52,7 +52,7 @@ class SloClass:
     """Tenants of the class take turns."""
 
     def check(self, section: str) -> None:
-        """Raises ConfigError unless each deadline is as long as its floor."""
+        """Raise ConfigError unless each deadline is at least as long as its floor."""
         for name in ("ttft_slo_ms", "tpot_slo_ms"):
             slo_ms, floor_ms = getattr(self, name), getattr(self, f"min_{name}")
             allowed = f"0 to its {name}, {slo_ms:g} (ms)"
@@ -90,12 +90,13 @@ class SloConfig:
 
     @property
     def has_tpot_slo(self) -> bool:
-        """Whether some class does."""
+        """Whether any class has a TPOT target."""
         return any(given.tpot_slo_ms < math.inf for given in self.classes.values())
 
 
 class SloClaims:
-    """Decides which class each request belongs to. One, in the HTTP process, sees all requests."""
+    """Decides which class each request belongs to. One instance, in the HTTP process, sees all
+    requests."""
 
     def __init__(self, config: SloConfig) -> None:
         self._config = config
@@ -105,10 +106,10 @@ class SloClaims:
         self._num_demoted = self._num_clamped = 0
 
     def class_of(self, header: str | None, priority: object) -> str:
-        """The class of a request that has come; "" if there are no classes.
+        """Return the class of a new request; "" if there are no classes.
 
-        header: X-SMG-Priority. priority: the body's. Which of them counts, trust says. Beyond its
-        share of the latest requests a class is not granted.
+        The setting `trust` decides whether the header X-SMG-Priority or the body's priority counts.
+        A class that exceeds its share of the latest requests falls back to the default.
         """
         config = self._config
         claimed = None
@@ -126,10 +127,11 @@ class SloClaims:
         return name
 
     def hints(self, name: str, given: Hints, priority: object = None, tenant: str = "") -> Hints:
-        """The hints that count for a request of this class.
+        """Return the hints that count for a request of this class.
 
-        given: what its client may say. Its deadlines count, but none tighter than the class allows.
-        priority: the body's; if trusted, it gives the urgency unless the class or the client does.
+        given: the client's hints. Its deadlines count, but not below the floors of the class.
+        priority: from the body; if trusted, it sets the urgency unless the class or the client
+            does.
         tenant: X-Sage-Tenant, which counts if headers are trusted.
         """
         config = self._config
@@ -158,8 +160,11 @@ class SloClaims:
         )
 
     def stats(self) -> dict[str, Any]:
-        """Counters for /server_info. num_demoted: requests that claimed a class beyond its share.
-        num_clamped: requests that asked for tighter deadlines than their class allows."""
+        """Return the counters for /server_info.
+
+        num_demoted: requests that claimed a class beyond its share.
+        num_clamped: requests that asked for tighter deadlines than their class allows.
+        """
         return {
             "num_by_class": {name: n for name, n in self._counts.items() if name},
             "num_demoted": self._num_demoted,

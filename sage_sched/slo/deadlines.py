@@ -1,5 +1,5 @@
-"""What a request is promised, what tokens on time are worth (token-level deadline gain; ProServe,
-section 2), and how well promises were kept, in all and by class."""
+"""Computes deadlines, the gain of tokens on time (token-level deadline gain; ProServe, section 2),
+and the attainment of SLOs, in total and by class."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ METRICS = ("ttft", "tpot")
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """When the tokens of an answer are due, and what each is worth if it is on time.
+    """The deadlines of an answer's tokens, and the gain of each token on time.
 
-    ttft_s: when the first token is due, after the request's arrival; inf: no deadline.
+    ttft_s: seconds from the request's arrival to the deadline of the first token; inf: no deadline.
     tpot_s: how much later each further token is due.
-    first_weight, next_weight: what the first token and each further one is worth, above 0.
-    An early token gives the next ones more time, as clients show them at an even pace.
+    first_weight, next_weight: the gain of the first token and of each further one, above 0.
+    An early token gives the next ones more time, because clients show tokens at an even pace.
     """
 
     ttft_s: float
@@ -39,24 +39,25 @@ class Deadlines:
         )
 
     def due_s(self, token: int) -> float:
-        """When a token (1: the first) is due, in seconds after the request's arrival."""
+        """Return when a token (1: the first) is due, in seconds after the request's arrival."""
         return self.ttft_s + (token - 1) * self.tpot_s if token > 1 else self.ttft_s
 
     def gained(self, first_is_on_time: bool, num_next_on_time: int) -> float:
-        """What an answer is worth if so many of its further tokens were on time."""
+        """Return the gain of an answer if this many of its further tokens were on time."""
         return self.first_weight * first_is_on_time + self.next_weight * num_next_on_time
 
     def ideal(self, num_tokens: int) -> float:
-        """What an answer of num_tokens, at least 1, is worth if all are on time."""
+        """Return the gain of an answer of num_tokens, at least 1, if all are on time."""
         return self.gained(True, num_tokens - 1)
 
 
 @dataclass(slots=True)
 class Tally:
-    """The requests of one class.
+    """Counts the requests of one class.
 
-    num_good: how many met all their promises. num_met: how many met the promise of a metric, by
-    METRICS. gained, ideal: what their tokens were worth, and could have been.
+    num_good: requests that met all their targets.
+    num_met: requests that met the target of a metric, by METRICS.
+    gained, ideal: the gain of their tokens, and the gain if all had been on time.
     """
 
     num_requests: int = 0
@@ -67,15 +68,15 @@ class Tally:
 
     @property
     def tdg_ratio(self) -> float:
-        """The share of the ideal gain; 1 if that is 0."""
+        """Return the share of the ideal gain; 1 if that is 0."""
         return self.gained / self.ideal if self.ideal else 1.0
 
 
 class Attainment:
-    """How well promises were kept; requests without one do not count.
+    """Measures SLO attainment. Requests without an SLO do not count.
 
     tallies: by class. Metrics have SGLang's names (sglang/benchmark/goodput.py) and, as there, take
-    a request's mean time per output token; TDG takes each token's own time.
+    a request's mean time per output token. TDG takes each token's own time.
     """
 
     def __init__(self) -> None:
@@ -85,10 +86,10 @@ class Attainment:
     def add(
         self, hints: Hints, ttft_s: float, last_s: float, num_tokens: int, num_next_on_time: int
     ) -> None:
-        """Count a request that is done, with at least one token.
+        """Count a finished request with at least one token.
 
         ttft_s, last_s: from its arrival to its first and last token. num_next_on_time: how many of
-        its other tokens were on time.
+            its other tokens were on time.
         """
         if not hints.has_slo:
             return
@@ -104,7 +105,7 @@ class Attainment:
             tally.ideal += promise.ideal(num_tokens)
 
     def metrics(self, duration_s: float) -> dict[str, Any]:
-        """The metrics by SGLang's names, shares in [0, 1]; empty if no request had a promise.
+        """Return the metrics by SGLang's names, shares in [0, 1]; empty if no request had an SLO.
 
         duration_s: of the run, for request_goodput.
         """

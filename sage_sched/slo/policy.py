@@ -1,5 +1,5 @@
-"""ProServe: deadlines and priorities in one queue, by SlideBatching; requests without a promise
-follow, as under sage."""
+"""ProServe: serves requests with deadlines and priorities in one queue, by SlideBatching. Requests
+without an SLO follow, as under sage."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ from sage_sched.view import SchedulerView
 
 # The longest batch that can be configured, in TPOTs.
 _MOST_TPOTS = 1000.0
-# The least that a next token takes: a server whose steps take as long whatever is in them has
-# slopes of 0.
+# The least time of a next token. If a server's steps take the same time for any batch, its slopes
+# are 0.
 _LEAST_EXEC_S = 1e-9
-# With density expected, the longest batch while some running jobs are late and their answers are
-# still expected to be worth something, as a share of their TPOT.
+# The longest batch with density "expected", as a share of the TPOT of running jobs that are late
+# and whose answers still have an expected gain.
 _CATCH_UP = 0.8
-# The shortest batch, as a share of the smallest TPOT, while prefills are worth more (_eta). Longer
-# ones miss more deadlines than they save work: chosen on tuning seeds of `bench run slo`.
+# The shortest batch, as a share of the smallest TPOT, while prefills gain more (_eta). Longer
+# batches miss more deadlines than they save work: chosen on tuning seeds of `bench run slo`.
 _ETA_OF_PREFILLS = 3.0
-# No batch prefills less while others run.
+# The least tokens that a batch prefills while other jobs run.
 _LEAST_CHUNK_TOKENS = 50
 
 
@@ -68,17 +68,18 @@ class ProserveParameters:
 
 
 class Proserve(Policy):
-    """SlideBatching (ProServe, section 4.2): running and waiting jobs are one queue, of which the
-    urgent go by density and the others by deadline, and the batch lasts until the first of their
-    tokens is due. With density expected all go by density.
+    """SlideBatching (ProServe, section 4.2): orders running and waiting jobs as one queue.
+
+    Urgent jobs go by density and the others by deadline. The batch lasts until the first of their
+    tokens is due. With density "expected" all jobs go by density.
 
     All running jobs get a token in each decode step. That is SGLang's way, and leaving some out
-    would spare little (their KV is not read, but the weights are read anyway). So the order decides
-    who is prefilled next and who yields. The budget decides how much is prefilled beside the
-    running jobs or, on a server that does not mix steps, before their next tokens.
+    would save little (their KV is not read, but the weights are read anyway). So the order decides
+    which job is prefilled next and which is preempted. The budget decides how much is prefilled
+    beside the running jobs or, on a server that does not mix steps, before their next tokens.
 
-    Jobs without a promise go behind all others, in the order of sage, but without its TTFT target:
-    it would start them at the expense of promises.
+    Jobs without an SLO go behind all others, in the order of sage, but without its TTFT target,
+    which would start them at the expense of SLOs.
     """
 
     Parameters = ProserveParameters
@@ -93,7 +94,7 @@ class Proserve(Policy):
         self._others = Sage(SageParameters(ttft_ms=math.inf), server)
         self._slo_cost = seconds_on(_shared_base(server))
         self._waiting = Waiting()
-        # Waiting jobs without a promise and without a token, by arrival.
+        # Waiting jobs without an SLO and without a token, by arrival.
         self._patient: list[tuple[int, Job]] = []
         self._budget: Budget | None = None
         share, self._pool_tokens = parameters.starved_share, float(server.kv_pool_tokens)
@@ -132,7 +133,8 @@ class Proserve(Policy):
         return Worth.of(known, self._slo_cost, job.input_tokens, job.cached_input_tokens)
 
     def _prefill_s(self, job: Job) -> float:
-        """Of what is left of its prompt, without the fixed time of a step."""
+        """Return the seconds to prefill the rest of its prompt, without the fixed time of a
+        step."""
         done = max(job.cached_tokens, job.prefilled_tokens)
         new_tokens = max(1, job.input_tokens + job.generated_tokens - done)
         return max(_LEAST_EXEC_S, float(self.server.step_time.prompt_s(done, new_tokens)))
@@ -161,7 +163,7 @@ class Proserve(Policy):
 
     def first_moving(self, jobs: Collection[Job], num: int, view: SchedulerView) -> list[Entry]:
         waiting = self._waiting
-        # Those that are promised their turn, or starve, are not among the jobs.
+        # Jobs that go first, or starve, are not among `jobs`.
         entries = waiting.first(num + len(waiting.jobs) - len(jobs))
         return [
             entry for entry in entries if not entry[3].goes_first and not self._is_starved(entry[3])
@@ -198,7 +200,7 @@ class Proserve(Policy):
         patient = takewhile(partial(self._waits_long, view=view), (job for _, job in self._patient))
         for starved, candidates in zip(self._starved, (late, patient), strict=True):
             for pick in (starved.first, starved.choose(candidates, view, self.queue)):
-                if pick is not None:  # the last one, and this pass's
+                if pick is not None:  # the last pick, and this pass's
                     pick.changes()
 
     def _is_late(self, job: Job, view: SchedulerView) -> bool:
@@ -210,9 +212,9 @@ class Proserve(Policy):
         return slo_state_of(job) is None and waited_tokens > self._pool_tokens
 
     def _bring_up_to_date(self, job: Job, promised: SloState, *, has_begun: bool) -> None:
-        """Set when its next token is due, and what that takes.
+        """Set when its next token is due, and how many seconds it takes.
 
-        has_begun: it runs or is being prefilled.
+        has_begun: whether it runs or is being prefilled.
         """
         promise, age = promised.promise, job.generated_tokens
         if age:
@@ -230,7 +232,7 @@ class Proserve(Policy):
             promised.density = weight / promised.exec_s
 
     def _order(self, begun: list[Pair], num_running: int, view: SchedulerView) -> None:
-        """begun: of which the first num_running run."""
+        """Order all jobs with an SLO. The first num_running of begun run."""
         step_time, ours, waiting = self.server.step_time, self.parameters, self._waiting
         exec_s, due_s, tpot_s, density, looked_at = np.concatenate(
             [columns_of(begun), waiting.columns], axis=1
@@ -240,8 +242,8 @@ class Proserve(Policy):
         missing_s = exec_s + fixed_s - remain_s
         step_s = step_time.decode_s(len(view.running), view.running_kv_tokens)
         if ours.density == "expected":
-            # A late job catches up by what a decode step is shorter than its TPOT: prefills are cut
-            # so that it may (_CATCH_UP).
+            # In each decode step, a late job catches up by its TPOT less the step's time. Prefills
+            # are cut to allow that (_CATCH_UP).
             catching_s = np.clip(tpot_s - step_s, 1e-6, 1e6)  # and not inf: no TPOT
             waiting.look(begun, num_running, missing_s / catching_s, looked_at, self._slo_cost)
             density = np.append([p.density for _, p in begun], waiting.columns[DENSITY])
@@ -265,16 +267,16 @@ class Proserve(Policy):
         self._budget = self._in_tokens(budget_s, view)
 
     def _by_density(self, urgent: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Which jobs go by density. With density expected all do: next tokens do not tell whether
-        there is time for the whole answers of all others first."""
+        """Return which jobs go by density. With density "expected" all do: next tokens do not show
+        whether there is time for the whole answers of all other jobs first."""
         return np.ones_like(urgent) if self.parameters.density == "expected" else urgent
 
     def _eta(self, begun: list[Pair], remain_s: Floats, num_running: int, step_s: float) -> float:
-        """The shortest batch, as a share of the smallest TPOT (ours).
+        """Return the shortest batch, as a share of the smallest TPOT (ours).
 
         Every batch has a decode step in it, which takes step_s, so short batches prefill little.
-        If so many seconds buy first tokens that are worth more than the next tokens of all running
-        jobs that are in time, batches are longer.
+        Batches are longer if step_s seconds of prefill gain more in first tokens than all running
+        jobs in time gain by their next tokens.
         """
         eta: float = self.parameters.eta
         chunked = [p for job, p in begun[num_running:] if not job.generated_tokens]
@@ -289,7 +291,7 @@ class Proserve(Policy):
         return eta
 
     def _in_tokens(self, budget_s: float, view: SchedulerView) -> Budget | None:
-        """How much may be prefilled within a batch of so many seconds of the model's."""
+        """Return how much may be prefilled within a batch of this many seconds of the model's."""
         if budget_s == math.inf:
             return None
         running = len(view.running), view.running_kv_tokens
@@ -300,16 +302,16 @@ class Proserve(Policy):
             return None
         tokens = int(within)
         if tokens < _LEAST_CHUNK_TOKENS:
-            # If anybody runs, a token is due before such a chunk ends.
+            # If any job runs, a token is due before such a chunk ends.
             tokens = 0 if view.running else _LEAST_CHUNK_TOKENS
         return Budget(prefill_tokens=tokens)
 
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:
-        """Best effort yields to urgent promises, and a promise to nobody: a job that yields in time
-        is late when it comes back. (On decode servers 1.2 to 1.3 times as much came late as under
-        fcfs, now 0.9 to 1.0: `bench run apart-slo`.)"""
+        """Preempt a job without an SLO for an urgent job with one. A job with an SLO is never
+        preempted: a job preempted in time is late when it resumes. (On decode servers 1.2 to 1.3
+        times as many jobs were late as under fcfs, now 0.9 to 1.0: `bench run apart-slo`.)"""
         theirs = slo_state_of(waiting)
         if slo_state_of(running) is not None or theirs is None:
             return False
@@ -320,7 +322,7 @@ class Proserve(Policy):
 
 
 def _shared_base(server: ServerFacts) -> ServerFacts:
-    """A prefill beside others that decode reads no weights of its own."""
+    """Return facts in which a prefill beside decoding jobs reads no weights of its own."""
     if not server.mixes_steps:
         return server
     return replace(server, step_time=replace(server.step_time, prefill_base_s=0.0))

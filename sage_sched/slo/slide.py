@@ -1,5 +1,5 @@
-"""SlideBatching (ProServe, Algorithm 1): the order of one queue, and how long a batch may take; and
-a share of the work for jobs that are late by far."""
+"""SlideBatching (ProServe, Algorithm 1): orders one queue, sets the time of a batch, and gives very
+late jobs a share of the work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sage_sched.job import Job
 from sage_sched.view import SchedulerView
 from sage_sched.waiting_queue import WaitingQueue
 
-# Keys of jobs with a promise: before those of sage, which the others have.
+# Keys of jobs with an SLO. They go before the keys of sage, which the other jobs have.
 STARVED, _BY_DENSITY, _BY_DEADLINE = -1e300, -3e9, -2e9
 _LAST_S = 9e8
 
@@ -24,9 +24,9 @@ _LAST_S = 9e8
 class Queue(NamedTuple):
     """The running and waiting jobs; arrays of shape (jobs,).
 
-    exec_s: seconds that the next token of each takes, without the fixed time of a batch, above 0.
-    remain_s: until it is due; below 0 if it is late.
-    density: what a second of serving it is worth.
+    exec_s: seconds that each job's next token takes, without the fixed time of a batch, above 0.
+    remain_s: seconds until that token is due; below 0 if it is late.
+    density: the gain per second of serving the job.
     """
 
     exec_s: Floats
@@ -36,19 +36,20 @@ class Queue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Slide:
-    """fixed_s: the fixed time of a batch (t_c). least_s: the shortest batch (eta)."""
+    """The rules of Algorithm 1. fixed_s: the fixed time of a batch (t_c). least_s: the shortest
+    batch (eta)."""
 
     fixed_s: float
     least_s: float
 
     def budget_s(self, queue: Queue) -> float:
-        """How long a batch may take: until the first token is due. Tokens that can no longer be in
-        time do not count (xLLM); inf if none can be."""
+        """Return how long a batch may take: until the first token is due. Tokens that can no longer
+        be in time do not count (xLLM). inf if no token can be in time."""
         in_time = queue.remain_s >= queue.exec_s + self.fixed_s
         return max(float(queue.remain_s[in_time].min(initial=math.inf)), self.least_s)
 
     def is_urgent(self, queue: Queue, budget_s: float) -> NDArray[np.bool_]:
-        """Which jobs would be late if all others went first (eq. 8, gamma 1)."""
+        """Return which jobs would be late if all others went first (eq. 8, gamma 1)."""
         work_s = float(queue.exec_s.sum())
         if budget_s == math.inf:
             needed_s = work_s
@@ -60,17 +61,16 @@ class Slide:
 
 
 def keys(queue: Queue, by_density: NDArray[np.bool_]) -> Floats:
-    """The key of each: first go those that go by density, such as the urgent, then the others by
-    when they are due."""
+    """Return the key of each job: jobs that go by density, such as the urgent ones, come first,
+    then the others by their deadlines."""
     by_deadline = _BY_DEADLINE + np.minimum(queue.remain_s, _LAST_S)
     return np.where(by_density, _BY_DENSITY - queue.density, by_deadline)
 
 
 class StarvedShare:
-    """Picks the job that goes first, by arrival, as long as the work for such jobs is less than
-    their share.
+    """Picks the job that goes first, by arrival, while the work for such jobs is below their share.
 
-    This is ours. Without a limit, serving them before whatever else is due would make overload last
+    This is ours. Without a limit, serving them before everything else would make overload last
     (ProServe, section 3.2).
 
     first: the last pick.
@@ -79,8 +79,11 @@ class StarvedShare:
     def __init__(
         self, share: float, pool_tokens: float, is_starved: Callable[[Job, SchedulerView], bool]
     ) -> None:
-        """share: of the server's work, in [0, 1). pool_tokens: the most that can be saved up.
-        is_starved: asked of ranked jobs without a token."""
+        """Give starved jobs a share of the server's work, in [0, 1).
+
+        pool_tokens: the most that can be saved up. is_starved: asked of ranked jobs without a
+        token.
+        """
         self._share = share
         self._pool_tokens = pool_tokens
         self._credit_tokens = 0.0
@@ -89,7 +92,7 @@ class StarvedShare:
         self.first: Job | None = None
 
     def forget(self) -> None:
-        """Nobody goes first."""
+        """Let no job go first."""
         if self.first is not None:
             self.first.changes()
             self.first = None
@@ -97,13 +100,13 @@ class StarvedShare:
     def choose(
         self, candidates: Iterable[Job], view: SchedulerView, line: WaitingQueue
     ) -> Job | None:
-        """The waiting job that goes first; None if none does. Once a pass.
+        """Return the waiting job that goes first; None if none does. Call once a pass.
 
-        candidates: waiting jobs, by arrival; who starves is among them.
+        candidates: waiting jobs, by arrival; the starved ones are among them.
         """
         first, work = self.first, view.served_tokens - self._served_tokens
         self._served_tokens = view.served_tokens
-        # A decode server gives room before it serves.
+        # A decode server admits a job before it serves it.
         if first is not None and (first.served_tokens or first in view.running):
             self._credit_tokens -= first.input_tokens + first.mean_tokens()
             first = None
@@ -115,7 +118,7 @@ class StarvedShare:
         def may_be_first(job: Job) -> bool:
             return (
                 not job.generated_tokens
-                and job in line  # it was aborted, say
+                and job in line  # it may have been aborted
                 and self._is_starved(job, view)
                 and view.has_adapter(line.positions.of(job))
             )

@@ -1,5 +1,5 @@
-"""What is known of jobs with a promise, and how much a second of serving each is worth (ProServe,
-section 4.2)."""
+"""Keeps the state of jobs with an SLO, and the gain per second of serving each (ProServe, section
+4.2)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from sage_sched.slo.deadlines import Deadlines
 from sage_sched.steps import Cost
 
 NEVER = -1
-# Densities rest on powers of two, so that each holds for a while. A pass computes at most so many.
+# Densities depend on powers of two, so that each holds for a while. A pass computes at most this
+# many.
 _NUM_LOOKED_AT = 16
 _MOST_DOUBLINGS = 64
-# The worth of an answer is computed anew every so many tokens.
+# The gain of an answer is computed again after this many tokens.
 _INTERVAL_TOKENS = 64
-# The columns of Waiting. The order rests on the first of them.
+# The columns of Waiting. The order depends on the first _NUM_ORDERING of them.
 DENSITY, LOOKED_AT, _NUM_ORDERING = 3, 4, 5
 _TOO_LATE_S, _FIRST_S, _FIRST_WEIGHT, _ARRIVAL, _LEVEL = range(5, 10)
 _KEY, _URGENT, _NUM_COLUMNS = range(10, 13)
@@ -30,22 +31,23 @@ _KEY, _URGENT, _NUM_COLUMNS = range(10, 13)
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """The worth of an answer whose length has a known distribution.
+    """The gain of an answer whose length has a known distribution.
 
-    The paper's density looks at the next token alone. But whoever prefills a prompt also buys its
-    answer. With S(k) the share of answers of at least k tokens, serving one up to its K-th token
-    is worth and costs, on average,
+    The paper's density looks at the next token alone. But prefilling a prompt also pays for its
+    answer. With S(k) the share of answers of at least k tokens, serving an answer up to its K-th
+    token gains and costs, on average,
 
         V(K) = sum over k <= K of w(k) S(k) [token k is on time]
-        C(K) = prefill + sum over k <= K of S(k) * what its k-th token takes
+        C(K) = prefill + sum over k <= K of S(k) * time of its k-th token
 
     and its density is the best V(K) / C(K), for K among the lengths of the distribution. A late
-    answer catches up with its `first`-th token; those before it are worth nothing. Seconds are
+    answer catches up with its `first`-th token; the tokens before it gain nothing. Seconds are
     those of a cost model, which charges for memory and slots too.
 
-    lengths: ascending. before: the length before each. survival: the share of answers that are
-    longer than that. costs_s: the cost of an answer of each length. steps_s: of which since the
-    length before. All of shape (lengths,).
+    lengths: ascending. before: the length before each.
+    survival: the share of answers that are longer than that.
+    costs_s: the cost of an answer of each length. steps_s: the cost since the length before.
+    All of shape (lengths,).
     """
 
     lengths: Floats
@@ -58,7 +60,7 @@ class Worth:
     def of(
         cls, known: LengthDistribution, cost: Cost, input_tokens: int, cached_tokens: int = 0
     ) -> Self:
-        """known: with its tail, up to the cap."""
+        """Make it from a distribution with its tail, up to the cap."""
         lengths = known.lengths.astype(np.float64)
         weights = np.asarray(known.weights, np.float64)
         survival = np.cumsum(weights[::-1])[::-1]
@@ -69,7 +71,7 @@ class Worth:
     def density(
         self, first_weight: float, next_weight: float, age: int, first: int, spent_s: float
     ) -> float:
-        """The density at this age (0: nothing is prefilled).
+        """Return the density at this age (0: nothing is prefilled).
 
         first: the number of the next token that is on time (1: the first token); all later ones are
             on time too. spent_s: the costs that have been spent already.
@@ -77,11 +79,11 @@ class Worth:
         at = int(np.searchsorted(self.lengths, age, side="right"))
         if at == len(self.lengths):
             return 0.0
-        # Shares of all answers, not of those that have come so far: the factor cancels out.
+        # Shares of all answers, not only of those that reach this age: the factor cancels out.
         survival, lengths = self.survival[at:], self.lengths[at:]
         before, costs_s = self.before[at:].copy(), self.steps_s[at:].copy()
         before[0], costs_s[0] = age, self.costs_s[at] - spent_s
-        # How many tokens between one length and the next are on time.
+        # The number of tokens on time between one length and the next.
         late = first - 1
         on_time = np.maximum(lengths, late) - np.maximum(before, late)
         gains = next_weight * survival * on_time
@@ -93,11 +95,12 @@ class Worth:
 
 @dataclass(slots=True)
 class SloState:
-    """What is known of a job with a promise; its Job.memo.
+    """The state of a job with an SLO, kept in Job.memo.
 
     worth: of its answer. exec_s: seconds that its next token takes by the model of step times.
-    due_s: when that token is due, by SchedulerView.now_s. looked_at: what density rests on, see
-    Waiting.look. is_urgent, key: of the last pass. row: among Waiting; None if it does not wait.
+    due_s: when that token is due, by SchedulerView.now_s.
+    looked_at: the values that density depends on, see Waiting.look.
+    is_urgent, key: of the last pass. row: its column in Waiting; None if it does not wait.
     """
 
     promise: Deadlines
@@ -115,7 +118,7 @@ Pair = tuple[Job, SloState]
 
 
 def slo_state_of(job: Job) -> SloState | None:
-    """None if the job has no promise, or is not ranked."""
+    """Return the job's state; None if the job has no SLO, or is not ranked."""
     return job.memo if isinstance(job.memo, SloState) else None
 
 
@@ -124,13 +127,13 @@ def slo_states_of(jobs: Iterable[Job]) -> list[Pair]:
 
 
 def columns_of(jobs: Iterable[Pair]) -> Floats:
-    """What the order rests on, shape (columns, jobs)."""
+    """Return the columns that the order depends on, shape (columns, jobs)."""
     rows = [(p.exec_s, p.due_s, p.promise.tpot_s, p.density, p.looked_at) for _, p in jobs]
     return np.array(rows, np.float64).reshape(len(rows), _NUM_ORDERING).T
 
 
 class Waiting:
-    """Waiting jobs with a promise, as columns: all of them are ordered anew in each pass.
+    """Waiting jobs with an SLO, as columns. All of them are ordered again in each pass.
 
     jobs: one a column, in no order.
     """
@@ -141,12 +144,12 @@ class Waiting:
 
     @property
     def columns(self) -> Floats:
-        """What the order rests on, as columns_of has it."""
+        """Return the columns that the order depends on, as columns_of has them."""
         return self._table[:_NUM_ORDERING, : len(self.jobs)]
 
     @property
     def key(self) -> Floats:
-        """Of each, in the last pass."""
+        """Return the key of each job in the last pass."""
         return self._table[_KEY, : len(self.jobs)]
 
     @property
@@ -171,7 +174,7 @@ class Waiting:
         )  # fmt: skip
 
     def remove(self, p: SloState) -> None:
-        """The last takes its column."""
+        """Remove a job. The last job takes its column."""
         row, p.row = p.row, None
         last = self.jobs.pop()
         if row is not None and row < len(self.jobs):
@@ -182,18 +185,18 @@ class Waiting:
             moved.row = row
 
     def first_tokens(self) -> tuple[float, float]:
-        """The sum of what first tokens are worth, and of what they take."""
+        """Return the sums of the gains and of the seconds of first tokens."""
         weights, exec_s = self._table[[_FIRST_WEIGHT, _FIRST_S], : len(self.jobs)].sum(axis=1)
         return float(weights), float(exec_s)
 
     def late(self, now_s: float) -> Iterator[Job]:
-        """By arrival, those that are late by more than their whole TTFT."""
+        """Yield, by arrival, the jobs that are late by more than their whole TTFT."""
         late = np.flatnonzero(self._table[_TOO_LATE_S, : len(self.jobs)] < now_s)
         by_arrival = late[np.argsort(self._table[_ARRIVAL, late])]
         return (self.jobs[row] for row in by_arrival)
 
     def first(self, num: int) -> list[Entry]:
-        """The first num by level, key and arrival."""
+        """Return the first num by level, key and arrival."""
         key, at = self.key, np.arange(len(self.jobs))
         arrival, level = self._table[[_ARRIVAL, _LEVEL], : len(self.jobs)]
         best = level == level.min(initial=math.inf)
@@ -208,13 +211,14 @@ class Waiting:
     def look(
         self, begun: list[Pair], num_running: int, late_steps: Floats, before: Floats, cost: Cost
     ) -> None:
-        """Ours: the worth of the answer (Worth). Computed anew for a job if its age has changed, or
-        how many tokens it takes to catch up; both count roughly, the latter in powers of two (0: it
-        is in time).
+        """Update the densities by the gain of the whole answer (Worth; ours).
 
-        begun: of which the first num_running run. late_steps: how many steps it takes each until
-        its tokens are in time, those of begun first. before: what the densities rest on. cost: of
-        an answer by its length.
+        A density is computed again if the job's age or the number of tokens until it catches up has
+        changed. Both are rounded, the latter to powers of two (0: it is in time).
+
+        begun: the first num_running of them run.
+        late_steps: the steps until each job's tokens are in time again, those of begun first.
+        before: the values that the densities depend on. cost: of an answer by its length.
         """
         tokens = np.where(late_steps > 0, np.minimum(late_steps, 1e9) + 1, 0.5)
         late = (np.floor(np.log2(tokens)) + 1).astype(np.int64)

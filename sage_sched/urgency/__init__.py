@@ -1,4 +1,4 @@
-"""Levels of urgency, with a bound on how far the more urgent may overtake the others."""
+"""Serves by levels of urgency, with a bound on how far more urgent requests may overtake others."""
 
 from sage_sched.urgency.policy import Urgency, UrgencyParameters
 

@@ -1,4 +1,4 @@
-"""Urgency: levels of requests, with a bound on how far the more urgent may overtake the others."""
+"""Serves by levels of urgency, with a bound on how far more urgent requests may overtake others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sage_sched.policy import Policy
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
 
-# Prefills of others are held back for requests of this level or better.
+# Prefills of other jobs are held back for requests of this level or better.
 _URGENT = 2
 _NO_LEVEL = 6
 
@@ -32,23 +32,24 @@ class UrgencyParameters:
 
 
 class Urgency(Policy):
-    """Levels 1 (most urgent) to 5 of Hints.urgency, after "Semantic Scheduling for LLM Inference".
+    """Serves by levels, 1 (most urgent) to 5, of Hints.urgency, after "Semantic Scheduling for LLM
+    Inference".
 
-    There the level comes before all else, and a flood of urgent requests starves the others. Here
-    time, in work that the server has done, is cut into pieces of P = level_pools KV pools. With a
-    the work done when a job came, and l its level, its bucket is floor(a / P) + l. Buckets go in
-    their order; the jobs of one bucket by their Gittins index (SageSched).
+    In the paper the level comes before all else, and a flood of urgent requests starves the others.
+    Here time, in work that the server has done, is cut into pieces of P = level_pools KV pools. Let
+    a be the work done when a job came, and l its level. Its bucket is floor(a / P) + l. Buckets go
+    in their order, and the jobs of one bucket by their Gittins index (SageSched).
 
-    Theorem: in the order, no job j of level l is behind one that came when the server had done more
-    than l * P of work since j came.
+    Theorem: in the order, no job j of level l is behind a job that came when the server had done
+    more than l * P of work since j came.
 
-    Proof: let k be such a one: a_k > a_j + l * P. Then floor(a_k / P) >= floor(a_j / P) + l, and
-    its level is 1 or more, so its bucket is a later one than that of j. QED.
+    Proof: let k be such a job: a_k > a_j + l * P. Then floor(a_k / P) >= floor(a_j / P) + l, and
+    its level is 1 or more, so its bucket is a later one than the bucket of j. QED.
 
-    A running job yields only to a more urgent one, never to one that has merely waited for longer,
-    and only if it has longer to go than its move takes. While somebody urgent decodes and only less
-    urgent prompts wait, prefills take at most 1 - decode_share of the time. The paper's Algorithm 2
-    holds them all back, which drains the batch.
+    A running job is preempted only for a more urgent one, never for one that has merely waited
+    longer, and only if the rest of its answer takes longer than moving its KV. While an urgent job
+    decodes and only less urgent prompts wait, prefills take at most 1 - decode_share of the time.
+    The paper's Algorithm 2 holds them all back, which drains the batch.
     """
 
     Parameters = UrgencyParameters
@@ -67,13 +68,14 @@ class Urgency(Policy):
         return job.served_at_arrival_tokens // self._piece_tokens + self.level(job)
 
     def level(self, job: Job) -> int:
-        """Smaller: more urgent."""
+        """Return the job's level. Smaller is more urgent."""
         return job.hints.urgency
 
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:
-        """To a more urgent one, if the running job has longer to go than its move takes."""
+        """Preempt for a more urgent job, if the rest of the running job's answer takes longer than
+        moving its KV."""
         if self.level(waiting) >= self.level(running):
             return False
         step_s = view.server.step_time.decode_s(len(view.running), view.running_kv_tokens)
@@ -92,14 +94,14 @@ class Urgency(Policy):
 
 
 class HoldBack:
-    """Keeps a share of the server's time for decode steps while somebody urgent decodes and only
-    less urgent requests wait.
+    """Keeps a share of the server's time for decode steps while an urgent job decodes and only less
+    urgent requests wait.
 
-    urgent: waiting jobs, ranked; whoever uses this keeps them.
+    urgent: ranked waiting jobs; the owner of this object keeps them up to date.
     """
 
     def __init__(self, decode_share: float, level_of: Callable[[Job], int]) -> None:
-        """decode_share: 0: prefills are not held back; 1: they all are."""
+        """Keep decode_share of the time. 0: prefills are not held back; 1: they all are."""
         self._share = decode_share
         self._level_of = level_of
         self.urgent: dict[Job, None] = {}
@@ -107,8 +109,8 @@ class HoldBack:
         self._prefills_since_tokens: int | None = None
 
     def budget(self, view: SchedulerView, position_of: Callable[[Job], int]) -> Budget | None:
-        """After a prefill only decode steps, until running jobs have had their share."""
-        # The server's work since the last pass, if that was allowed to prefill.
+        """After a prefill allow only decode steps, until running jobs have had their share."""
+        # The server's work since the last pass, if that pass was allowed to prefill.
         since_tokens, self._prefills_since_tokens = self._prefills_since_tokens, None
         worked_tokens = 0 if since_tokens is None else view.served_tokens - since_tokens
         if not self._holds_back(view, position_of):
@@ -126,7 +128,7 @@ class HoldBack:
         return None
 
     def _holds_back(self, view: SchedulerView, position_of: Callable[[Job], int]) -> bool:
-        """Whether somebody urgent decodes, and only less urgent jobs wait for a prefill."""
+        """Whether an urgent job decodes, and only less urgent jobs wait for a prefill."""
         if not self._share or view.batch_is_full:
             return False
         best = min(self._levels(view.running), default=_NO_LEVEL)
