@@ -1,1 +1,1 @@
-"""A scheduler process. Its door is hooks.py; state.py has what we keep there."""
+"""The scheduler process. Start at hooks.py; state.py holds our state there."""

@@ -1,4 +1,5 @@
-"""SGLang's admission (PrefillAdder, managers/schedule_policy.py) reserves what the plan says."""
+"""Makes SGLang's admission (PrefillAdder, managers/schedule_policy.py) reserve the plan's
+headroom."""
 
 from __future__ import annotations
 
@@ -14,14 +15,17 @@ from patches.scheduler.state import SchedulerState
 def add(
     state: SchedulerState, original: Callable[..., Any], adder: Any, req: Req, *args: Any, **kw: Any
 ) -> Any:
-    """PrefillAdder.add_one_req, or add_chunked_req for the next chunk of a prompt. They reserve by
-    the cap: they see our headroom as the cap. Where no prefix is cached, SGLang has a
-    reckoning of its own for answers that go on to it, which would not."""
+    """Run PrefillAdder.add_one_req, or add_chunked_req for the next chunk of a prompt.
+
+    SGLang reserves KV by the cap of an answer, so it is shown our headroom as the cap. It must also
+    see ignore_eos as False: for answers that ignore EOS, without a prefix cache, it has another
+    calculation that does not use the cap.
+    """
     if state.settings.is_stock:
         return original(adder, req, *args, **kw)
     others = adder.can_run_list
     if others and (others[0].input_embeds is None) != (req.input_embeds is None):
-        return AddReqResult.OTHER  # one prefill of both kinds of prompts ends SGLang's scheduler
+        return AddReqResult.OTHER  # trap: both kinds of prompts in one prefill end the scheduler
     job = req.sage.job
     job.grow(len(req.output_ids))
     sampling = req.sampling_params
@@ -36,7 +40,7 @@ def add(
 
 
 def correct(state: SchedulerState, adder: Any) -> None:
-    """Replace what a new PrefillAdder has set aside for the running requests by our headroom."""
+    """Replace a new PrefillAdder's reserve for the running requests by our headroom."""
     if adder.running_batch is None or state.settings.is_stock:
         return
     reqs = adder.running_batch.reqs

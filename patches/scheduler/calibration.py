@@ -19,9 +19,12 @@ logger = logging.getLogger(__name__)
 
 
 class Calibration(Listener):
-    """The step times of one scheduler. Only rank 0 learns; all ranks use what it broadcasts.
-    step_time: in force. source: its origin: configured, shipped, kept by an earlier server of this
-    kind, or learned. steps: measures the steps."""
+    """The step times of one scheduler. Only rank 0 learns; all ranks use its broadcasts.
+
+    step_time: the step times in force.
+    source: their origin: configured, shipped, kept by an earlier server of this kind, or learned.
+    steps: measures the steps.
+    """
 
     def __init__(
         self,
@@ -31,7 +34,7 @@ class Calibration(Listener):
         max_running_requests: int,
         device: str,
     ) -> None:
-        """file: keeps what is learned; None to keep nothing."""
+        """file: keeps learned step times; None to keep nothing."""
         self.step_time = (configured or StepTimeConfig()).step_time()
         self.source = "shipped" if configured is None else "configured"
         self._learner = StepLearner(self.step_time)
@@ -45,18 +48,19 @@ class Calibration(Listener):
 
     @classmethod
     def of(cls, scheduler: Scheduler, config: SageConfig) -> Calibration:
-        """Make the calibration of a scheduler. What is learned is kept if the store is on disk."""
+        """Make the calibration of a scheduler. Learned step times are kept if the store is on
+        disk."""
         file = StepTimeFile(kind_of(scheduler)) if config.store.on_disk else None
         size = (scheduler.max_total_num_tokens, scheduler.max_running_requests)
         return cls(config.step_time, file, *size, scheduler.device)
 
     def stepped(self, batch: Batch, result: Any) -> None:
-        """A step's result has been processed."""
+        """Measure a step, whose result has been processed."""
         if result is not None:
             self.steps.processed(result)
 
     def polled(self) -> StepTimes | None:
-        """Return the step times for all ranks, if there are new ones."""
+        """Return new step times for all ranks, or None."""
         if self._learns and self._update is None:
             try:
                 self._learn()
@@ -74,8 +78,8 @@ class Calibration(Listener):
         elif self._learner.is_due:
             self._learner.learn()
             learned = self._learner.step_time
-            # Step times stay in force for as many steps as they were learned from: ranking a
-            # thousand requests again takes as long as a step or two.
+            # Step times stay in force for the number of steps they were learned from, because
+            # ranking a thousand requests anew takes as long as a step or two.
             rested_on = min(self._num_steps_published, MEMORY_STEPS)
             is_due = self._learner.num_steps - self._num_steps_published >= rested_on
             server = ServerFacts(*self._size, self.step_time, 0.0)
@@ -88,7 +92,7 @@ class Calibration(Listener):
         self._update = StepTimes(seconds=[*astuple(step_time)], source=source)
 
     def updated(self, update: StepTimes) -> None:
-        """On all ranks, between the same two passes: use these from now on."""
+        """Use these step times from now on. All ranks call this between the same two passes."""
         self.step_time = StepTime(*update.seconds)
         self.source = update.source
         self._update = None
@@ -96,12 +100,15 @@ class Calibration(Listener):
         logger.info("step times are %s now: %s", self.source, self.step_time)
 
     def pace(self) -> float:
-        """Seconds of the step times per real second: 1 if they are learned."""
+        """Return seconds of the step times per real second: 1 if they are learned."""
         return 1.0 if self._learns else 1 / self._learner.factor(self.step_time)
 
     def stats(self) -> dict[str, Any]:
-        """latest: what rank 0 has learned, which may not be worth a broadcast yet. error: see
-        StepLearner. errors: of the step times in force, see there."""
+        """Return the step times and their errors.
+
+        latest: the step times that rank 0 has learned, which may not be worth a broadcast yet.
+        error, errors: see StepLearner. errors is for the step times in force.
+        """
         return {
             "step_time": {
                 "source": self.source,

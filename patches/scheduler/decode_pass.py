@@ -1,5 +1,4 @@
-"""A scheduling pass of a decode server: who gets room for the KV of its prompt, and who comes back
-from host memory (sglang/srt/disaggregation/decode.py)."""
+"""The scheduling pass of a decode server: admits prompts to the KV pool and resumes requests."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from sage_sched.plan import UNLIMITED, Budget
 
 
 def run_decode_pass(scheduler: Scheduler, original: Callable[[], None]) -> None:
-    """Scheduler.process_decode_queue by the policy's plan."""
+    """Run Scheduler.process_decode_queue by the policy's plan."""
     if not scheduler.sage.plans():
         scheduler.sage.room.open_to_all()
         theirs = scheduler.server_args.num_reserved_decode_tokens
@@ -28,8 +27,9 @@ def run_decode_pass(scheduler: Scheduler, original: Callable[[], None]) -> None:
 
 
 class _DecodePass(Pass):
-    """Prefills nothing: a request enters when there is room for its prompt, and its KV comes from
-    elsewhere. Whoever leaves is backed up and comes back as SGLang's retracted requests do."""
+    """A pass without prefills. A request enters when the KV pool has room for its prompt, whose KV
+    comes from a prefill server. A preempted request is backed up, and resumes as SGLang's retracted
+    requests do."""
 
     def __init__(self, scheduler: Scheduler, original: Callable[[], None]) -> None:
         super().__init__(scheduler, lambda _: original(), scheduler.running_batch)
@@ -46,7 +46,7 @@ class _DecodePass(Pass):
         places = {id(req): place for place, req in enumerate(queue)}
         if self._preemption is not None:
             self._prealloc.retracted_queue = [req for req in queue if is_swapped(req)]
-        # Those that no plan has seen come last.
+        # Requests that no plan has seen come last.
         self._prealloc.queue.sort(key=lambda entry: places.get(id(entry.req), len(places)))
 
     @property
@@ -57,7 +57,8 @@ class _DecodePass(Pass):
         assert self._preemption is not None
         scheduler = self._scheduler
         beside, fitting = [*self.running.reqs, *queues.held(scheduler)], 0
-        # SGLang does not ask, as it lets nobody else in meanwhile. Too many adapters end it.
+        # SGLang does not check adapters here, because it admits nothing else meanwhile. Trap: too
+        # many adapters end it.
         for req in requests:
             if not has_adapter(scheduler, req, [*beside, *requests[:fitting]]):
                 break
@@ -73,7 +74,7 @@ class _DecodePass(Pass):
         room.open_to(visible)
         self._prealloc.num_reserved_decode_tokens = self._state.headroom.num_steps
         away = self._prealloc.retracted_queue
-        if self._preemption is not None:  # else SGLang brings them back, before others get room
+        if self._preemption is not None:  # else SGLang resumes them before it admits others
             self._prealloc.retracted_queue = []
         try:
             self._original(self.running)
@@ -88,7 +89,7 @@ class _DecodePass(Pass):
 
 
 def order_arrived(scheduler: Scheduler) -> None:
-    """Put those in order whose KV has come, as slots may be fewer."""
+    """Sort the requests whose KV has arrived, because there may be more of them than slots."""
     reqs = scheduler.waiting_queue
     if len(reqs) > 1:
         order = scheduler.sage.retention_order(reqs, range(len(reqs)))

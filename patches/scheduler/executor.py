@@ -1,5 +1,5 @@
-"""SGLang's side of a scheduling pass: what it can do (a port of sage_sched.scheduling_pass), and
-what its own part of the pass sees."""
+"""SGLang's side of a scheduling pass: a port of sage_sched.scheduling_pass, and the part of the
+queue that SGLang's own code sees."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 
 
 def run_pass(scheduler: Scheduler, original: Callable[[Batch], Any], running_batch: Batch) -> Any:
-    """Scheduler.get_new_batch_prefill by the policy's plan. Under SGLang's own order
-    (sage_sched.app.switch) its pass sees all requests."""
+    """Run Scheduler.get_new_batch_prefill by the policy's plan. Under one of SGLang's own policies
+    (sage_sched.app.switch) SGLang's pass sees all requests."""
     follow_settings(scheduler)
     if not scheduler.sage.plans():
         return original(running_batch)
@@ -46,7 +46,7 @@ def run_pass(scheduler: Scheduler, original: Callable[[Batch], Any], running_bat
 
 
 class Pass:
-    """A pass of SGLang's scheduler. done: what SGLang's own part returned."""
+    """A pass of SGLang's scheduler. done: the return value of SGLang's own part."""
 
     def __init__(
         self, scheduler: Scheduler, original: Callable[[Batch], Any], running: Batch
@@ -134,8 +134,11 @@ class Pass:
             self.admit([], Budget(prefill_tokens=0))
 
     def _retract_for_chunk(self, budget: Budget) -> list[Req]:
-        """Those that left, as the next chunk had no room. If it still has none, the chunked prompt
-        leaves too: streaming sessions keep their KV when they are retracted."""
+        """Retract requests until the next chunk has room, and return them.
+
+        If it still has none, the chunked prompt is retracted too: streaming sessions keep their KV
+        when they are retracted.
+        """
         scheduler, running = self._scheduler, self.running
         if _has_room_for_chunk(scheduler, running, budget):
             return []
@@ -154,26 +157,28 @@ class Pass:
 
 
 def _has_nothing_to_plan(scheduler: Scheduler, running_batch: Batch) -> bool:
-    """Whether memory suffices, and nobody waits or can enter before a request leaves. A plan would
-    say the same; this saves looking at a long queue before every step."""
+    """Whether a plan would change nothing: memory suffices, and no request waits or can enter
+    before another ends. This saves scanning a long queue before every step."""
     state = scheduler.sage
     if state.preemption is not None and is_short(scheduler, running_batch):
         return False
     if not queues.waiting(scheduler):
-        state.waiting.look(())  # it would keep requests alive
+        state.waiting.look(())  # drop old references, which would keep requests alive
         return True
     return state.preemption is None and is_full(scheduler, running_batch)
 
 
 def _can_park(scheduler: Scheduler, running_batch: Batch) -> bool:
-    """Whether a prompt may wait between two chunks while others decode. It may not if they need its
-    memory, as SGLang does not retract it; nor if a prefill delayer is used, which all ranks have to
-    ask in every pass."""
+    """Whether a prompt may wait between two chunks while others decode.
+
+    It may not if they need its memory, because SGLang does not retract it. Nor may it if a prefill
+    delayer is used, which all ranks have to call in every pass.
+    """
     return scheduler.prefill_delayer is None and running_batch.check_decode_mem()
 
 
 def _has_room_for_chunk(scheduler: Scheduler, running_batch: Batch, budget: Budget) -> bool:
-    """Whether the next chunk and a decode step have room."""
+    """Whether the KV pool has room for the next chunk and a decode step."""
     if scheduler.is_hybrid_swa:  # there SGLang lets a chunk wait
         return running_batch.is_empty() or bool(running_batch.check_decode_mem())
     chunked = scheduler.chunked_req
@@ -186,15 +191,18 @@ def _has_room_for_chunk(scheduler: Scheduler, running_batch: Batch, budget: Budg
 
 
 def timed_out(scheduler: Scheduler, poll: Callable[[], list[Any]]) -> list[Any]:
-    """The aborts for SGLang's timeouts. One that has yielded does not wait for its start, nor does
-    it run: its time away counts as neither. Only one rank asks, and tells the others."""
+    """Return the aborts for SGLang's timeouts.
+
+    A preempted request neither waits for its start nor runs, so its time off the device counts as
+    neither. Only one rank calls this; its result is broadcast.
+    """
     away: list[Req] = []
-    if envs.SGLANG_REQ_WAITING_TIMEOUT.get() > 0:  # looking at a long queue takes a while
+    if envs.SGLANG_REQ_WAITING_TIMEOUT.get() > 0:  # scanning a long queue takes a while
         away = [req for req in scheduler.waiting_queue if req.sage.is_preempted]
     aborts: list[Any] = without(scheduler, away, poll)
     if not aborts:
         return []
-    # SGLang counts from a request's start on.
+    # SGLang counts from the start of a request.
     running = [batch for batch in scheduler._collect_inflight_batches() if batch is not None]
     ran_s = {req.rid: req.sage.waits.ran_s() for batch in running for req in batch.reqs}
     limit_s = envs.SGLANG_REQ_RUNNING_TIMEOUT.get()
@@ -202,9 +210,12 @@ def timed_out(scheduler: Scheduler, poll: Callable[[], list[Any]]) -> list[Any]:
 
 
 def without_started(scheduler: Scheduler, call: Callable[[], Any]) -> Any:
-    """Call something that counts who queues. Swapped requests do not, nor does the first to come to
-    an idle server: SGLang starts it before the next comes, but ours may wait for its prediction and
-    come together with the next."""
+    """Call a function that counts queued requests, and hide those that do not count.
+
+    Swapped-out requests do not count. Nor does the first request on an idle server: SGLang would
+    start it before the next arrives, but ours may wait for its prediction and arrive together with
+    the next.
+    """
     hidden = swapped(scheduler.waiting_queue)
     if not hidden and scheduler.is_fully_idle(ignore_waiting=True):
         hidden = scheduler.waiting_queue[:1]

@@ -1,4 +1,4 @@
-"""The gaps between two tokens of an answer, on a server."""
+"""Measures the gaps between two tokens of an answer."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from patches.hook import harmless
 from patches.listener import Listener
 from sage_sched.gap import GAPS_PER_S, percentile_s
 
-# Gaps of the latest one to two spans are reported.
+# Reported gaps are those of the last one to two spans.
 _SPAN_S = 60.0
 
 
 class GapMeter(Listener):
-    """Measures the gaps of all answers of one scheduler. A token counts when it comes out of its
-    step, before it goes to the client. The clock is read for these numbers alone."""
+    """Measures the gaps of all answers of one scheduler. A token counts when its step ends, before
+    it is sent to the client. The clock is read for these numbers alone."""
 
     def __init__(self) -> None:
         self._since_s = time.monotonic()
-        # Of the latest span, and of the one before.
+        # Gaps of the current span, and of the one before.
         self._now, self._before = _no_gaps(), _no_gaps()
 
     @harmless
@@ -39,7 +39,7 @@ class GapMeter(Listener):
             if last_tokens:
                 found = self._now["left" if departures > last_departures else "stayed"]
                 found[round((now_s - last_s) * GAPS_PER_S)] += 1
-                found[0] += num_tokens - last_tokens - 1  # out of the same step
+                found[0] += num_tokens - last_tokens - 1  # tokens of the same step
             req.sage_token = num_tokens, departures, now_s
 
     def stats(self) -> dict[str, Any]:
@@ -49,13 +49,13 @@ class GapMeter(Listener):
 
 
 def _no_gaps() -> dict[str, Counter[int]]:
-    """How often each gap came, in 1/GAPS_PER_S: of those that stayed on the device, and of those
-    that left it between two tokens."""
+    """Return empty counts of gaps, in 1/GAPS_PER_S: for requests that stayed on the device, and for
+    requests that left it between two tokens."""
     return {"stayed": Counter(), "left": Counter()}
 
 
 def _summary(gaps: Counter[int]) -> dict[str, float]:
-    """Empty if no answer has gone on."""
+    """Return statistics of the gaps; {} if there are none."""
     if not gaps:
         return {}
     total_s = sum(gap * number for gap, number in gaps.items()) / GAPS_PER_S

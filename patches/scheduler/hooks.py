@@ -1,4 +1,4 @@
-"""The hooks of a scheduler process, grouped by what they are for."""
+"""The hooks of a scheduler process, grouped by purpose."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ _RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 
 
 class _Process:
-    """What the hooks share that are given no scheduler. state: set when its policy is."""
+    """State for hooks that get no scheduler argument. state: set once the scheduler has its
+    policy."""
 
     state: SchedulerState
 
@@ -47,12 +48,12 @@ class _Process:
         self.config = config
 
     def probing(self) -> Probing | None:
-        """Asked from the model's first step on, which comes before there is a scheduler."""
+        """Return the probe, or None. The model's first step asks before there is a scheduler."""
         return self.state.probing if hasattr(self, "state") else None
 
 
 def scheduler_hooks(config: SageConfig) -> Hooks:
-    """The hooks for one scheduler process whose --schedule-policy is ours."""
+    """Return the hooks for one scheduler process whose --schedule-policy is ours."""
     hooks, process = Hooks(), _Process(config)
     _setup(hooks, process)
     _arrivals(hooks)
@@ -65,12 +66,12 @@ def scheduler_hooks(config: SageConfig) -> Hooks:
 
 
 def _setup(hooks: Hooks, process: _Process) -> None:
-    """The policy, and the messages of ours that a scheduler takes."""
+    """Hook the policy's set-up and the dispatch of our messages."""
 
     @hooks.at(f"{_POLICY}._validate_and_adjust_policy", AROUND, "policy", "tree_cache")
     def around_validate(original: Any, self: object, policy: str, tree_cache: Any) -> Any:
         # SGLang's enum cannot gain members. Under FCFS its code leaves the order as it is, and
-        # does the rest (prefix matches for load snapshots, eviction order) as ever.
+        # still does the rest (prefix matches for load snapshots, eviction order).
         if policy in policy_names():
             return CacheAgnosticPolicy.FCFS
         return original(self, policy, tree_cache)
@@ -93,17 +94,17 @@ def _setup(hooks: Hooks, process: _Process) -> None:
 
     @hooks.at(f"{_SCHEDULER}._poll_timeout_aborts", AROUND)
     def around_timeouts(original: Any, self: Scheduler) -> Any:
-        # Runs on the entry rank only. What it returns is broadcast to all ranks.
+        # Runs on the entry rank only. Its result is broadcast to all ranks.
         return [*timed_out(self, partial(original, self)), *self.sage.listeners.polled()]
 
 
 def _arrivals(hooks: Hooks) -> None:
-    """Every request gets a Job."""
+    """Give every request a Job."""
 
     @hooks.at(f"{_SCHEDULER}.init_req_max_new_tokens", AFTER, "req")
     def after_init_max_new_tokens(result: None, self: Scheduler, req: Req) -> None:
-        # The last thing that every new request goes through, in order of arrival, and the first
-        # moment at which its cap is known. Requests that are about to be aborted come twice.
+        # Every new request passes here last, in order of arrival, and its cap is known from here
+        # on. Trap: requests that are about to be aborted pass twice.
         if not hasattr(req, "sage"):
             self.sage.listeners.arrived(req)
 
@@ -115,8 +116,9 @@ def _arrivals(hooks: Hooks) -> None:
 
     @hooks.at("sglang.srt.session.session_controller.Session.create_req", AFTER)
     def after_create_turn(req: Req, self: Any, *args: Any, **kw: Any) -> None:
-        # A turn that is refused because another runs is not the session's. When it is matched with
-        # the tree, SGLang would free the session for a third one, and two would share its KV.
+        # SGLang refuses a turn while another one runs. The refused turn must leave the session:
+        # else SGLang, on matching it with the tree, would free the session for a third turn, and
+        # two would share its KV.
         if self.streaming and req.to_finish is not None:
             req.session = None
 
@@ -126,7 +128,7 @@ def _arrivals(hooks: Hooks) -> None:
 
 
 def _passes(hooks: Hooks, process: _Process) -> None:
-    """Passes follow the policy's plan, and whom SGLang retracts is the last of its order."""
+    """Make passes follow the policy's plan, and retractions its order."""
 
     @hooks.at(f"{_SCHEDULER}.get_new_batch_prefill", AROUND, "running_batch")
     def around_prefill_pass(original: Any, self: Scheduler, running_batch: Batch) -> Any:
@@ -178,7 +180,7 @@ def _passes(hooks: Hooks, process: _Process) -> None:
 
 
 def _admission(hooks: Hooks, process: _Process) -> None:
-    """SGLang's admission keeps the plan's headroom free."""
+    """Keep the plan's headroom free in SGLang's admission."""
 
     @hooks.at(f"{_ADDER}.__init__", AFTER, "running_batch", "new_token_ratio")
     def after_adder_init(result: None, self: Any, *args: Any, **kw: Any) -> None:
@@ -195,14 +197,14 @@ def _admission(hooks: Hooks, process: _Process) -> None:
         if process.state.settings.is_stock:
             return found
         if kw["has_chunked_req"] and getattr(found, "is_chunked", False):
-            # SGLang can track only one chunked prompt. It checks for a second one under its own
-            # shortest-prefill-first alone, which it knows by name.
+            # SGLang can track only one chunked prompt. It checks for a second one only under its
+            # own shortest-prefill-first, which it recognizes by name.
             return AddReqResult.OTHER
         return found
 
 
 def _steps(hooks: Hooks) -> None:
-    """Steps are measured, and their tokens counted."""
+    """Measure steps, and count their tokens."""
 
     @hooks.at(f"{_SCHEDULER}.run_batch", AROUND, "batch")
     def around_run(original: Any, self: Scheduler, batch: Batch, *args: Any, **kw: Any) -> Any:
@@ -218,18 +220,18 @@ def _steps(hooks: Hooks) -> None:
     def after_internal_state(result: Any, self: Scheduler, recv_req: object) -> None:
         try:
             stats = self.sage.stats()
-        except Exception as error:  # whoever asks how it goes must not end it
+        except Exception as error:  # a query must not end the scheduler
             logger.exception("/server_info lacks what sage-sched counts")
             stats = {"slo": {}, "error": repr(error)}
         result.internal_state["sage"] = stats
 
 
 def _weights_and_states(hooks: Hooks, process: _Process) -> None:
-    """A probe reads hidden states, until the model's weights change."""
+    """Read hidden states for a probe, until the model's weights change."""
 
     @hooks.at(f"{_RUNNER}.init_attention_backends", BEFORE)
     def before_attention_backends(self: Any) -> None:
-        # Before graphs are captured.
+        # This runs before graphs are captured.
         if not self.is_draft_worker:
             install_tap(self, process.config.probe, process.probing)
 
@@ -255,8 +257,11 @@ def _weights_and_states(hooks: Hooks, process: _Process) -> None:
 
 
 def _apart(hooks: Hooks, process: _Process) -> None:
-    """Prefill and decode apart. On a prefill server a request ends when the KV of its prompt has
-    been sent. On a decode server a pass gives room, prefills nothing, and has queues of its own."""
+    """Support prefill and decode on separate servers.
+
+    On a prefill server a request ends when the KV of its prompt has been sent. On a decode server a
+    pass admits prompts to the KV pool, prefills nothing, and has queues of its own.
+    """
 
     @hooks.at(f"{_SCHEDULER}.process_disagg_prefill_inflight_queue", AFTER)
     def after_sent(done: list[Req], self: Scheduler, *args: Any, **kw: Any) -> None:

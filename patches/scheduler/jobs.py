@@ -1,4 +1,4 @@
-"""A Job for every request of one scheduler, and counts of what arrived and was served."""
+"""Keeps a Job for every request of one scheduler, and counts arrivals and served tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ _ONE_TOKEN = LengthDistribution.from_samples([1], "truth")
 
 class Jobs(Listener):
     """The jobs of one scheduler. All ranks see the same requests in the same order and count the
-    same tokens. now_s: rank 0's clock at its latest tick, for policies that use a clock."""
+    same tokens.
+
+    now_s: rank 0's clock at its latest tick, for policies that use a clock.
+    """
 
     def __init__(
         self, scheduler: Scheduler, policy: Policy, limits: Limits, failures: Failures
@@ -44,7 +47,7 @@ class Jobs(Listener):
         self._num_malformed = 0
 
     def arrived(self, req: Req) -> None:
-        """Put a Job on a new request."""
+        """Attach a Job to a new request."""
         job = Job(
             arrival=self.num_arrivals,
             input_tokens=len(req.origin_input_ids),
@@ -58,7 +61,7 @@ class Jobs(Listener):
             level=level_of(req, self._scheduler),
             ranked_at=self._policy.revision,
         )
-        if self._mode == "prefill":  # of its answer no more is made here
+        if self._mode == "prefill":  # a prefill server generates one token
             job.max_new_tokens, job.distribution = 1, _ONE_TOKEN
         elif self._mode == "decode":  # its prompt is prefilled elsewhere
             job.cached_tokens = job.input_tokens
@@ -67,7 +70,7 @@ class Jobs(Listener):
         if self._needs_clock:
             self._undated.append((job, req))
         self._rank(job)
-        # It has waited for its prediction already.
+        # The wait for its prediction counts too.
         came_s = came_at_s(req.sampling_params.custom_params, time.monotonic())
         req.sage = RequestState(job, Waits(came_s, since_s=came_s))
         if job.is_ranked:
@@ -87,9 +90,11 @@ class Jobs(Listener):
             self._failures.count("rank a request")
 
     def dated(self, reqs: Sequence[Req], now_s: float, clock: str) -> None:
-        """Date requests anew, as another policy may use the clock. now_s: on the clock of the
-        ticks, or near it: the next tick dates them again. clock: its name, as the ranks of several
-        hosts must date alike."""
+        """Set the arrival times of requests anew, because another policy may use the clock.
+
+        now_s: on the clock of the ticks, or near it: the next tick sets them again.
+        clock: the name of that clock. The ranks of several hosts must compute the same times.
+        """
         self.now_s = max(self.now_s, now_s)
         for req in reqs:
             arrival_s = came_at_s(req.sampling_params.custom_params, self.now_s, clock)
@@ -98,7 +103,7 @@ class Jobs(Listener):
     def switched(
         self, name: str, policy: Policy, limits: Limits, unfinished: Sequence[Req]
     ) -> None:
-        """Have the policy rank all requests."""
+        """Let the policy rank all requests."""
         self._policy, self._limits = policy, limits
         self._undated.clear()
         for req in unfinished:
@@ -117,26 +122,29 @@ class Jobs(Listener):
             return otherwise
 
     def ticked(self, now_s: float, clock: str = CLOCK) -> None:
-        """Rank 0's clock was broadcast. It comes after the requests of the same broadcast. clock:
-        its name (patches.carrier)."""
+        """Take in rank 0's clock, which arrives after the requests of the same broadcast.
+
+        clock: its name (patches.carrier).
+        """
         self.now_s = now_s
         for job, req in self._undated:
             job.arrival_s = came_at_s(req.sampling_params.custom_params, now_s, clock)
         self._undated.clear()
 
     def polled(self) -> Tick | None:
-        """Read rank 0's clock, if a plan needs it. Ticks come after the requests of their
-        broadcast."""
+        """Return a tick of rank 0's clock if a plan needs one. Ticks arrive after the requests of
+        their broadcast."""
         if self._needs_clock:
             return Tick(now_s=time.monotonic(), clock=CLOCK)
         return None
 
     def ran(self, batch: Batch) -> None:
         """Count the tokens that a batch computes, prefill or decode."""
-        # A batch that goes on to decode keeps the extend_num_tokens of its prefill.
+        # Trap: a batch that goes on to decode keeps the extend_num_tokens of its prefill.
         if batch.forward_mode.is_extend_without_speculative():
             self.served_tokens += batch.extend_num_tokens
-            # All of them, where SGLang decodes by a step like a prefill beside a peer's prefill.
+            # These are all requests if SGLang decodes in a prefill-like step, beside a peer's
+            # prefill.
             num_mixed = len(batch.decoding_reqs or [])
             num_prefills = len(batch.reqs) - num_mixed
             if num_mixed:
@@ -147,7 +155,8 @@ class Jobs(Listener):
             rows = zip(batch.reqs, batch.extend_lens, strict=True)
             for place, (req, num_tokens) in enumerate(rows):
                 req.sage.job.served_tokens += num_tokens
-                # A prefill of a begun answer: it was retracted, or left its KV behind.
+                # A prefill of a request with tokens: it was retracted, or preempted without a copy
+                # of its KV.
                 if req.output_ids and place < num_prefills:
                     self.recomputed_tokens += num_tokens
         else:
@@ -157,9 +166,12 @@ class Jobs(Listener):
                 req.sage.job.served_tokens += 1
 
     def stepped(self, batch: Batch, result: Any) -> None:
-        """Count the tokens that a speculative step gave each request beyond the one that was
-        counted when it began. The work for a request is final at its end
-        (sage_sched.fairness), though under overlap it is in one more step."""
+        """Count the tokens that a speculative step gave each request beyond the first, which was
+        counted when the step began.
+
+        The work for a request is final when it ends (sage_sched.fairness), although under overlap
+        it is in one more step.
+        """
         num_tokens = getattr(result, "accept_lens", None)
         if num_tokens is None or batch.forward_mode.is_extend_without_speculative():
             return
@@ -170,13 +182,13 @@ class Jobs(Listener):
             req.sage.job.served_tokens += accepted - 1
 
     def running(self, reqs: Sequence[Req]) -> list[Job]:
-        """The jobs of running requests, at their present age."""
+        """Return the jobs of running requests, at their current age."""
         jobs = []
         for req in reqs:
             job = req.sage.job
             job.grow(len(req.output_ids))
-            # An estimate of what its end gives back: others may share what it found in the radix
-            # tree at its start.
+            # An estimate of the KV that its end does not free: other requests may share the prefix
+            # that it found in the radix tree at its start.
             if self._mode != "decode":
                 job.cached_tokens = req.cached_tokens
             job.held_tokens = self.held_tokens(req)
@@ -184,12 +196,12 @@ class Jobs(Listener):
         return jobs
 
     def held_tokens(self, req: Req) -> int:
-        """KV that the end of a running request frees."""
+        """Return the KV tokens that the end of a running request frees."""
         shared_tokens = 0 if self._mode == "decode" else req.cached_tokens
         return max(0, req.kv.kv_allocated_len - shared_tokens)
 
     def ended(self, req: Req, was_aborted: bool) -> None:
-        """Give the policy its last age."""
+        """Report the last age of a request to the policy."""
         req.sage.job.grow(len(req.output_ids))
         self._limits.ended(req.sage.job, self.now_s)
         try:
@@ -198,7 +210,7 @@ class Jobs(Listener):
             self._failures.count("take in an end")
 
     def stats(self) -> dict[str, Any]:
-        """Counters for /server_info."""
+        """Return counters for /server_info."""
         return {
             "num_ranked": dict(self._num_ranked),
             "num_unranked": self._num_unranked,

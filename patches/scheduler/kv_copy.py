@@ -1,8 +1,8 @@
-"""The KV of a running request that yields: copied to host memory, and back without a prefill.
+"""Swaps the KV of a running request out to host memory, and back in without a prefill.
 
 SGLang has both halves for prefill/decode disaggregation (mem_cache/common.py,
-disaggregation/decode.py, decode_schedule_batch_mixin.py); this puts them together on one server.
-Nothing is computed again, so the answer is the one that it would have been.
+disaggregation/decode.py, decode_schedule_batch_mixin.py). This module combines them on one server.
+Nothing is recomputed, so the answer stays the same.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 
 
 def _backend(scheduler: Scheduler) -> str:
-    """Where SGLang keeps copies: in the host memory of the hierarchical cache if there is one; on a
-    decode server where it looks for them itself."""
+    """Return SGLang's backend for copies: the host memory of the hierarchical cache if there is
+    one. On a decode server it is the backend that SGLang itself reads."""
     if scheduler.server_args.disaggregation_mode == "decode":
         return str(get_disagg().disaggregation_decode_retraction_backup)
     tree: Any = scheduler.tree_cache
@@ -41,9 +41,12 @@ def _backend(scheduler: Scheduler) -> str:
 
 
 def host_tier_tokens(scheduler: Scheduler) -> int | None:
-    """What copies may take of the hierarchical cache's host memory: all but what the device may
-    have at the same time, which SGLang does not give up. None without such a cache. A decode server
-    without a radix tree has that memory for copies alone."""
+    """Return the tokens of the hierarchical cache's host memory that copies may take; None without
+    such a cache.
+
+    That is all but the size of the device pool: SGLang may keep as much of it for the device's own
+    KV, and does not free that part. A decode server without a radix tree has all of it for copies.
+    """
     if _backend(scheduler) == "cpu_tensor":
         return None
     host_tokens: int = scheduler.tree_cache.cache_controller.mem_pool_host.size
@@ -52,8 +55,12 @@ def host_tier_tokens(scheduler: Scheduler) -> int | None:
 
 
 def least(scheduler: Scheduler, number: int) -> int:
-    """The least of the numbers of all ranks that serve the same requests, as they have to decide
-    alike. Each of them has to call this. Under DP attention each group of ranks decides alone."""
+    """Return the minimum of a number over all ranks that serve the same requests, which must decide
+    alike.
+
+    Trap: each of these ranks has to call this. Under DP attention each group of ranks decides
+    alone.
+    """
     group = scheduler.attn_tp_group
     if group.world_size == 1:
         return number
@@ -68,12 +75,13 @@ def is_swapped(req: Req) -> bool:
 
 
 def swapped(waiting: Iterable[Req]) -> list[Req]:
-    """The requests whose KV is in host memory, in their order."""
+    """Return the requests whose KV is in host memory, in order."""
     return [req for req in waiting if is_swapped(req)]
 
 
 def can_leave_now(req: Req) -> bool:
-    """Whether a running request has a first token and more than one to come."""
+    """Whether a running request can be preempted now: it has a first token and more than one to
+    come."""
     return not (
         req.finished()
         or req.to_finish is not None
@@ -83,9 +91,11 @@ def can_leave_now(req: Req) -> bool:
 
 
 def freed_tokens(scheduler: Scheduler, req: Req) -> int:
-    """KV tokens that admission would get back if a running request left: those that it holds alone,
-    and those of the radix tree that nobody else locks. The tree tells, when the lock is given up
-    and taken again."""
+    """Return the KV tokens that admission would get back if a running request left the device.
+
+    They are the tokens that it holds alone, and tokens of the radix tree that no other request
+    locks. The tree shows the latter: the lock is released and taken again.
+    """
     alone: int = req.kv.kv_allocated_len - req.kv.cache_protected_len
     if req.lock is None:
         return alone
@@ -98,16 +108,19 @@ def freed_tokens(scheduler: Scheduler, req: Req) -> int:
 
 
 def token_bytes(scheduler: Scheduler) -> int:
-    """Host memory for the KV of one token, on this rank."""
+    """Return the host memory for the KV of one token on this rank, in bytes."""
     pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
     size = pool.get_kv_size_bytes()
     return int(-(-(sum(size) if isinstance(size, tuple) else size) // pool.size))
 
 
 def swap_out(scheduler: Scheduler, running_batch: Batch, req: Req) -> bool:
-    """Copy a running request's KV to host memory and take it off the device. False, and nothing
-    changes, if the copy fails on any rank. A token whose forward pass is in flight is dropped with
-    its KV, as SGLang skips the results of retracted requests, and computed again after swap_in."""
+    """Copy a running request's KV to host memory and take the request off the device. Return False,
+    and change nothing, if the copy fails on any rank.
+
+    A token whose forward pass is in flight is dropped with its KV, because SGLang skips the results
+    of retracted requests. It is computed again after swap_in.
+    """
     try:
         copied = backup_kv_cache(
             req,
@@ -128,16 +141,16 @@ def swap_out(scheduler: Scheduler, running_batch: Batch, req: Req) -> bool:
 
 
 def retract(running_batch: Batch, req: Req) -> None:
-    """Take a running request off the device, as SGLang does when memory runs out. Its KV is gone
-    but for what the radix tree has of its prompt."""
+    """Take a running request off the device, as SGLang does when memory runs out. It loses its KV,
+    except for the part of its prompt in the radix tree."""
     num_others = len(running_batch.reqs) - 1
-    # A decode server would copy it to host memory.
+    # With offload_kv, a decode server would copy its KV to host memory.
     running_batch.release_req(running_batch.reqs.index(req), num_others, offload_kv=False)
     _leave(running_batch, req)
 
 
 def retract_chunked(scheduler: Scheduler) -> Req:
-    """The same for the prompt that is being chunked, as SGLang does when it is paused."""
+    """Retract the prompt that is being chunked, as SGLang does when it is paused."""
     req = scheduler.chunked_req
     assert req is not None
     release_kv_cache(req, scheduler.tree_cache, checkpoint=False)
@@ -148,14 +161,14 @@ def retract_chunked(scheduler: Scheduler) -> Req:
 
 
 def leaves_memory(req: Req) -> bool:
-    """Whether the KV of a running request is free when it is retracted. A streaming session keeps
-    it, and SGLang does not retract beams but aborts them."""
+    """Whether retracting a running request frees its KV. A streaming session keeps it, and SGLang
+    aborts beams instead of retracting them."""
     return req.beam_group is None and not getattr(req.session, "streaming", False)
 
 
 def leave_in_tree(scheduler: Scheduler, running_batch: Batch, req: Req) -> None:
-    """Take a running request off the device and leave its KV in the radix tree, until somebody
-    needs the memory. From the queue it is prefilled like any other, using what the tree still
+    """Take a running request off the device and leave its KV in the radix tree, where it may be
+    evicted. From the queue it is prefilled like any other request, with the KV that the tree still
     has."""
     release_kv_cache(req, scheduler.tree_cache, checkpoint=True)
     req.reset_for_retract()
@@ -169,21 +182,24 @@ def _leave(running_batch: Batch, req: Req) -> None:
 
 
 def drop(scheduler: Scheduler, req: Req) -> None:
-    """Forget the copy. The request will be computed again, as after any retraction."""
+    """Drop the copy of a request's KV. The request will be recomputed, as after any retraction."""
     discard_kv_cache_backup(req, scheduler.tree_cache, _backend(scheduler))
 
 
 def swap_in(
     scheduler: Scheduler, reqs: Sequence[Req], running: Sequence[Req]
 ) -> tuple[Batch | None, list[Req]]:
-    """Bring requests back: the batch to merge into the running one (None if it would be empty), and
-    those that have to wait on. After the first that finds no room, nobody else is brought back.
+    """Bring requests back to the device. Return the batch to merge into the running one (None if it
+    would be empty), and the requests that have to wait on.
 
-    running: beside whom they decode. No request may have been swapped out since the last step was
-    launched: a result that is still in flight would count as its own.
+    After the first request without room, no further one is brought back. Trap: no request may have
+    been swapped out since the last step was launched, because a result still in flight would count
+    as its own.
+
+    running: the requests that decode with them.
     """
     if scheduler.enable_overlap and scheduler.device != "cpu":
-        # A pass in flight may still write to slots that have been freed.
+        # A forward pass in flight may still write to freed slots.
         scheduler.schedule_stream.wait_stream(scheduler.forward_stream)
     back: list[Req] = []
     left: list[Req] = []
@@ -202,7 +218,8 @@ def swap_in(
 
 
 def counts_tokens(req: Req) -> bool:
-    """Whether its tokens are counted (penalties, min_new_tokens). A prefill counts anew."""
+    """Whether SGLang counts the request's tokens (penalties, min_new_tokens). A prefill counts
+    anew."""
     sampling = req.sampling_params
     return bool(
         sampling.frequency_penalty
@@ -213,19 +230,20 @@ def counts_tokens(req: Req) -> bool:
 
 
 def what_is_lost(req: Req) -> str | None:
-    """What SGLang does not restore when it brings back a request itself; None if it does all."""
+    """Return the part of a request that SGLang does not restore when it resumes the request itself;
+    None if it restores all."""
     if req.grammar is not None:
         return "a grammar on a decode server"
     return "a count of its tokens on a decode server" if counts_tokens(req) else None
 
 
 def _prebuilt(scheduler: Scheduler, reqs: list[Req]) -> Any:
-    """A batch without a forward pass, as SGLang's decode side makes of KV that came over the
+    """Return a batch without a forward pass, as SGLang's decode side makes of KV that came over the
     network. A request that counts tokens has to be alone in it.
 
-    Each batch counts anew. So all tokens so far are counted again but the newest, which the next
-    step counts. Without overlap this restores the count exactly. With overlap SGLang's own is a
-    token behind, and skips or repeats one when a prefill comes between.
+    Each batch counts anew. So all tokens so far are counted again except the newest, which the next
+    step counts. Without overlap this restores the count exactly. With overlap SGLang's own count is
+    a token behind, and skips or repeats one when a prefill comes between.
     """
     batch = ScheduleBatch.init_new(
         reqs,
@@ -238,7 +256,7 @@ def _prebuilt(scheduler: Scheduler, reqs: list[Req]) -> Any:
     )
     batch.prepare_for_prebuilt()
     # A request's grammar has accepted all tokens so far. process_prebuilt would make it accept the
-    # newest once more, unless the backend's grammar remembers it, as only some do.
+    # newest once more. Only some backends' grammars guard against that.
     grammars = [req.grammar for req in reqs]
     for req in reqs:
         req.grammar = None
@@ -256,11 +274,14 @@ def _prebuilt(scheduler: Scheduler, reqs: list[Req]) -> Any:
 
 
 def _restored(scheduler: Scheduler, req: Req) -> bool:
-    """Whether a request is back on the device. It keeps its copy if there is no room there. It
-    loses it, and will be computed again, if it cannot be written back on some rank."""
+    """Bring one request back and return whether it is on the device.
+
+    It keeps its copy if the device has no room. It loses the copy, and will be recomputed, if the
+    copy cannot be written back on some rank.
+    """
     num_tokens = req.seqlen - 1  # the newest token has no KV yet
     kept = _locked_again(scheduler, req)
-    # All ranks have room or none has: their pools are alike.
+    # All ranks have room or none has, because their pools are alike.
     if not _given_room(scheduler, req, num_tokens, kept):
         scheduler.tree_cache.unlock(req.lock)
         req.lock = None
@@ -287,20 +308,21 @@ def _restored(scheduler: Scheduler, req: Req) -> bool:
 
 
 def has_adapter(scheduler: Scheduler, req: Req, others: Sequence[Req]) -> bool:
-    """Whether its LoRA adapter fits in beside the others'. SGLang asks before prefills only."""
+    """Whether a request's LoRA adapter fits in with the adapters of the others. SGLang checks this
+    before prefills only."""
     if not scheduler.enable_lora:
         return True
     beside = {other.lora_id for other in others}
     if not scheduler.enable_lora_overlap_loading:
         return bool(scheduler.can_schedule_lora_req(req, beside))
-    # There SGLang loads it when asked. How far loads are differs between ranks.
+    # There SGLang loads an adapter when asked. The progress of loads differs between ranks.
     adapters = scheduler.tp_worker.model_runner.lora_manager
     return req.lora_id in beside or bool(adapters.validate_lora_batch({req.lora_id, *beside}))
 
 
 def _in_tree(scheduler: Scheduler, req: Req) -> torch.Tensor:
-    """Slots of what the radix tree has of a running request. Empty where it could not use them when
-    it comes back."""
+    """Return the slots of a running request's KV in the radix tree; empty if it could not use them
+    when it comes back."""
     uses_tree = scheduler.server_args.disaggregation_mode == "null"
     uses_tree = uses_tree and _backend(scheduler) == "cpu_tensor"
     num_tokens = req.kv.cache_protected_len if uses_tree else 0
@@ -309,8 +331,12 @@ def _in_tree(scheduler: Scheduler, req: Req) -> torch.Tensor:
 
 
 def _locked_again(scheduler: Scheduler, req: Req) -> torch.Tensor:
-    """Slots of what the radix tree still has of a swapped request, in whole pages, locked for it.
-    Only those that it left: what was evicted and computed again may differ in its last bits."""
+    """Lock a swapped-out request's KV that is still in the radix tree, and return its slots in
+    whole pages.
+
+    Only the slots that it left count: KV that was evicted and recomputed may differ in its last
+    bits.
+    """
     left: torch.Tensor = req.sage.shared_slots
     if not len(left):
         return left
@@ -325,9 +351,11 @@ def _locked_again(scheduler: Scheduler, req: Req) -> torch.Tensor:
 
 
 def _given_room(scheduler: Scheduler, req: Req, num_tokens: int, kept: torch.Tensor) -> bool:
-    """Give a swapped request a row, and slots for its KV but for what is kept in the tree. False,
-    and it gets neither, if there is no room. This is checked first, as a failed allocation would
-    leave traces."""
+    """Give a swapped-out request a row, and slots for its KV except the part kept in the tree.
+    Return False, and allocate nothing, if there is no room.
+
+    Room is checked first, because a failed allocation would leave traces.
+    """
     pool, allocator = scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator
     num_kept = len(kept)
     num_paged = -(-(num_tokens - num_kept) // scheduler.page_size) * scheduler.page_size
@@ -347,7 +375,7 @@ def _given_room(scheduler: Scheduler, req: Req, num_tokens: int, kept: torch.Ten
         swa_tail_len=0,
         req_to_token_pool=pool,
     )
-    # What SGLang writes back of the kept part goes to the slot that nobody reads.
+    # SGLang's copy of the kept part goes to slot 0, which is padding.
     row = torch.cat([torch.zeros_like(kept, dtype=torch.int32), slots.to(torch.int32)])
     pool.write((req.kv.req_pool_idx, slice(0, num_tokens)), row)
     req.kv.cache_protected_len = num_kept

@@ -1,4 +1,4 @@
-"""What a scheduler reports on /metrics, every two seconds."""
+"""Reports a scheduler's series on /metrics, every two seconds."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from sage_sched.plan import PreemptionMode
 
 logger = logging.getLogger(__name__)
 
-# Often enough for a scrape every five seconds. A queue of a thousand takes 10 ms.
+# Often enough for a scrape every five seconds. A queue of a thousand requests takes 10 ms.
 _INTERVAL_S = 2.0
 
 
 class SchedulerMetrics(Listener):
-    """The series of one scheduler. Only the rank that SGLang reports by has any."""
+    """The series of one scheduler. Only the rank by which SGLang reports has any."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -33,14 +33,15 @@ class SchedulerMetrics(Listener):
         self._series: Series | None = None
 
     def series(self) -> Series | None:
-        """None if the server has no /metrics, or another rank reports for this one."""
+        """Return the series; None if the server has no /metrics, or another rank reports for this
+        one."""
         context = self._scheduler.metrics_collector_context
         if self._series is None and context.current_scheduler_metrics_enabled:
             self._series = Series(context.collector.labels)
         return self._series
 
     def polled(self) -> None:
-        """Bring the series up to date. Never raises."""
+        """Update the series. Never raises."""
         now_s = time.monotonic()
         if now_s < self._due_s:
             return
@@ -111,17 +112,18 @@ class SchedulerMetrics(Listener):
 
 
 def _as_it_is(scheduler: Scheduler, req: Req) -> Job:
-    """The Job of a running request at its present age. It is a copy, because the ranks that report
-    nothing do not update theirs here."""
+    """Return a copy of a running request's Job at its current age. The original must stay as it is,
+    because ranks that do not report do not update theirs here."""
     job: Job = copy(req.sage.job)
-    job.watch = None  # it is in no order, and no order must hear of it
+    job.watch = None  # the copy is in no order, and must not notify one
     job.grow(len(req.output_ids))
     job.held_tokens = scheduler.sage.jobs.held_tokens(req)
     return job
 
 
 def waited_s(waiting: Sequence[Req]) -> list[float]:
-    """How long each has waited since it arrived or last yielded, by SGLang's own stamp."""
+    """Return how long each request has waited since it arrived or was last preempted, by SGLang's
+    own stamp."""
     now_s = time.perf_counter()
     stamps = [req.time_stats.wait_queue_entry_time for req in waiting]
     return [max(0.0, now_s - stamp_s) for stamp_s in stamps if stamp_s > 0]

@@ -1,4 +1,4 @@
-"""What planning takes."""
+"""Measures the time that planning takes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sage_sched.plan import Plan
 
 
 class PassMeter(Listener):
-    """Counts passes, and notes the place that each request got at first."""
+    """Counts passes, and records each request's first place in the queue."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -33,8 +33,11 @@ class PassMeter(Listener):
                     waits.num_before = num_before
 
     def stats(self) -> dict[str, Any]:
-        """num_too_long: summed over all passes, the prompts that are ahead of the one being chunked
-        and too long to be prefilled beside its chunk."""
+        """Return counters for /server_info.
+
+        num_too_long: summed over all passes, the prompts that are ahead of the chunked one and too
+            long to be prefilled with its chunk.
+        """
         return {
             "num_passes": self._num_passes,
             "num_too_long": self._num_too_long,

@@ -1,4 +1,4 @@
-"""Who may leave the device on this server, and how they leave and come back."""
+"""Preempts running requests of this server, and resumes them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ _COUNTED = ("num_resumed", "num_recomputed", "num_without_device_room", "num_wit
 def preemption_of(
     scheduler: Scheduler, settings: Settings, present: Preemption | None
 ) -> Preemption | None:
-    """None if no request may leave the device, or this server cannot swap; nobody leaves under one
-    of SGLang's own policies. present: goes on by these settings, as it may hold copies."""
+    """Return the preemption of these settings; None if preemption is off or this server cannot
+    swap. No request is preempted under one of SGLang's own policies.
+
+    present: kept and set to these settings, because it may hold copies.
+    """
     config = settings.config.preemption
     config = replace(config, enabled=config.enabled and not settings.is_stock)
     if present is not None:
@@ -47,8 +50,10 @@ def preemption_of(
 
 
 class Preemption:
-    """Preemption on one scheduler. num_preemptions: by whether memory ran out (else for a waiting
-    request) and by mode."""
+    """Preemption on one scheduler.
+
+    num_preemptions: by whether memory ran out (else it was for a waiting request), and by mode.
+    """
 
     def __init__(self, scheduler: Scheduler, config: PreemptionConfig) -> None:
         self._scheduler = scheduler
@@ -62,8 +67,8 @@ class Preemption:
         self.use(config)
 
     def use(self, config: PreemptionConfig) -> None:
-        """Follow these settings from now on. What is in host memory stays. If nobody may leave any
-        more, those that have left come back."""
+        """Follow these settings from now on. KV in host memory stays there. If preemption is now
+        off, swapped-out requests come back."""
         self.config = config
         own_bytes = int(config.host_pool_gib * 2**30) or self._own_pool_bytes
         tier_tokens = kv_copy.host_tier_tokens(self._scheduler)
@@ -71,8 +76,12 @@ class Preemption:
         self._host_pool_tokens = own_tokens if tier_tokens is None else tier_tokens
 
     def stats(self) -> dict[str, Any]:
-        """num_not_preemptible: requests that were chosen but cannot be preempted, by what they use.
-        swap_token_us: estimated cost of moving a token one way."""
+        """Return counters for /server_info.
+
+        num_not_preemptible: requests that were chosen but cannot be preempted, by the feature that
+            they use.
+        swap_token_us: estimated cost of moving a token one way.
+        """
         return {
             "num_preemptions": self.num_preemptions.total(),
             "num_out_of_memory": sum(self.num_preemptions[True, way] for way in PreemptionMode),
@@ -89,35 +98,37 @@ class Preemption:
         }
 
     def host_free_tokens(self, in_host_memory: Iterable[Req]) -> int:
-        """KV tokens that host memory still has room for, given the swapped requests."""
+        """Return the KV tokens for which host memory still has room, given the swapped-out
+        requests."""
         return self._host_pool_tokens - sum(req.seqlen for req in in_host_memory)
 
     def used_ratio(self) -> float:
-        """Share of the host memory that is used."""
+        """Return the used share of the host memory."""
         free_tokens = self.host_free_tokens(queues.in_host_memory(self._scheduler))
         return 1 - free_tokens / max(1, self._host_pool_tokens)
 
     def about_to_plan(self, served_tokens: int, server: ServerFacts) -> None:
-        """On all ranks."""
+        """Prepare for a plan. All ranks call this."""
         self._meter.rest(served_tokens, server.kv_pool_tokens)
 
     def priced(self, server: ServerFacts) -> ServerFacts:
-        """The same facts with the measured cost of moving a token, equal on all ranks."""
+        """Return the same facts with the measured cost of moving a token, equal on all ranks."""
         return replace(server, swap_token_s=self._meter.token_s)
 
     def holdings(self, running: Sequence[Req]) -> Callable[[Job], Holding | None]:
-        """For a view: what a running request holds; None if it has to stay."""
+        """Return a function for a view that tells the KV of a running request; None if it cannot be
+        preempted."""
         requests: dict[Job, Req] = {}
 
         def holding(job: Job) -> Holding | None:
             if not requests:
                 requests.update((req.sage.job, req) for req in running)
-            req = requests.get(job)  # on a decode server, of some the KV has not come yet
+            req = requests.get(job)  # on a decode server, its KV may not have come yet
             if req is None or not kv_copy.can_leave_now(req) or not self._survives(req):
                 return None
             return Holding(
                 kv_tokens=req.seqlen,
-                # It will find again what it found in the radix tree at its start.
+                # It will find the same prefix in the radix tree as at its start.
                 cached_tokens=min(req.cached_tokens, req.seqlen),
                 freed_tokens=kv_copy.freed_tokens(self._scheduler, req),
                 stays_whole=self._only_decodes or kv_copy.counts_tokens(req),
@@ -126,7 +137,7 @@ class Preemption:
         return holding
 
     def _survives(self, req: Req) -> bool:
-        """Whether all that a request uses is known to survive a swap."""
+        """Whether everything that a request uses is known to survive a swap."""
         state = req.sage
         if not state.was_checked:
             state.was_checked = True
@@ -141,7 +152,8 @@ class Preemption:
         return state.why_not_preemptible is None
 
     def preempt(self, running_batch: Batch, action: Preempt) -> Req | None:
-        """A running request leaves the device; None, and it goes on running, if its copy fails."""
+        """Preempt a running request and return it. Return None if its copy fails; it then keeps
+        running."""
         (req,) = (req for req in running_batch.reqs if req.sage.job is action.job)
         if action.mode is PreemptionMode.SWAP:
             num_tokens = req.seqlen - 1
@@ -159,9 +171,12 @@ class Preemption:
         return req
 
     def resume(self, running_batch: Batch, reqs: Sequence[Req]) -> tuple[Batch, list[Req]]:
-        """Bring swapped requests back: the running batch with them in it, and those that have to
-        wait on. Some of these are still swapped, as there is no room for them; the others lost
-        their copies and will be computed again."""
+        """Bring swapped-out requests back. Return the running batch with them in it, and the
+        requests that have to wait on.
+
+        Some of the latter are still swapped out, because the device has no room for them. The
+        others lost their copies and will be recomputed.
+        """
         with self.restoring() as back:
             batch, left = kv_copy.swap_in(self._scheduler, reqs, running_batch.reqs)
             back += batch.reqs if batch is not None else []
@@ -176,8 +191,8 @@ class Preemption:
 
     @contextmanager
     def restoring(self) -> Iterator[list[Req]]:
-        """Around copies back to the device, to time and count them: gives a list, to which the
-        caller adds the requests that are back."""
+        """Time and count copies back to the device within this context. The caller adds the resumed
+        requests to the list that it gets."""
         back: list[Req] = []
         with self._meter.timing() as move:
             yield back
@@ -188,7 +203,7 @@ class Preemption:
 
     def forget_copies(self) -> None:
         """Drop all copies: KV of old weights, or of a flushed cache, must not come back. The flush
-        has taken what they held of the hierarchical cache."""
+        has already freed their share of the hierarchical cache."""
         for req in queues.in_host_memory(self._scheduler):
             req.kv.retraction_backup = None
             self._counts["num_recomputed"] += 1
@@ -201,7 +216,7 @@ class Preemption:
         left: list[Req],
         yielded: list[Req],
     ) -> None:
-        """Count and report what became of a plan's actions. queue: in the plan's order."""
+        """Count and report the outcome of a plan's actions. queue: in the plan's order."""
         self._counts["num_without_host_room"] += plan.num_without_host_room
         known = {req.sage.job: req for req in (*queue[: len(plan.actions)], *yielded)}
         done = plan.actions[: len(entering) + len(yielded)]
@@ -210,5 +225,8 @@ class Preemption:
 
     @rank_consensus(same_params=True)  # type: ignore[untyped-decorator]
     def _agree(self, entering: list[str], left: list[str], yielded: list[str]) -> None:
-        """For SGLang's check that ranks agree (SGLANG_ENABLE_RANK_CONSENSUS_CHECKER): what became
-        of a plan, by request id. left: requests that were to enter and found no room."""
+        """Pass the outcome of a plan, by request id, to SGLang's check that ranks agree
+        (SGLANG_ENABLE_RANK_CONSENSUS_CHECKER).
+
+        left: requests that were to enter but found no room.
+        """

@@ -1,4 +1,4 @@
-"""SGLang's priorities (--enable-priority-scheduling) as levels of ours (Job.level)."""
+"""Maps SGLang's priorities (--enable-priority-scheduling) to our levels (Job.level)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from patches.engine_types import Req, Scheduler
 
 
 def level_of(req: Req, scheduler: Scheduler) -> int:
-    """Smaller goes first; a request without a priority goes last."""
+    """Return a request's level. Smaller levels go first; requests without a priority go last."""
     if not scheduler.enable_priority_scheduling:
         return 0
     if req.priority is None:
@@ -18,14 +18,15 @@ def level_of(req: Req, scheduler: Scheduler) -> int:
 
 
 def level_gap(scheduler: Scheduler) -> float:
-    """See ServerFacts. For a scheduler that has made no pass yet."""
+    """Return ServerFacts.level_gap, for a scheduler that has made no pass yet."""
     if not scheduler.enable_priority_preemption:
         return math.inf
     return float(scheduler.priority_scheduling_preemption_threshold)
 
 
 def follow_settings(scheduler: Scheduler) -> None:
-    """Before a pass: SGLang itself goes by priorities only while its own policy is chosen."""
+    """Turn SGLang's own priorities on before a pass if its own policy is chosen, and off
+    otherwise."""
     if scheduler.enable_priority_scheduling:
         sage = scheduler.sage
         is_stock = sage.settings.is_stock

@@ -1,5 +1,5 @@
-"""Where a scheduler's requests are, on one server or on those that prefill and decode apart, and
-who gets room for the KV of its prompt."""
+"""Lists a scheduler's requests by state, on one server or on separate prefill and decode servers,
+and controls which prompts a decode server admits to its KV pool."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from patches.scheduler.kv_copy import swapped
 
 
 def only_prefills(scheduler: Scheduler) -> bool:
-    """Whether its requests go to a decode server with their first token."""
+    """Whether its requests move to a decode server with their first token."""
     return bool(scheduler.server_args.disaggregation_mode == "prefill")
 
 
@@ -20,8 +20,11 @@ def only_decodes(scheduler: Scheduler) -> bool:
 
 
 def waiting(scheduler: Scheduler) -> list[Req]:
-    """Those that a plan puts in order. On a decode server they are in host memory, or their prompt
-    has no room yet; unless requests may leave there, SGLang alone brings back whom it retracts."""
+    """Return the requests that a plan puts in order.
+
+    On a decode server they are swapped out, or their prompt has no room yet. If preemption is off
+    there, SGLang alone resumes the requests that it retracts.
+    """
     if not only_decodes(scheduler):
         return scheduler.waiting_queue
     queue = scheduler.disagg_decode_prealloc_queue
@@ -30,12 +33,13 @@ def waiting(scheduler: Scheduler) -> list[Req]:
 
 
 def in_host_memory(scheduler: Scheduler) -> list[Req]:
-    """Those whose KV was copied there, in the order of the queue."""
+    """Return the waiting requests whose KV is in host memory, in the order of the queue."""
     return swapped(waiting(scheduler))
 
 
 def held(scheduler: Scheduler) -> list[Req]:
-    """Those that have room and do not run yet: their prompt's KV is on its way, or has come."""
+    """Return the requests that hold KV and do not run yet: their prompt's KV is on its way, or has
+    come."""
     if not only_decodes(scheduler):
         return []
     on_the_way = [entry.req for entry in scheduler.disagg_decode_transfer_queue.queue]
@@ -43,7 +47,8 @@ def held(scheduler: Scheduler) -> list[Req]:
 
 
 def unseen(scheduler: Scheduler) -> list[Req]:
-    """Those that no plan sees: the servers do not know of each other yet, or KV is being sent."""
+    """Return the requests that no plan sees: the two servers are not connected for them yet, or
+    their KV is being sent."""
     if only_decodes(scheduler):
         queue = scheduler.disagg_decode_prealloc_queue.queue
         return [entry.req for entry in queue if not entry.waiting_for_input]
@@ -54,7 +59,7 @@ def unseen(scheduler: Scheduler) -> list[Req]:
 
 
 def sort_by_arrival(scheduler: Scheduler) -> None:
-    """All queues that our plans put in another order."""
+    """Sort all queues that our plans reorder by arrival."""
 
     def arrival(req: Req) -> int:
         return int(req.sage.job.arrival)
@@ -67,24 +72,29 @@ def sort_by_arrival(scheduler: Scheduler) -> None:
 
 
 class Room:
-    """Who of those that wait may get room in a pass, for SGLang's DecodePreallocQueue. refused: who
-    asked last, if there was none."""
+    """Decides which waiting requests SGLang's DecodePreallocQueue may admit in a pass.
+
+    refused: the last request that asked, if the KV pool had no room.
+    """
 
     def __init__(self) -> None:
         self._open: set[int] | None = None
         self.refused: Req | None = None
 
     def open_to_all(self) -> None:
-        """Everybody may."""
+        """Let every request enter."""
         self._open = self.refused = None
 
     def open_to(self, reqs: Sequence[Req]) -> None:
-        """These alone may."""
+        """Let only these requests enter."""
         self._open, self.refused = {id(req) for req in reqs}, None
 
     def needed_tokens(self, req: Req, theirs: int, pool_tokens: int) -> int:
-        """KV that has to be free for a request. theirs: by SGLang's count. SGLang gives no room to
-        those behind the first that finds none."""
+        """Return the KV tokens that have to be free for a request. SGLang admits no request behind
+        the first that finds too few.
+
+        theirs: SGLang's count.
+        """
         if self._open is not None and id(req) not in self._open:
             return 2 * pool_tokens
         self.refused = req

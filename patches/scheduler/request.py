@@ -1,4 +1,4 @@
-"""What a scheduler keeps for one request."""
+"""A scheduler's state for one request."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from sage_sched.slo import Deadlines
 
 @dataclass(slots=True)
 class Waits:
-    """How long a request has waited, by this rank's clock. For traces and SGLang's timeouts,
-    not for plans.
+    """How long a request has waited, by this rank's clock. For traces and SGLang's timeouts, not
+    for plans.
 
-    came_s: its arrival. since_s: when its present wait began; None while it runs. waited_s: all
-    earlier waits. num_before: how many requests were ahead when it was first put in order; None
-    until then. retracted_s: when it was last retracted.
+    came_s: its arrival.
+    since_s: when its current wait began; None while it runs.
+    waited_s: all earlier waits.
+    num_before: requests ahead of it when it was first put in order; None until then.
+    retracted_s: when it was last retracted.
     """
 
     came_s: float
@@ -29,54 +31,62 @@ class Waits:
     retracted_s: float = 0.0
 
     def begins(self) -> None:
-        """It was preempted."""
+        """Begin a wait: the request was preempted."""
         self.since_s = time.monotonic()
 
     def ends(self) -> None:
-        """It runs."""
+        """End the wait: the request runs."""
         self.waited_s, self.since_s = self.so_far_s(), None
 
     def was_retracted(self, since_s: float) -> None:
-        """SGLang took it off the device, and it runs again, maybe chunk by chunk. since_s: when it
-        was back in the queue, by SGLang's stamp (time.perf_counter)."""
+        """Count a wait after SGLang retracted the request, which runs again now, maybe chunk by
+        chunk.
+
+        since_s: when it was back in the queue, by SGLang's stamp (time.perf_counter).
+        """
         if self.since_s is None and since_s > self.retracted_s:
             self.retracted_s = since_s
             self.waited_s += max(0.0, time.perf_counter() - since_s)
 
     def ran_s(self) -> float:
-        """For how long it has run until now."""
+        """Return for how long it has run until now."""
         return time.monotonic() - self.came_s - self.so_far_s()
 
     def so_far_s(self) -> float:
-        """All waits until now."""
+        """Return the sum of its waits until now."""
         if self.since_s is None:
             return self.waited_s
         return self.waited_s + time.monotonic() - self.since_s
 
 
 class WaitListener(Listener):
-    """Ends the wait of each request that runs. It comes after the listeners that report waits."""
+    """Ends the wait of each request that runs. Place it after the listeners that report waits."""
 
     def ran(self, batch: Batch) -> None:
         if not batch.forward_mode.is_extend_without_speculative():
             return
         num_prefills = len(batch.reqs) - len(batch.decoding_reqs or [])
         for place, req in enumerate(batch.reqs):
-            # A prefill of a begun answer: it was retracted, or left its KV behind.
+            # A prefill of a request with tokens: it was retracted, or preempted without a copy of
+            # its KV.
             if req.output_ids and place < num_prefills:
                 req.sage.waits.was_retracted(req.time_stats.wait_queue_entry_time)
             req.sage.waits.ends()
 
     def stepped(self, batch: Batch, result: Any) -> None:
-        if result is None:  # on a decode server: they run from now on
+        if result is None:  # on a decode server requests run from here on
             for req in batch.reqs:
                 req.sage.waits.ends()
 
 
 @dataclass(slots=True)
 class TokenTimes:
-    """When the tokens of a request with an SLO came. came_s: its arrival. ttft_s, last_s: from then
-    to its first and its latest token. num_next_on_time: how many after the first were on time."""
+    """When the tokens of a request with an SLO came.
+
+    came_s: its arrival.
+    ttft_s, last_s: the time from its arrival to its first and its latest token.
+    num_next_on_time: the tokens after the first that were on time.
+    """
 
     deadlines: Deadlines
     came_s: float
@@ -96,9 +106,12 @@ class Foretold(NamedTuple):
 
 @dataclass(slots=True)
 class RequestState:
-    """`Req.sage`. token_times: None without an SLO. was_checked, why_not_preemptible: whether it
-    was ever chosen to be preempted, and what rules that out. shared_slots: where the radix tree had
-    the beginning of its KV when it left the device. foretold: None unless requests may be refused.
+    """`Req.sage`.
+
+    token_times: None without an SLO.
+    was_checked: whether it was ever chosen to be preempted.
+    why_not_preemptible: the feature that rules preemption out, or None.
+    shared_slots: the slots of its KV in the radix tree when it left the device.
     """
 
     job: Job
@@ -117,7 +130,8 @@ class RequestState:
 
 
 def predicted(job: Job) -> dict[str, Any]:
-    """The predicted length of its answer in tokens: median, 80 % quantile, and their source."""
+    """Return the predicted length of its answer in tokens: median, 80 % quantile, and their
+    source."""
     if (lengths := job.distribution) is None:
         return {"p50_tokens": None, "p80_tokens": None, "source": "none"}
     return {

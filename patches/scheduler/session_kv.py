@@ -1,8 +1,8 @@
-"""Whose cached KV SGLang's radix tree gives up first: that of sessions which come back last.
+"""Makes SGLang's radix tree evict the KV of sessions that return last.
 
-A session's latest sequence is marked on the tree's nodes; SGLang evicts leaves by a strategy's
-priority, smallest first (mem_cache/evict_policy.py), and ours comes before the one that the server
-has. Its hierarchical cache asks the same strategy whose KV host memory gives up.
+A session's latest sequence is marked on the tree's nodes. SGLang evicts leaves by a strategy's
+priority, smallest first (mem_cache/evict_policy.py); our priority comes before the server's own.
+SGLang's hierarchical cache uses the same strategy for host memory.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from patches.engine_types import Req, Scheduler
 from sage_sched.session_returns import MOST_SESSIONS
 
-# Sessions and nodes that a pass counts.
+# Sessions and nodes counted per pass.
 _NUM_COUNTED = 500
 
 
 class SessionKv:
-    """In the place of a tree's eviction strategy, if it has one. SGLang's default tree,
-    in Rust, has none (SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND)."""
+    """Replaces a tree's eviction strategy, if it has one. Trap: SGLang's default tree, in Rust, has
+    none (SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND)."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         tree: Any = scheduler.tree_cache
         self._scheduler = scheduler
         self._core: Any = None
-        # The nodes of each session's latest sequence, not kept alive; the oldest are forgotten.
+        # The nodes of each session's latest sequence, as weak references. The oldest are dropped.
         self._latest: dict[str, list[ref[Any]]] = {}
         self._kept: dict[str, int] = {}
         self._due: deque[str] = deque()  # sessions to count next
@@ -42,16 +42,17 @@ class SessionKv:
 
     @property
     def follows(self) -> bool:
-        """Whether the tree goes by this."""
+        """Whether the tree evicts by this strategy."""
         return self._core is not None
 
     @property
     def forgets(self) -> bool:
-        """Whether it does, and what the tree evicts is gone."""
+        """Whether the tree evicts by this strategy, and evicted KV is lost."""
         return self.follows and self._scheduler.tree_cache.cache_controller is None
 
     def get_priority(self, node: Any) -> tuple[float, Any]:
-        """Of a leaf: the rate of its session's return, then the server's own."""
+        """Return a leaf's priority: the rate of its session's return, then the server's own
+        priority."""
         returns = self._scheduler.sage.limits.sessions
         session = getattr(node, "sage_session", "")
         theirs = self._theirs.get_priority(node)
@@ -60,8 +61,11 @@ class SessionKv:
         return returns.rate(session, self._scheduler.sage.jobs.now_s), theirs
 
     def mark(self, req: Req, session: str) -> None:
-        """The tree has a request's KV up to the node that it locks. What its session had behind
-        another beginning, such as an answer that the next prompt leaves out, is nobody's."""
+        """Mark a request's KV in the tree, up to the node that it locks, as its session's.
+
+        KV of the session behind another prefix, such as an answer that the next prompt leaves out,
+        loses its mark.
+        """
         if not self.follows or req.lock is None:
             return
         path = [*self._path(self._core.node_by_id(req.lock.node))]
@@ -82,15 +86,17 @@ class SessionKv:
                 self._kept.pop(oldest, None)
 
     def kept_for(self) -> dict[str, int]:
-        """Evictable tokens by the session that had them last. Each call counts some sessions anew,
-        in turn; of the others the last count holds. It is asked in every pass, and to look at all
-        nodes of a large tree takes tens of milliseconds."""
+        """Return the evictable tokens by session.
+
+        Each call counts some sessions anew, in turn; the last count holds for the others. Every
+        pass calls this, and scanning all nodes of a large tree takes tens of milliseconds.
+        """
         self._due = self._due or deque(self._latest)
         num_left = _NUM_COUNTED
         while self._due and num_left > 0:
             session = self._due.popleft()
             nodes = self._latest.get(session, ())
-            num_left -= 1 + len(nodes)  # evicted ones too: some ranks may have freed them later
+            num_left -= 1 + len(nodes)  # evicted ones too: ranks may free them at different times
             own = [*filter(None, (_own_kv(node(), session) for node in nodes))]
             if own:
                 self._kept[session] = sum(len(kv.value) for kv in own if not kv.lock_ref)
@@ -106,7 +112,7 @@ class SessionKv:
 
 
 def _own_kv(node: Any, session: str) -> Any:
-    """A node's data, if it is on the device and the session had it last."""
+    """Return a node's data if it is on the device and belongs to the session; else None."""
     if getattr(node, "sage_session", "") != session:
         return None
     data = node.component_data[ComponentType.FULL]

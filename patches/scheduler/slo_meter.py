@@ -1,4 +1,4 @@
-"""How far a scheduler's requests meet their SLOs."""
+"""Measures SLO attainment."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sage_sched.slo import Attainment, Deadlines
 
 
 class SloMeter(Listener):
-    """Measures SLO attainment. A token counts when it comes out of its step, before it goes to the
-    client. The clock is read for these numbers alone."""
+    """Measures SLO attainment of one scheduler. A token counts when its step ends, before it is
+    sent to the client. The clock is read for these numbers alone."""
 
     def __init__(self, metrics: SchedulerMetrics) -> None:
         self._metrics = metrics
@@ -39,7 +39,7 @@ class SloMeter(Listener):
                 _count(req)
 
     def ended(self, req: Req, was_aborted: bool) -> None:
-        _count(req)  # a prefill server's first token came with no step
+        _count(req)  # a prefill server's first token comes without a step
         times: TokenTimes | None = req.sage.token_times
         req.sage.token_times = None
         if times is not None and times.num_tokens and not was_aborted:
@@ -66,7 +66,7 @@ class SloMeter(Listener):
 
 
 def _count(req: Req) -> None:
-    """Count the tokens that have come since the last time."""
+    """Count the tokens that have come since the last call."""
     times: TokenTimes | None = req.sage.token_times
     if times is None:
         return

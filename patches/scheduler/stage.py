@@ -1,4 +1,4 @@
-"""What SGLang's own part of a pass sees: some of the queue, and the budget of the plan."""
+"""Shows SGLang's own part of a pass a part of the queue and the plan's budget."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sage_sched.plan import Budget
 
 
 class Stage:
-    """What SGLang sees of one scheduler during a pass.
+    """Controls which part of one scheduler SGLang's code sees during a pass.
 
     chunk_limit_tokens: the largest chunk; None outside a pass, or if the plan has no limit.
     """
@@ -24,8 +24,8 @@ class Stage:
         self.chunk_limit_tokens: int | None = None
 
     def showing(self, visible: Sequence[Req], call: Callable[[], Any]) -> Any:
-        """Call something that sees only these of the waiting requests. Requests that SGLang appends
-        meanwhile, because their grammars are ready, wait for a plan that knows them."""
+        """Call a function that sees only these of the waiting requests. Requests that SGLang
+        appends meanwhile, because their grammars are ready, wait for the next plan."""
         scheduler = self._scheduler
         hidden = scheduler.waiting_queue
         if visible:
@@ -42,22 +42,22 @@ class Stage:
             self._unplanned.clear()
 
     def hide_unplanned(self, visible: list[Req]) -> None:
-        """Before SGLang goes through its queue: take out what joined it after the plan."""
+        """Remove requests that joined the queue after the plan, before SGLang walks through it."""
         if self._num_visible is not None:
             self._unplanned += visible[self._num_visible :]
             del visible[self._num_visible :]
 
     @contextmanager
     def within(self, budget: Budget, running_batch: Batch) -> Iterator[None]:
-        """Within this, SGLang prefills no more than the budget, rounded down to units by which this
-        server can cut prompts, but at least one unit."""
+        """Limit SGLang's prefills to the budget within this context. The limit is rounded down to
+        units at which this server can cut prompts, but is at least one unit."""
         scheduler = self._scheduler
         prefill_tokens, chunk_tokens = scheduler.max_prefill_tokens, scheduler.chunked_prefill_size
         unit = unit_tokens(scheduler)
         self.chunk_limit_tokens = _units(budget.chunk_tokens, unit)
         limit_tokens = _units(budget.prefill_tokens, unit)
         if limit_tokens is not None:
-            if scheduler.is_mixed_chunk:  # PrefillAdder takes a token off for each that decodes
+            if scheduler.is_mixed_chunk:  # PrefillAdder subtracts a token per decoding request
                 limit_tokens += len(running_batch.reqs)
             scheduler.max_prefill_tokens = min(prefill_tokens, limit_tokens)
             if chunk_tokens is not None:
@@ -71,7 +71,7 @@ class Stage:
 
 
 def unit_tokens(scheduler: Scheduler) -> int:
-    """Return the unit by which this server can cut prompts."""
+    """Return the unit at which this server can cut prompts, in tokens."""
     return math.lcm(scheduler.page_size, scheduler.truncation_align_size or 1)
 
 
@@ -80,7 +80,7 @@ def _units(num_tokens: int | None, unit: int) -> int | None:
 
 
 def without(scheduler: Scheduler, hidden: Sequence[Req], call: Callable[[], Any]) -> Any:
-    """Call something that does not see these of the waiting requests."""
+    """Call a function that does not see these of the waiting requests."""
     if not hidden:
         return call()
     unseen, queue = {id(req) for req in hidden}, scheduler.waiting_queue
@@ -89,7 +89,7 @@ def without(scheduler: Scheduler, hidden: Sequence[Req], call: Callable[[], Any]
     try:
         return call()
     finally:
-        if len(visible) < num_visible:  # a full queue drops one for another of a higher priority
+        if len(visible) < num_visible:  # a full queue drops one for a higher priority
             kept = unseen | {id(req) for req in visible}
             queue = [req for req in queue if id(req) in kept]
         scheduler.waiting_queue = queue

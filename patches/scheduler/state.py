@@ -1,4 +1,4 @@
-"""What is kept for one scheduler: its policy and settings, and its listeners."""
+"""The state of one scheduler: its policy, its settings and its listeners."""
 
 from __future__ import annotations
 
@@ -52,11 +52,12 @@ logger = logging.getLogger(__name__)
 class SchedulerState:
     """`Scheduler.sage`. All ranks plan alike; their clocks are read for counters only.
 
-    listeners: all that takes part in what happens here.
-    preemption: None while no request may leave. last_preemption: may still hold copies then.
-    headroom: of the last plan.
-    num_arrivals_planned: how many had come when the last plan was made; -1 if another is due.
-    room: on a decode server, which requests may get room for their prompts.
+    listeners: receive all events of this scheduler.
+    preemption: None while no request may be preempted.
+    last_preemption: the same, but kept then too, because it may still hold copies.
+    headroom: the last plan's.
+    num_arrivals_planned: arrivals when the last plan was made; -1 if a new plan is needed.
+    room: on a decode server, which requests may enter the KV pool.
     """
 
     def __init__(self, scheduler: Scheduler, config: SageConfig) -> None:
@@ -68,7 +69,7 @@ class SchedulerState:
             scheduler.max_total_num_tokens,
             scheduler.max_running_requests,
             self.calibration.step_time,
-            swap_token_s=0.0,  # until something is swapped
+            swap_token_s=0.0,  # until a request is swapped out
             mixes_steps=scheduler.is_mixed_chunk,
             reserve_tokens=_reserve_tokens(scheduler),
             level_gap=level_gap(scheduler),
@@ -92,18 +93,18 @@ class SchedulerState:
         self.overload = OverloadGate(scheduler)
         metrics = SchedulerMetrics(scheduler)
         found: list[Listener | None] = [
-            # Before others take time after a step.
+            # First, before other listeners take time after a step.
             self.calibration,
-            # Before others see a new request: puts a Job on it.
+            # Before the listeners that need a new request's Job.
             self.jobs,
             self.waiting,
-            # Before WaitListener: reports the waits that it ends.
+            # Before WaitListener, because it reports the waits that WaitListener ends.
             trace_of(scheduler),
             WaitListener(),
             GapMeter(),
             SloMeter(metrics),
             self.overload,
-            # After Jobs: takes the jobs that the policy could rank.
+            # After Jobs, because it takes the jobs that the policy could rank.
             self.probing,
             PassMeter(scheduler),
             metrics,
@@ -112,24 +113,27 @@ class SchedulerState:
 
     @property
     def server(self) -> ServerFacts:
-        """What is known of the server by now."""
+        """The facts of this server that are known now."""
         preemption = self.preemption
         return self._server if preemption is None else preemption.priced(self._server)
 
     def policy_of(self, settings: Settings) -> Policy:
         """Make the policy of these settings; first come, first served for one of SGLang's own.
-        Raises what the policy raises if it cannot be set up."""
+        Raises the policy's errors if it cannot be set up."""
         if settings.is_stock:
             return FcfsFill(NoParameters(), self._server)
         return policy_named(settings.schedule_policy, settings.config.policy, self._server)
 
     def limits_of(self, settings: Settings, policy: Policy) -> Limits:
-        """The limits of these settings; none if SGLang orders and admits by itself."""
+        """Return the limits of these settings; none if SGLang orders and admits by itself."""
         return Limits() if settings.is_stock else settings.config.limits(policy)
 
     def switch(self, settings: Settings, policy: Policy, unfinished: Sequence[Req]) -> None:
-        """On all ranks, between the same two passes: use these settings and their policy from now
-        on. unfinished: by arrival."""
+        """Use these settings and their policy from now on. All ranks call this between the same two
+        passes.
+
+        unfinished: all unfinished requests, by arrival.
+        """
         self.settings, self.policy = settings, policy
         self.limits = self.limits_of(settings, policy)
         self.num_arrivals_planned = -1
@@ -139,7 +143,7 @@ class SchedulerState:
         self.listeners.switched(settings.schedule_policy, policy, self.limits, unfinished)
 
     def plans(self) -> bool:
-        """Whether the coming pass follows a plan of ours. Under SGLang's own order it does only
+        """Whether the coming pass follows a plan of ours. Under SGLang's own policy it does so only
         while the KV of some request is in host memory."""
         is_off = self.preemption is not None and not self.preemption.config.enabled
         if is_off and not queues.in_host_memory(self._scheduler):
@@ -147,7 +151,7 @@ class SchedulerState:
         return not self.settings.is_stock or self.preemption is not None
 
     def updated(self, update: StepTimes) -> None:
-        """On all ranks: use the step times that rank 0 has learned."""
+        """Use the step times that rank 0 has learned. All ranks call this."""
         self.calibration.updated(update)
         self._server = replace(self._server, step_time=self.calibration.step_time)
         try:
@@ -156,7 +160,7 @@ class SchedulerState:
             self.failures.count("take in step times")
 
     def stepped(self, batch: Batch, result: Any) -> None:
-        """A batch's results are in. All ranks get the same ones between the same two passes."""
+        """Take in a batch's results. All ranks get the same ones between the same two passes."""
         self.listeners.stepped(batch, result)
         self.end_finished(batch.reqs)
 
@@ -167,7 +171,7 @@ class SchedulerState:
                 self.end(req, isinstance(req.finished_reason, FINISH_ABORT))
 
     def end(self, req: Req, was_aborted: bool) -> None:
-        """A request has finished, or was aborted in the queue."""
+        """End a request that has finished, or was aborted in the queue."""
         if not req.sage.has_ended:
             req.sage.has_ended = True
             self.listeners.ended(req, was_aborted)
@@ -182,7 +186,7 @@ class SchedulerState:
             plan = decide(view, self.policy, self.limits)
         except Exception:
             self.failures.count("plan a pass")
-            # A new one, as it would keep the jobs of this pass alive.
+            # A new policy each time: a kept one would keep the jobs of this pass alive.
             plan = decide(view, FcfsFill(NoParameters(), self._server), Limits())
         if plan.order is not None:
             reserve_tokens = self._server.reserve_tokens
@@ -208,7 +212,8 @@ class SchedulerState:
         except Exception:
             self.failures.count("choose whom to retract")
             order = list(default)
-        # SGLang begins the answer to a prompt of embeddings anew, though its client has seen some.
+        # Retract prompts of embeddings last: SGLang restarts their answers, although the client has
+        # seen tokens.
         return sorted(order, key=lambda position: reqs[position].input_embeds is None)
 
     def stats(self) -> dict[str, Any]:
@@ -219,7 +224,7 @@ class SchedulerState:
             "num_policy_errors": self.failures.num_failures,
             "headroom_steps": self.headroom.num_steps,
             "preemption": None if self.last_preemption is None else self.last_preemption.stats(),
-            # Of features that are not there.
+            # Defaults for listeners that are absent.
             "trace": None,
             "probe": None,
             **self.listeners.stats(),
@@ -227,7 +232,7 @@ class SchedulerState:
 
 
 def _warn_of_tpot(scheduler: Scheduler, config: SageConfig) -> None:
-    """Warn of a promised TPOT if decodes wait for prefills."""
+    """Warn of a TPOT SLO if decodes wait for prefills."""
     does_both = not (queues.only_prefills(scheduler) or queues.only_decodes(scheduler))
     if config.slo.has_tpot_slo and does_both and not scheduler.is_mixed_chunk:
         logger.warning(

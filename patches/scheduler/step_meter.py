@@ -9,19 +9,22 @@ from typing import Any
 from patches.engine_types import Batch, Scheduler
 from patches.hook import harmless
 
-# The tokens that a speculative step gives are averaged over this many steps, the latest.
+# Tokens per speculative step are averaged over this many of the latest steps.
 _MEAN_STEPS = 256
 
 
 def ends_with_launch(device: str) -> bool:
-    """Whether a step is over at its launch; an accelerator's is once its result is processed."""
+    """Whether a step ends with its launch. An accelerator's step ends when its result is
+    processed."""
     return device == "cpu"
 
 
 class StepMeter:
-    """Measures steps. A step takes from the end of the previous step to its own end: whatever a
-    busy server does between two steps counts, and under overlap nothing counts twice. After idle
-    time a step counts from its launch. A step that something else came into is not reported."""
+    """Measures steps. A step lasts from the end of the previous step to its own end.
+
+    So all work of a busy server between two steps counts, and under overlap nothing counts twice.
+    After idle time a step counts from its launch. An interrupted step is not reported.
+    """
 
     def __init__(self, report: Callable[[Sequence[float], float], None], device: str) -> None:
         """report: takes the work of a step (sage_sched.step_learner.COLUMNS) and its seconds."""
@@ -32,7 +35,7 @@ class StepMeter:
         self._mean_tokens = 0.0
 
     def timed(self, scheduler: Scheduler, batch: Batch, run: Callable[[], Any]) -> Any:
-        """Scheduler.run_batch, measured."""
+        """Run Scheduler.run_batch and measure it."""
         work = self.launched(batch, scheduler._sched_idled)
         result = run()
         if ends_with_launch(self._device):
@@ -42,29 +45,32 @@ class StepMeter:
         return result
 
     def processed(self, result: Any) -> None:
-        """A step's result has been processed."""
+        """Measure a step, whose result has been processed."""
         if not ends_with_launch(self._device):
             self.ended(getattr(result, "sage_work", None), tokens_of(result))
 
     @harmless
     def launched(self, batch: Batch, after_idle: bool) -> list[float] | None:
-        """A batch is about to run: its work, to be given to ended(); None if it is no step."""
+        """Return the work of a batch that is about to run, for ended(); None if it is no step."""
         if after_idle:
             self._since_s = time.perf_counter()
         return _work(batch)
 
     @harmless
     def ended(self, work: list[float] | None, num_tokens: float = 1.0) -> None:
-        """A step is over. num_tokens: see tokens_of."""
+        """Report a step that has ended. num_tokens: see tokens_of."""
         now_s = time.perf_counter()
         if work is not None and self._since_s is not None:
             self._report(self._by_tokens(work, num_tokens), now_s - self._since_s)
         self._since_s = now_s
 
     def _by_tokens(self, work: list[float], num_tokens: float) -> list[float]:
-        """The work of a step whose requests got so many tokens. Step times are those of one token
-        of each request, so a speculative step counts as several: as many as steps gave lately, as
-        a mean of ratios would be off by the spread."""
+        """Return the work of a step whose requests got this many tokens each.
+
+        Step times are for one token per request, so a speculative step counts as several steps.
+        Their number is the recent mean of tokens per step, because a mean of ratios would be
+        biased.
+        """
         if not work[4]:
             return work
         self._num_decodes += 1
@@ -72,13 +78,14 @@ class StepMeter:
         return [*work[:4], *(self._mean_tokens * n for n in work[4:])]
 
     def interrupted(self) -> None:
-        """Something that is no part of a step takes time."""
+        """Do not report the current step: something else takes time."""
         self._since_s = None
 
 
 def _work(batch: Batch) -> list[float] | None:
-    """sage_sched.step_learner.COLUMNS of a ScheduleBatch (sglang/srt/managers/schedule_batch.py). A
-    mixed batch reads the weights once, so it counts as no decode step."""
+    """Return sage_sched.step_learner.COLUMNS of a ScheduleBatch
+    (sglang/srt/managers/schedule_batch.py). A mixed batch reads the weights once, so it counts as
+    no decode step."""
     mode = batch.forward_mode
     if mode.is_idle() or mode.is_prebuilt():
         return None
@@ -94,7 +101,7 @@ def _work(batch: Batch) -> list[float] | None:
 
 
 def tokens_of(result: Any) -> float:
-    """How many tokens each request got from a step, on average. It is 1 but for speculative
+    """Return the mean number of tokens that a step gave each request: 1 without speculative
     decoding (GenerationBatchResult, managers/utils.py)."""
     accepted = getattr(result, "accept_lens", None)
     return 1.0 if accepted is None or not len(accepted) else float(accepted.float().mean())

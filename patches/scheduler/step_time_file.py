@@ -24,11 +24,11 @@ _MAX_FILE_BYTES = 65_536
 
 
 class StepTimeFile:
-    """Keeps learned step times for the next server of the same kind, in the cache folder. Only its
-    owner can read it, and no link is followed. A file that is no use costs one log line."""
+    """A file of learned step times in the cache folder, for the next server of the same kind. Only
+    its owner can read it, and no link is followed. A useless file costs one log line."""
 
     def __init__(self, server: Mapping[str, str]) -> None:
-        """server: what step times depend on, see kind_of."""
+        """server: the facts on which step times depend (see kind_of)."""
         self._server = dict(server)
         self._can_be_written = True
         name = hashlib.sha256(json.dumps(self._server, sort_keys=True).encode()).hexdigest()[:16]
@@ -36,11 +36,12 @@ class StepTimeFile:
 
     @property
     def path(self) -> Path:
-        """Raises OSError if the user has no cache folder."""
+        """The file's path. Raises OSError if the user has no cache folder."""
         return cache_folder() / self._name
 
     def read(self) -> StepTime | None:
-        """What an earlier server learned; None if there is nothing of use."""
+        """Return the step times that an earlier server learned; None if there are no usable
+        ones."""
         try:
             written = json.loads(read_own(self.path, _MAX_FILE_BYTES))
             if written["server"] != self._server:
@@ -55,7 +56,7 @@ class StepTimeFile:
             return None
 
     def write(self, step_time: StepTime) -> None:
-        """Keep them. Never raises."""
+        """Write the step times. Never raises."""
         if not self._can_be_written:
             return
         written = {"server": self._server, "step_time": in_ms(step_time)}
@@ -69,7 +70,7 @@ class StepTimeFile:
 
 
 def kind_of(scheduler: Scheduler) -> dict[str, str]:
-    """What a server's step times depend on: its model and the hardware."""
+    """Return the facts on which a server's step times depend: its model and the hardware."""
     args: Any = scheduler.server_args
     device = torch.get_device_module(scheduler.device)
     hardware = (

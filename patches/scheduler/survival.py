@@ -1,8 +1,9 @@
-"""Which requests can be preempted: an allow-list of what is known to survive a swap.
+"""Decides which requests can be preempted, by an allow-list of features known to survive a swap.
 
-A swapped request loses its row and its KV slots, and gets others. Whatever else SGLang keeps by
-row, by slot or by step would be lost or mixed up. So a request is preemptible only if
-survival.toml names everything that it and its server use. What a later release adds is not there.
+A swapped-out request loses its row and its KV slots, and gets others. Everything else that SGLang
+keeps by row, by slot or by step would be lost or mixed up. So a request is preemptible only if
+survival.toml names everything that it and its server use. Features of later releases are not in the
+list.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 from patches.engine_types import Req, Scheduler
 
-# By what it is of: names by the reason why they are here.
+# Allowed names by owner. The file groups them by the reason why they are allowed.
 _ALLOWED = {
     of: {name for names in groups.values() for name in names}
     for of, groups in tomllib.loads(Path(__file__).with_suffix(".toml").read_text()).items()
@@ -36,7 +37,7 @@ _FLAGS = _ALLOWED["flags"] | (_OF_SECTIONS - _ALLOWED["not_of_sections"])
 
 
 def why_none_is_preemptible(scheduler: Scheduler) -> str | None:
-    """Return what rules preemption out on this server; None if nothing does."""
+    """Return the feature that rules preemption out on this server, or None."""
     allocator = scheduler.token_to_kv_pool_allocator
     pool, tree = allocator.get_kvcache(), scheduler.tree_cache
     model = scheduler.model_config
@@ -54,7 +55,7 @@ def why_none_is_preemptible(scheduler: Scheduler) -> str | None:
         # SGLang's copy omits the scales.
         "a quantized KV cache": getattr(pool, "is_quantized_kv_cache", False),
         "SGLANG_USE_HND_KVCACHE": getattr(pool, "use_hnd", False),
-        # These keep more about a request than its KV.
+        # These models keep more about a request than its KV.
         "an encoder-decoder model": model.is_encoder_decoder,
         "n-gram embeddings": model.use_ngram_embedding,
         "--disaggregation-decode-retraction-backup none": (
@@ -68,21 +69,21 @@ def why_none_is_preemptible(scheduler: Scheduler) -> str | None:
 
 
 def why_not_preemptible(req: Req) -> str | None:
-    """Return what a request uses that is not known to survive a swap; None if nothing."""
+    """Return a feature of a request that is not known to survive a swap, or None."""
     if req.beam_group is not None:
         return "beam search"
     for owner, defaults in zip((req, req.sampling_params), _defaults(), strict=True):
         for name, unused in defaults.items():
             value = getattr(owner, name)
-            # Types are compared first, as a tensor has no truth value.
+            # Trap: types are compared first, because a tensor has no truth value.
             if value is not unused and (type(value) is not type(unused) or value != unused):
                 return name
     return None
 
 
 def _set_flags(server_args: Any) -> set[str]:
-    """The fields that differ from their defaults. SGLang keeps this record as the operator wrote
-    it, and resolves defaults elsewhere (server_args.py, resolve_once)."""
+    """Return the names of flags that differ from their defaults. SGLang keeps this record as the
+    operator wrote it, and resolves defaults elsewhere (server_args.py, resolve_once)."""
     unset = type(server_args)(model_path="")
     names = (field.name for field in msgspec.structs.fields(type(server_args)))
     return {name for name in names if getattr(server_args, name) != getattr(unset, name)}
@@ -90,8 +91,8 @@ def _set_flags(server_args: Any) -> set[str]:
 
 @cache
 def _defaults() -> tuple[dict[str, object], dict[str, object]]:
-    """The parameters of a request, and of its SamplingParams, that are not on the lists; each with
-    the value that it has when it is not used."""
+    """Return the parameters of a request, and of its SamplingParams, that are not on the lists,
+    each with the value that means it is unused."""
     parameters = inspect.signature(schedule_batch.Req.__init__).parameters
     fields = msgspec.structs.fields(SamplingParams)
     of_request, of_sampling = {"self", *_ALLOWED["request"]}, _ALLOWED["sampling"]

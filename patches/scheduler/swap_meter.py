@@ -1,4 +1,4 @@
-"""Seconds to move KV between the device and host memory."""
+"""Measures the seconds to move KV between the device and host memory."""
 
 from __future__ import annotations
 
@@ -15,30 +15,35 @@ import torch
 from patches.engine_types import Scheduler
 from patches.scheduler.calibration import Calibration
 
-# At start-up this many tokens are moved there and back; the fastest round counts.
+# At start-up this many tokens are moved to host memory and back; the fastest round counts.
 _TRIAL_TOKENS, _TRIAL_ROUNDS = 1024, 3
-# Ranks agree anew after this many moves, on the median of so many.
+# Ranks agree anew after this many moves, on the median of the latest _MOST_MOVES.
 _MOVES_PER_ROUND, _MOST_MOVES = 16, 64
 
 
 class SwapMeter:
-    """Seconds to move a token one way. Rank 0 measures; all ranks use its figure from the same move
-    on. They are seconds of the step times, as all costs are: if the server's steps take half as
-    long as configured, a move counts twice. total_s, total_tokens: all moves so far, on this rank.
+    """Measures the seconds to move a token one way. Rank 0 measures; all ranks use its figure from
+    the same move on.
 
-    The figure is a median, by tokens, so that a stall during some moves does not count. If the host
-    stalls for longer, moves become so dear that there are none that could correct the figure. So it
-    is that of the start again once the server has worked for a while without a move (rest()).
+    The unit is seconds of the step times, as for all costs: if the server's steps take half as long
+    as configured, a move counts twice.
+
+    The figure is a median, weighted by tokens, so a stall during some moves does not count. If the
+    host stalls for longer, moves become so expensive that none happens to correct the figure. So
+    the figure of the start-up trial returns once the server has worked for a while without a move
+    (rest()).
+
+    total_s, total_tokens: all moves so far, on this rank.
     """
 
     def __init__(self, scheduler: Scheduler, calibration: Calibration) -> None:
         self._scheduler = scheduler
         self._calibration = calibration
         self._num_moves = 0
-        # Seconds a token, and tokens.
+        # Seconds per token, and tokens, of each move.
         self._moves: deque[tuple[float, int]] = deque(maxlen=_MOST_MOVES)
-        # How many moves there were at the last look of rest(), and the server's work when the
-        # newest of them was new.
+        # The number of moves at the last call of rest(), and the served tokens when the newest of
+        # them was new.
         self._rested = (0, 0)
         self.total_s = 0.0
         self.total_tokens = 0
@@ -46,8 +51,8 @@ class SwapMeter:
 
     @contextmanager
     def timing(self) -> Iterator[SimpleNamespace]:
-        """Around moves of KV, either way, on all ranks. The caller sets num_tokens of what it gets
-        to the number of tokens that it moved."""
+        """Time moves of KV within this context, either way, on all ranks. The caller sets
+        num_tokens of the result to the number of tokens that it moved."""
         _wait_for_device(self._scheduler)  # a pass in flight is no part of the move
         self._calibration.steps.interrupted()
         move = SimpleNamespace(num_tokens=0)
@@ -63,8 +68,8 @@ class SwapMeter:
                 self._refine()
 
     def rest(self, served_tokens: int, most_tokens: int) -> None:
-        """On all ranks, before a pass: go by the trial at the start again if the server has worked
-        through most_tokens without a move."""
+        """Return to the start-up trial's figure if the server has served most_tokens without a
+        move. All ranks call this before a pass."""
         num_moves, since_tokens = self._rested
         if num_moves != self._num_moves:
             self._rested = self._num_moves, served_tokens
@@ -83,7 +88,8 @@ class SwapMeter:
 
 
 def _trial_token_s(scheduler: Scheduler) -> float:
-    """Moves slots that nobody uses yet, and writes back what was in them."""
+    """Return the seconds per token of a trial. It moves slots that are not in use yet, and restores
+    their content."""
     allocator = scheduler.token_to_kv_pool_allocator
     pool = allocator.get_kvcache()
     num_tokens: int = min(_TRIAL_TOKENS, pool.size)

@@ -1,4 +1,4 @@
-"""Other settings while a server runs: what each rank makes of the message that brings them."""
+"""Changes the settings of a running server, on each rank."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ logger = logging.getLogger(__name__)
 
 
 def switch(scheduler: Scheduler, message: SetSettings) -> SettingsNow:
-    """Runs on all ranks. If one refuses all do, as a refusal rests on what they share. Never
-    raises: the scheduler goes on whatever is asked of it."""
+    """Apply a change of settings, on all ranks. If one rank refuses all do, because a refusal
+    depends only on shared state. Never raises, so that no request for a change can end the
+    scheduler."""
     refusal = ""
     try:
         changes = json.loads(message.changes)
@@ -31,48 +32,48 @@ def switch(scheduler: Scheduler, message: SetSettings) -> SettingsNow:
     except Exception as error:
         logger.exception("settings could not be changed")
         refusal = f"the change failed: {error!r}"
-    # Another package's policy may say what no message can hold.
+    # Another package's policy may return text that no message can hold.
     refusal = refusal.encode(errors="backslashreplace").decode()
     return SettingsNow(settings=json.dumps(scheduler.sage.settings.shown()), refusal=refusal)
 
 
 def _switch(scheduler: Scheduler, changes: object, now_s: float, clock: str) -> None:
-    """Raises ConfigError, and then nothing has changed."""
+    """Apply changes. Raises ConfigError, and then nothing has changed."""
     state: SchedulerState = scheduler.sage
     settings = state.settings.changed(changes)
     name = settings.schedule_policy
     try:
         policy = state.policy_of(settings)
-        # What SGLang is to order by (managers/schedule_policy.py, SchedulePolicy.policy). Under a
-        # policy of ours it is first come, first served, which leaves the order as it is.
+        # SGLang's order (managers/schedule_policy.py, SchedulePolicy.policy). Under a policy of
+        # ours it is first come, first served, which leaves our order as it is.
         stock_order = scheduler.policy._validate_and_adjust_policy(name, scheduler.tree_cache)
-    except Exception as error:  # of another package's policy, or a stock one that cannot run here
+    except Exception as error:  # another package's policy, or a stock one that cannot run here
         raise ConfigError(f"schedule_policy {name} cannot be set up: {error}") from error
     reason = why_no_probe(policy, state.probing)
     require(not reason, "schedule_policy", name, f"none that needs a probe, as {reason}")
     unfinished = sorted(_unfinished(scheduler), key=lambda req: req.sage.job.arrival)
     state.jobs.dated(unfinished, now_s, clock)
     state.switch(settings, policy, unfinished)
-    # SGLang expects its queue in order of arrival, and in places reads the policy's name off its
+    # SGLang expects its queue in order of arrival, and in places reads the policy's name from its
     # configuration.
     scheduler.policy.policy = stock_order
     scheduler.schedule_policy = name
     queues.sort_by_arrival(scheduler)
     get_context().override(source="sage-sched", schedule_policy=name)
-    # Whoever has room under the new order enters at the next pass.
+    # Requests that fit under the new order enter at the next pass.
     scheduler.running_batch.batch_is_full = False
     _switched(name, json.dumps(settings.shown()))
 
 
 @rank_consensus(same_params=True)  # type: ignore[untyped-decorator]
 def _switched(schedule_policy: str, settings: str) -> None:
-    """For SGLang's check that ranks agree (SGLANG_ENABLE_RANK_CONSENSUS_CHECKER)."""
+    """Let SGLang check that ranks agree (SGLANG_ENABLE_RANK_CONSENSUS_CHECKER)."""
     logger.info("scheduled by %s now: %s", schedule_policy, settings)
 
 
 def _unfinished(scheduler: Scheduler) -> list[Req]:
-    """All unfinished requests in no particular order, the same on all ranks: those that wait, wait
-    for their grammar, are being prefilled or run."""
+    """Return all unfinished requests in no particular order, the same on all ranks: they wait, wait
+    for their grammar, are being prefilled, or run."""
     batches = [batch for batch in scheduler._collect_inflight_batches() if batch is not None]
     found = [
         *queues.waiting(scheduler),

@@ -1,4 +1,4 @@
-"""What happened to each request and why, as JSON lines (--sage-trace FILE)."""
+"""Writes what happened to each request and why, as JSON lines (--sage-trace FILE)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from sage_sched.limits import Limits
 from sage_sched.plan import Action, Preempt
 from sage_sched.policy import Policy
 
-# Of the file, and of the previous one.
+# The maximum size of the file, and of the previous one.
 _MAX_BYTES = 128 * 2**20
 
 
 def trace_of(scheduler: Scheduler) -> Trace | None:
-    """None if no trace is asked for, or another rank writes it. With data parallelism each
-    scheduler has a file of its own, FILE.dpN."""
+    """Return this scheduler's trace; None if none is wanted, or another rank writes it. With data
+    parallelism each scheduler has a file of its own, FILE.dpN."""
     path: str | None = getattr(scheduler.server_args, "_sage_trace", None)
     if path is None:
         return None
@@ -84,7 +84,7 @@ class Trace(Listener):
             self._add(name, req, **about)
 
     def ran(self, batch: Batch) -> None:
-        """Report the waits that this ends."""
+        """Report the waits that this batch ends."""
         for req in batch.reqs:
             waits = req.sage.waits
             if waits.since_s is not None:

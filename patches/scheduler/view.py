@@ -1,4 +1,5 @@
-"""The facts of a scheduling pass: SGLang's scheduler as the core sees it (SchedulerView)."""
+"""Collects the facts of a scheduling pass: SGLang's scheduler as the core sees it
+(SchedulerView)."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from sage_sched.view import SchedulerView
 
 
 def view_of(scheduler: Scheduler, running_batch: Batch) -> SchedulerView:
-    """What a pass may know."""
+    """Return the facts that a pass may use."""
     state = scheduler.sage
     jobs: Jobs = state.jobs
     preemption: Preemption | None = state.preemption
@@ -37,7 +38,7 @@ def view_of(scheduler: Scheduler, running_batch: Batch) -> SchedulerView:
         num_arrivals=num_arrivals(scheduler, jobs),
         num_arrivals_planned=state.num_arrivals_planned,
         waiting=state.waiting.jobs,
-        # In one order on all ranks, whose sets would differ.
+        # A dict, because sets would have different orders on different ranks.
         swapped=dict.fromkeys(req.sage.job for req in in_host_memory),
         running=running,
         chunked=None if chunked is None else chunked.sage.job,
@@ -69,9 +70,11 @@ def view_of(scheduler: Scheduler, running_batch: Batch) -> SchedulerView:
 def _adapters(
     scheduler: Scheduler, waiting: Sequence[Req], served: Sequence[Req], *, in_order: bool = False
 ) -> Callable[[int], bool]:
-    """SchedulerView.has_adapter, or adapters_in_order; asked once for each adapter. Where SGLang
-    itself drains adapters for those that wait (--lora-drain-wait-threshold), by each rank's clock,
-    it is not asked."""
+    """Return SchedulerView.has_adapter, or adapters_in_order. SGLang is asked once per adapter.
+
+    If SGLang itself drains adapters for waiting requests (--lora-drain-wait-threshold), by each
+    rank's clock, it is not asked.
+    """
     if not scheduler.enable_lora or scheduler.lora_drainer is not None:
         return lambda position: True
     known: dict[str | None, bool] = {}
@@ -89,20 +92,20 @@ def _adapters(
 
 
 def num_arrivals(scheduler: Scheduler, jobs: Jobs) -> int:
-    """How many requests have come that a plan can see, or could."""
+    """Return the number of arrivals that a plan can see, or could have seen."""
     return jobs.num_arrivals - len(queues.unseen(scheduler))
 
 
 def _free_slots(scheduler: Scheduler, running_batch: Batch) -> int:
-    if queues.only_decodes(scheduler):  # whoever has none waits with the KV of its prompt
+    if queues.only_decodes(scheduler):  # a request without a slot waits with its prompt's KV
         return int(scheduler.req_to_token_pool.available_size())
     num_running = len(running_batch.reqs)
     return scheduler.get_num_allocatable_reqs(num_running, running_batch=running_batch)
 
 
 def is_full(scheduler: Scheduler, running_batch: Batch) -> bool:
-    """Whether SGLang will keep its mark of a full batch. It lifts the mark before every pass if the
-    batch is empty or attention is hybrid."""
+    """Whether SGLang will keep its mark of a full batch. It removes the mark before every pass if
+    the batch is empty or attention is hybrid."""
     is_lifted = running_batch.is_empty() or scheduler.is_hybrid_swa
     return running_batch.batch_is_full and not is_lifted
 
@@ -113,15 +116,17 @@ def is_short(scheduler: Scheduler, running_batch: Batch) -> bool:
 
 
 def room_tokens(scheduler: Scheduler) -> int:
-    """See SchedulerView."""
+    """Return the free and evictable tokens (see SchedulerView)."""
     free_tokens: int = scheduler.token_to_kv_pool_allocator.available_size()
     return free_tokens + scheduler.tree_cache.evictable_size()
 
 
 def step_tokens(scheduler: Scheduler, running_batch: Batch) -> int:
-    """KV that the next decode step takes, in whole pages. 0 if SGLang would skip a step rather than
-    retract, because the result in flight ends answers and returns their memory
-    (Scheduler.update_running_batch)."""
+    """Return the KV tokens that the next decode step takes, in whole pages.
+
+    0 if SGLang would skip a step rather than retract, because the result in flight ends answers and
+    returns their memory (Scheduler.update_running_batch).
+    """
     if running_batch.is_empty() or scheduler._reqs_finishing_inflight(running_batch):
         return 0
     num_joining = len(scheduler.waiting_queue) if queues.only_decodes(scheduler) else 0
@@ -129,14 +134,15 @@ def step_tokens(scheduler: Scheduler, running_batch: Batch) -> int:
 
 
 def pass_tokens(scheduler: Scheduler, running_batch: Batch) -> int:
-    """Most prompt tokens that PrefillAdder's budgets (managers/schedule_policy.py) allow."""
+    """Return the most prompt tokens that PrefillAdder's budgets (managers/schedule_policy.py)
+    allow."""
     chunk_tokens = scheduler.chunked_prefill_size or scheduler.max_prefill_tokens
     num_mixed = len(running_batch.reqs) if scheduler.is_mixed_chunk else 0
     return min(chunk_tokens, scheduler.max_prefill_tokens) - num_mixed
 
 
 class Prompts:
-    """What the prompts of one pass have in common, by place in the queue. Computed when asked."""
+    """Finds prefixes that prompts of one pass share, by place in the queue. Computed on demand."""
 
     def __init__(self, scheduler: Scheduler, waiting: Sequence[Req], served: Sequence[Req]) -> None:
         """served: requests that run, or are being chunked."""
@@ -146,7 +152,8 @@ class Prompts:
         self._come_prefilled = queues.only_decodes(scheduler)
 
     def cached_tokens(self, position: int) -> int:
-        """Found as SGLang's cache-aware policies find it."""
+        """Return the cached tokens of a prompt, found as SGLang's cache-aware policies find
+        them."""
         req = self._waiting[position]
         if self._come_prefilled:
             return len(req.origin_input_ids)
@@ -154,8 +161,8 @@ class Prompts:
         return req.num_matched_prefix_tokens
 
     def shared_tokens(self, position: int) -> int:
-        """What a lock on its beginning, taken and given up again, does not take from what can be
-        evicted."""
+        """Return the cached tokens that other requests already lock. A lock on the prefix, taken
+        and released again, shows how much it reduces the evictable tokens."""
         req, tree = self._waiting[position], self._tree_cache
         if self._come_prefilled:
             return 0
@@ -168,15 +175,16 @@ class Prompts:
         return min(shared_tokens, len(req.sage.shared_slots)) if is_swapped(req) else shared_tokens
 
     def common_tokens(self, position: int, other: int | Job) -> int:
-        """The length of the shared prefix (see SchedulerView.common_tokens). As in the radix tree,
-        prompts share nothing if they differ in LoRA adapter or salt, or have input embeddings."""
+        """Return the length of the shared prefix (see SchedulerView.common_tokens). As in the radix
+        tree, prompts share nothing if they differ in LoRA adapter or salt, or have input
+        embeddings."""
         if self._tree_cache.disable or self._come_prefilled:
             return 0
         one = self._waiting[position]
         two = self._waiting[other] if isinstance(other, int) else self._of(other)
         ids, other_ids = one.origin_input_ids, two.origin_input_ids
         cached_tokens = one.sage.job.cached_tokens
-        # This is asked often, and most pairs differ at this one token.
+        # This is called often, and most pairs differ at this one token.
         if cached_tokens >= min(len(ids), len(other_ids)):
             return 0
         if ids[cached_tokens] != other_ids[cached_tokens]:
@@ -192,7 +200,7 @@ class Prompts:
 
 
 def common_length(one: Sequence[int], two: Sequence[int]) -> int:
-    """How many items two sequences have in common at their beginning."""
+    """Return the length of the common prefix of two sequences."""
     most = min(len(one), len(two))
     differs = np.not_equal(one[:most], two[:most])
     return int(differs.argmax()) if differs.any() else most

@@ -12,10 +12,11 @@ from sage_sched.plan import Plan
 
 
 class WaitingJobs(Listener):
-    """The jobs of the waiting queue, kept from pass to pass: most of a long queue is as the last
+    """The jobs of the waiting queue, kept from pass to pass. Most of a long queue is as the last
     plan left it, and is not touched.
 
-    jobs: in its order. begun: requests with tokens.
+    jobs: in the order of the queue.
+    begun: requests with tokens.
     """
 
     def __init__(self) -> None:
@@ -29,7 +30,7 @@ class WaitingJobs(Listener):
         return self._begun.values()
 
     def look(self, waiting: Sequence[Req]) -> None:
-        """Find out which requests have come and gone."""
+        """Update the jobs for requests that have come and gone."""
         gone, came, start, end = self._queue.look(waiting)
         for req in gone:
             del self._job_of[id(req)]
@@ -48,7 +49,7 @@ class WaitingJobs(Listener):
         return [self._job_of[id(req)] for req in reqs]
 
     def planned(self, plan: Plan, seconds: float) -> None:
-        """Follow the queue, which is put in the order of the plan."""
+        """Follow the queue, which takes the order of the plan."""
         if plan.order is not None:
             self._queue.ordered(plan.order)
             self.jobs = in_front(self.jobs, plan.order)
