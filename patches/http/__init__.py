@@ -1,1 +1,1 @@
-"""An HTTP process. Its door is hooks.py."""
+"""The HTTP process. Start at hooks.py."""

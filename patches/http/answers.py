@@ -1,4 +1,4 @@
-"""What the history learns of answers."""
+"""Reports answers to the history."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from predictor_store.service.client import PredictorClient
 
 
 def learn(manager: TokenizerManager, client: PredictorClient, output: BatchStrOutput) -> None:
-    """Tell the history of answers that have ended, and of long ones that go on."""
+    """Report ended answers, and long ones that go on, to the history."""
     for i, (rid, reason) in enumerate(zip(output.rids, output.finished_reasons, strict=True)):
         found = manager.rid_to_state.get(rid)
         if found is None or (kept := incoming(found.obj)).handle is None:
@@ -22,7 +22,7 @@ def learn(manager: TokenizerManager, client: PredictorClient, output: BatchStrOu
         input_tokens, output_tokens = output.prompt_tokens[i], output.completion_tokens[i]
         if reason is None:
             if output_tokens >= kept.tell_at_tokens:
-                # Seldom: one message each time its length doubles.
+                # Rare: one message each time the length doubles.
                 kept.tell_at_tokens = 2 * output_tokens
                 client.goes_on(kept.handle, input_tokens, output_tokens)
         # Without tokens it only filled the prefix cache, for n > 1.
@@ -34,8 +34,8 @@ def learn(manager: TokenizerManager, client: PredictorClient, output: BatchStrOu
 def was_stopped(
     manager: TokenizerManager, obj: GenerateReqInput, reason: Mapping[str, Any]
 ) -> bool:
-    """Whether an answer ended, for this finish_reason, where its client wanted and not where the
-    model did."""
+    """Whether an answer with this finish_reason ended at the client's stop, not at the model's own
+    end."""
     if reason["type"] != "stop":
         return False
     matched = reason.get("matched")

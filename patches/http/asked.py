@@ -1,4 +1,4 @@
-"""What a request tells of its answer's length beside the prompt's words."""
+"""Reads signs of an answer's length from a request, besides the prompt's words."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from predictor_store.predict.asked import NOTHING_ASKED, OWN, SHAPED, Asked, Sco
 _EFFORTS = {"minimal": -1, "low": -1, "high": 1, "xhigh": 1, "ultra": 1, "max": 1}
 _THINKING_ARGUMENTS = ("enable_thinking", "thinking")
 _CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
-# What ends an answer whose words are the model's own; and what shapes its words, so that they tell
-# nothing of answers without it. A cap is known by its own field.
+# _STOPS end an answer in the model's own words. _SHAPES change its words, so they tell nothing
+# about answers without them. A cap has a field of its own.
 _STOPS = ("stop", "stop_token_ids", "stop_regex")
 _SHAPES = (*_CONSTRAINTS, "logit_bias", "ignore_eos", "min_new_tokens")
 _CHARS_PER_TOKEN = 4
@@ -38,15 +38,18 @@ def asked_of_chat(request: Any) -> Asked:
         and getattr(request.response_format, "type", None) != "text",
         num_turns=len(request.messages),
         system=system if instructions else "",
-        # A conversation that goes on sends its beginning again.
+        # A conversation that continues sends its beginning again.
         session=digest(system, *opening) if opening else "",
     )
 
 
 def asked_of(obj: GenerateReqInput, of_chat: Asked | None, tenant: str = "") -> Asked:
-    """Read a GenerateReqInput. Nobody has checked its sampling parameters yet. tenant: "" unless
-    its source is trusted. Sessions of two tenants are two, whatever their clients call them, and
-    so are those of two scopes, as what limits one answer says nothing of another's length."""
+    """Read a GenerateReqInput, whose sampling parameters are not validated yet.
+
+    tenant: "" unless its source is trusted. Sessions of different tenants are different, even if
+        their clients use one name. So are sessions of different scopes, because a limit on one
+        answer says nothing about the length of another.
+    """
     sampling = obj.sampling_params if isinstance(obj.sampling_params, dict) else {}
     asked = of_chat or NOTHING_ASKED
     session = _session(obj) or asked.session
@@ -63,8 +66,11 @@ def asked_of(obj: GenerateReqInput, of_chat: Asked | None, tenant: str = "") -> 
 
 
 def scope_of(obj: GenerateReqInput, eos_ids: Collection[int] = ()) -> Scope:
-    """Whose requests the answer will tell of. Nobody has checked the sampling parameters yet.
-    eos_ids: tokens that end each answer."""
+    """Return the scope of requests that the answer is evidence for. The sampling parameters are not
+    validated yet.
+
+    eos_ids: tokens that end every answer.
+    """
     named = getattr(obj, "lora_path", None)
     adapter = named if isinstance(named, str) else ""
     sampling = obj.sampling_params if isinstance(obj.sampling_params, dict) else {}
@@ -80,20 +86,20 @@ def scope_of(obj: GenerateReqInput, eos_ids: Collection[int] = ()) -> Scope:
         return Scope(adapter)
     try:
         limits = digest(repr(sorted(shapes.items())), repr(sorted(stops.items())))
-    except RecursionError:  # SGLang takes nothing that is nested so deeply
+    except RecursionError:  # SGLang refuses such deep nesting
         return Scope(adapter)
     return Scope(adapter, limits, SHAPED if shapes else OWN)
 
 
 def eos_ids_of(manager: TokenizerManager) -> set[int]:
-    """Return the tokens that end each answer of this model."""
+    """Return the tokens that end every answer of this model."""
     of_config = getattr(manager.model_config, "hf_eos_token_id", None) or ()
     of_tokenizer = getattr(manager.tokenizer, "eos_token_id", None)
     return {*of_config} if of_tokenizer is None else {*of_config, of_tokenizer}
 
 
 def own_stop_ids(obj: GenerateReqInput, eos_ids: Collection[int]) -> set[int]:
-    """The tokens that end this answer and not each one."""
+    """Return the tokens that end this answer, but not every answer."""
     sampling = obj.sampling_params if isinstance(obj.sampling_params, dict) else {}
     given = sampling.get("stop_token_ids")
     ids = given if isinstance(given, list) else ()
@@ -101,7 +107,7 @@ def own_stop_ids(obj: GenerateReqInput, eos_ids: Collection[int]) -> set[int]:
 
 
 def _session(obj: GenerateReqInput) -> str:
-    """The session that the client names; "" if none."""
+    """Return a digest of the session that the client names; "" if none."""
     params = obj.session_params
     named = params.get("id") if isinstance(params, dict) else None
     for name in (named, obj.session_id, obj.conversation_id):
@@ -111,7 +117,7 @@ def _session(obj: GenerateReqInput) -> str:
 
 
 def _input_tokens(obj: GenerateReqInput) -> int:
-    """An estimate for the whole prompt, which is not tokenized yet."""
+    """Estimate the tokens of the whole prompt, which is not tokenized yet."""
     if isinstance(obj.input_ids, list):
         return len(obj.input_ids)
     return len(obj.text) // _CHARS_PER_TOKEN if isinstance(obj.text, str) else 0
@@ -137,7 +143,7 @@ def _texts(messages: Sequence[Any], roles: tuple[str, ...]) -> list[str]:
 
 
 def text_of(message: Any) -> str:
-    """The text of a chat message, without its pictures."""
+    """Return the text of a chat message, without its images."""
     content = getattr(message, "content", None)
     if isinstance(content, str):
         return content

@@ -1,12 +1,12 @@
-"""Hints that gateways and agents give in headers and fields of their own."""
+"""Reads hints that gateways and agents give in headers and fields of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-# The hint of ours (sage_sched.job.CLIENTS_HINTS), or `priority` of the body, that each header
-# gives. If several give the same one, the last counts.
+# Header to hint (sage_sched.job.CLIENTS_HINTS), or to `priority` of the body. If several headers
+# give the same hint, the last one in this table counts.
 HEADERS = {
     "x-session-id": "session",  # OpenCode
     "session-id": "session",  # Codex, as is the next one
@@ -19,13 +19,14 @@ HEADERS = {
     "x-llm-d-inference-fairness-id": "tenant",
     "x-smg-tenant-id": "tenant",
 }
-# The same for fields of `nvext.agent_hints` (NVIDIA Dynamo), or the expected number of tokens.
+# The same for fields of `nvext.agent_hints` (NVIDIA Dynamo). `expected_tokens` is no hint but the
+# expected length of the answer.
 AGENT_HINTS = {"priority": "priority", "osl": "expected_tokens"}
-# Headers that name an SLO class; the first one that is there counts.
+# Headers that name an SLO class. The first one present counts.
 CLASS_HEADERS = ("x-smg-priority", "x-llm-d-inference-objective")
 _PARSED: Mapping[str, type[Any]] = {"priority": int, "ttft_slo_ms": float, "tpot_slo_ms": float}
-# Whole numbers: their name in a message, the least and the most. A priority beyond SGLang's range
-# ends a scheduler, and SGLang checks only the one in the body.
+# Whole numbers: their name in a message, the minimum and the maximum. Trap: a priority beyond
+# SGLang's range ends a scheduler, and SGLang checks only the one in the body.
 _NUMBERS = {
     "priority": ("a priority", -(2**63), 2**63 - 1),
     "expected_tokens": ("nvext.agent_hints.osl", 1, 2**31 - 1),
@@ -33,7 +34,7 @@ _NUMBERS = {
 
 
 def gateway_hints(trust: str, headers: Mapping[str, str], body: object) -> dict[str, Any]:
-    """Return the hints that hints.trust lets in, by our names; headers come before the body. Raises
+    """Return the hints that hints.trust allows, by our names. Headers override the body. Raises
     ValueError."""
     if trust == "none":
         return {}
@@ -56,5 +57,5 @@ def gateway_hints(trust: str, headers: Mapping[str, str], body: object) -> dict[
 
 
 def gateway_class(headers: Mapping[str, str]) -> str | None:
-    """Return the SLO class that headers name, None if none."""
+    """Return the SLO class that a header names, or None."""
     return next((headers[name] for name in CLASS_HEADERS if name in headers), None)

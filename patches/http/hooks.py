@@ -39,7 +39,7 @@ def _after_init(_: None, self: Manager, server_args: ServerArgs, *args: Any, **k
 
 @http_hooks.at(f"{_MANAGER}.generate_request", BEFORE, "obj", "request")
 def _before_generate(self: Manager, obj: GenerateReqInput, request: Any = None) -> None:
-    # All routes pass here, before anything is made of what a client says.
+    # All routes pass here, before SGLang uses anything that a client sent.
     if http_state(self) is not None and isinstance(obj, GenerateReqInput):
         open_body(obj, request)
         note_request(obj, request)
@@ -49,8 +49,8 @@ def _before_generate(self: Manager, obj: GenerateReqInput, request: Any = None) 
 def _before_init_state(
     self: Manager, obj: GenerateReqInput, request: Any = None, *args: Any, **kw: Any
 ) -> None:
-    # Here SGLang has told apart the requests of a batch. It tokenizes them one by one; predictions
-    # are better made together.
+    # Here SGLang has split a batch into requests. It tokenizes them one by one, but predictions are
+    # better made together.
     if (ours := http_state(self)) is not None and isinstance(obj, GenerateReqInput):
         ours.metrics.start()
         receive(self, ours, obj, request)
@@ -58,7 +58,8 @@ def _before_init_state(
 
 @http_hooks.at(f"{_MANAGER}._validate_and_resolve_lora", BEFORE, "obj")
 def _before_validate(self: Manager, obj: GenerateReqInput) -> None:
-    # The first that SGLang does when a pause and an update of weights no longer hold it back.
+    # This is SGLang's first step after a pause or an update of weights no longer holds the request
+    # back.
     if http_state(self) is not None and isinstance(obj, GenerateReqInput):
         begin(obj)
 
@@ -85,7 +86,7 @@ async def _around_tokenize_batch(
     return batch
 
 
-# Its client gives it up.
+# A client aborts its request.
 
 
 @http_hooks.at(f"{_MANAGER}.abort_request", BEFORE, "rid", "abort_all")
@@ -106,7 +107,7 @@ def tell_early_abort(manager: Manager, rid: str, abort_all: bool) -> None:
         manager._dispatch_to_scheduler(EarlyAbort(begins=begins, sent_s=time.monotonic()))
 
 
-# It is refused, or its answer comes.
+# The request is refused, or its answer arrives.
 
 
 @http_hooks.at(f"{_MANAGER}._handle_abort_req", BEFORE, "recv_obj")
@@ -131,13 +132,14 @@ async def _around_internal_state(original: Awaited, self: Manager) -> list[dict[
     return states
 
 
-# Several HTTP processes (--tokenizer-worker-num): of the process that starts them.
+# For the process that starts several HTTP processes (--tokenizer-worker-num).
 
 router_hooks = Hooks()
 
 
 def serve_our_app() -> None:
-    """Before the HTTP processes start: they inherit this."""
+    """Make the HTTP processes serve our app. Call this before they start: they inherit the
+    variable."""
     os.environ[APP_VARIABLE] = APP
 
 

@@ -1,4 +1,4 @@
-"""What an HTTP process keeps of one request, and the chat that a request was made from."""
+"""The state of one request in an HTTP process, and the chat that it was made from."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from predictor_store.predict.asked import Asked
 from predictor_store.service.client import Prediction
 from sage_sched.job import NO_HINTS, Hints
 
-# From each end of a prompt: more than the predictor reads. Decoding 100,000 token ids would block
-# the event loop.
+# Tokens decoded from each end of a prompt: more than the predictor reads. Decoding 100,000 token
+# ids would block the event loop.
 _MAX_DECODED_TOKENS = 512
 # The function of entrypoints/http_server.py that makes health checks.
 _HEALTH_ROUTE = "health_generate"
 _SERVING_CHAT = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"
-# The chat that this task answers: its last user message, and what it asks for.
+# The chat that this task answers: its last user message, and its other signs of length.
 _CHAT = ContextVar[tuple[str | None, Asked] | None]("the chat", default=None)
 
 
@@ -63,7 +63,7 @@ class Incoming:
 
 
 def incoming(obj: GenerateReqInput) -> Incoming:
-    """Return what is kept of a request; made if it is not there."""
+    """Return the state of a request, and make it if it is absent."""
     if not hasattr(obj, "sage"):
         obj.sage = Incoming()
     kept: Incoming = obj.sage
@@ -73,8 +73,8 @@ def incoming(obj: GenerateReqInput) -> Incoming:
 def new_parts(
     manager: TokenizerManager, obj: GenerateReqInput, request: Any
 ) -> list[GenerateReqInput]:
-    """Return a request, or those of a batch, each with its own Incoming; not samples, which are
-    copies of a request that came before."""
+    """Return the request, or the requests of a batch, each with its own Incoming. Samples are left
+    out: they are copies of an earlier request."""
     whole = incoming(obj)
     if whole.came_s:
         return []
@@ -89,8 +89,8 @@ def new_parts(
 
 
 def parts_of(obj: GenerateReqInput) -> list[GenerateReqInput]:
-    """Return a request, or those of a batch."""
-    if getattr(obj, "is_single", True):  # a part of a batch does not say
+    """Return the request, or the requests of a batch."""
+    if getattr(obj, "is_single", True):  # a part of a batch has no such attribute
         return [obj]
     return [obj[i] for i in range(obj.batch_size)]
 
@@ -102,27 +102,27 @@ chat_hooks = Hooks()
 def _after_chat(
     result: tuple[GenerateReqInput, object], self: object, request: Any, *args: Any, **kw: Any
 ) -> None:
-    # Here a chat's text is known best.
+    # This is the best place to read a chat's text.
     kept = incoming(result[0])
     kept.text, kept.asked = last_user_text(request.messages), asked_of_chat(request)
 
 
 @chat_hooks.at(f"{_SERVING_CHAT}._process_messages", BEFORE, "request")
 def _before_messages(self: object, request: Any, *args: Any, **kw: Any) -> None:
-    # /v1/responses goes on from here by itself, in the same task; chats do so in a thread.
+    # /v1/responses continues from here in the same task; chats do so in a thread.
     _CHAT.set((last_user_text(request.messages), asked_of_chat(request)))
 
 
 def last_user_text(messages: Any) -> str | None:
-    """Return the text of a chat's last user message. The chat template tells nothing of the
-    answer."""
+    """Return the text of a chat's last user message. The rest of the chat template says nothing
+    about the answer."""
     by_user = (message for message in reversed(messages) if getattr(message, "role", "") == "user")
     return next(map(text_of, by_user), None)
 
 
 def prompt_text(manager: TokenizerManager, obj: GenerateReqInput) -> str | None:
-    """Return what the user asked, as text; None if there is none (input_embeds, invalid token
-    ids), or if the server itself asks."""
+    """Return the user's prompt as text. Return None if there is none (input_embeds, invalid token
+    ids), or if the request is internal."""
     kept = incoming(obj)
     if kept.is_internal:
         return None
@@ -133,21 +133,23 @@ def prompt_text(manager: TokenizerManager, obj: GenerateReqInput) -> str | None:
             if len(ids) > 2 * _MAX_DECODED_TOKENS:
                 ids = [*ids[:_MAX_DECODED_TOKENS], *ids[-_MAX_DECODED_TOKENS:]]
             text = manager.tokenizer.decode(ids)
-        except Exception:  # a client may send anything; SGLang will say what is wrong with it
+        except Exception:  # a client may send anything; SGLang reports the fault
             return None
     return text if isinstance(text, str) else None
 
 
 def route_of(request: Any) -> str | None:
-    """Return the name of the function that a request of FastAPI was routed to; None if it was to
-    none."""
+    """Return the name of the function that a FastAPI request was routed to, or None."""
     return getattr(getattr(request, "scope", {}).get("endpoint"), "__name__", None)
 
 
 def is_internal(manager: TokenizerManager, request: Any) -> bool:
-    """Whether it is a health check, or what the HTTP server sends itself before it is ready. The
-    request's id does not say: clients choose it. request: of FastAPI; None without an HTTP
-    server."""
+    """Whether a request is a health check, or sent by the HTTP server to itself before it is ready.
+
+    Trap: the request's id does not tell, because clients choose it.
+
+    request: FastAPI's; None without an HTTP server.
+    """
     if route_of(request) == _HEALTH_ROUTE:
         return True
     # The Engine API has no HTTP server, sends itself nothing and never reports ready.

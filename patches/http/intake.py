@@ -1,4 +1,5 @@
-"""How a request comes in: strip, validate, hint, predict; then SGLang tokenizes it; then encode."""
+"""Handles an incoming request: strip, validate, hint, predict; then SGLang tokenizes it; then
+encode."""
 
 from __future__ import annotations
 
@@ -26,8 +27,7 @@ _TENANT_HEADER = "x-sage-tenant"
 
 
 def open_body(obj: GenerateReqInput, request: Any) -> None:
-    """Strip and validate what a client sent, before SGLang makes anything of it. Raises
-    ValueError."""
+    """Strip and validate a client's fields before SGLang uses them. Raises ValueError."""
     given = obj.sampling_params
     is_list = isinstance(given, list)
     obj.sampling_params = [_stripped(each) for each in given] if is_list else _stripped(given)
@@ -35,7 +35,8 @@ def open_body(obj: GenerateReqInput, request: Any) -> None:
 
 
 def _stripped(sampling: Any) -> Any:
-    """Return sampling parameters without our reserved keys: a copy, as a batch may share one."""
+    """Return sampling parameters without our reserved keys: a copy, because a batch may share
+    one."""
     given = sampling.get("custom_params") if isinstance(sampling, dict) else None
     if not isinstance(given, dict):
         return sampling
@@ -43,8 +44,11 @@ def _stripped(sampling: Any) -> Any:
 
 
 def receive(manager: TokenizerManager, ours: HttpState, obj: GenerateReqInput, req: Any) -> None:
-    """Validate the prompts of a request or a batch, then make the hints of each and ask for its
-    prediction. Raises ValueError. req: of FastAPI; None without an HTTP server."""
+    """Validate the prompts of a request or a batch, then make hints and ask for predictions. Raises
+    ValueError.
+
+    req: FastAPI's request; None without an HTTP server.
+    """
     if not (parts := new_parts(manager, obj, req)):
         return
     headers = {} if req is None else req.headers
@@ -64,8 +68,8 @@ def receive(manager: TokenizerManager, ours: HttpState, obj: GenerateReqInput, r
 
 
 def begin(obj: GenerateReqInput) -> None:
-    """Nothing holds a request or a batch back any more. All requests of a batch have begun, though
-    SGLang tokenizes one after the other and each waits for its prediction."""
+    """Record that nothing holds a request or a batch back any more. All requests of a batch have
+    begun, although SGLang tokenizes them one by one and each waits for its prediction."""
     begun_s = monotonic()
     for part in parts_of(obj):
         incoming(part).begun_s = begun_s
@@ -79,7 +83,7 @@ def _hint(
     given: Mapping[str, Any],
     text: str | None,
 ) -> None:
-    """Set what is believed of a request beside its prediction. given: hints of a gateway."""
+    """Set a request's hints. given: hints of a gateway."""
     kept, trust = incoming(obj), ours.config.hints.trust
     sampling = obj.sampling_params if isinstance(obj.sampling_params, dict) else {}
     own = (sampling.get("custom_params") or {}) if trust == "body" else {}
@@ -101,15 +105,15 @@ def _session_of(manager: TokenizerManager, obj: GenerateReqInput) -> str:
     """Return a name for the session of SGLang's that a request is in; "" if it is in none."""
     params = obj.session_params
     name = params.get("id") if isinstance(params, dict) else None
-    # Elsewhere it names who asks, and SGLang keeps nothing by it.
+    # Without that flag session_id names the client, and SGLang keeps nothing by it.
     if manager.server_args.enable_session_radix_cache:
         name = name or obj.session_id
     return carrier.session_of(name) if isinstance(name, str) and name else ""
 
 
 def _chat_of(obj: GenerateReqInput, tenant: str) -> str:
-    """Return a name for a chat, by its beginning; "" for other requests, and for several samples of
-    one, which would look like a chat that goes on at once."""
+    """Return a name for a chat, by its beginning. Return "" for other requests, and for several
+    samples of one, which would look like a chat that continues at once."""
     asked, sampling = incoming(obj).asked, obj.sampling_params
     num_samples = sampling.get("n") if isinstance(sampling, dict) else None
     if asked is None or not asked.session or num_samples not in (None, 1):
@@ -124,7 +128,7 @@ def _predict(
     kept = incoming(obj)
     if kept.is_internal or not ours.predicts:
         return
-    if text is None:  # a client must not choose to be without a prediction, and so without a rank
+    if text is None:  # no client may go without a prediction, and so without a rank
         kept.prediction = asyncio.get_running_loop().create_future()
         kept.prediction.set_result(Prediction(None, ours.client.prior))
         return
@@ -134,8 +138,8 @@ def _predict(
 
 
 async def encode(manager: TokenizerManager, obj: GenerateReqInput, tokenized: Tokenized) -> None:
-    """Validate what SGLang made of a request, wait for its prediction, and put into custom_params
-    what travels to the scheduler. Raises ValueError."""
+    """Validate SGLang's tokenized request, wait for its prediction, and put our data for the
+    scheduler into custom_params. Raises ValueError."""
     check_tokenized(manager, obj, tokenized)
     sampling, kept = tokenized.sampling_params, incoming(obj)
     carried = carrier.encode_hints(kept.hints)
@@ -153,5 +157,5 @@ async def encode(manager: TokenizerManager, obj: GenerateReqInput, tokenized: To
 
 
 def is_encoded(tokenized: Tokenized) -> bool:
-    """Whether encode() has been done."""
+    """Whether encode() has run."""
     return carrier.decode_asked(tokenized.sampling_params.custom_params) is not None

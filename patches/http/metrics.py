@@ -1,4 +1,4 @@
-"""What an HTTP process reports on /metrics of its predictions, every two seconds."""
+"""Reports an HTTP process's predictions on /metrics, every two seconds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class HttpMetrics:
     """The series of one HTTP process, on its event loop."""
 
     def __init__(self, client: PredictorClient, labels: Mapping[str, Any] | None) -> None:
-        """labels: SGLang's own of this process; None without --enable-metrics."""
+        """labels: SGLang's own labels of this process; None without --enable-metrics."""
         self._client = client
         self._series = None if labels is None else Series(labels)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -38,7 +38,8 @@ class HttpMetrics:
         return done
 
     def start(self) -> None:
-        """Called for each request. The first is one that the server sends itself."""
+        """Start reporting on this event loop. Called for each request; the server itself sends the
+        first."""
         loop = asyncio.get_running_loop()
         if self._series is not None and self._loop is not loop:
             self._loop = loop

@@ -24,9 +24,12 @@ _MAX_BYTES = 65_536
 
 
 def add_settings_route(manager: TokenizerManager) -> None:
-    """GET shows the settings of the schedulers. POST takes a JSON object of changes, and answers
-    with the new settings, or says why it refuses (400). For whoever may call /set_internal_state.
-    No route in a program without an HTTP server."""
+    """Add the route to the HTTP server; a program without one gets no route.
+
+    GET shows the schedulers' settings. POST takes a JSON object of changes, and answers with the
+    new settings, or with a refusal and its reason (400). It is open to clients that may call
+    /set_internal_state.
+    """
     if _HTTP_SERVER not in sys.modules:
         return
     schedulers: FanOutCommunicator[Any] = FanOutCommunicator(
@@ -54,7 +57,8 @@ def add_settings_route(manager: TokenizerManager) -> None:
 
 
 async def body_of(request: Request) -> bytes:
-    """Raises ValueError once it is longer than settings can be, and reads no further."""
+    """Return the body. Raises ValueError once it is longer than settings can be, and reads no
+    further."""
     body = b""
     async for piece in request.stream():
         body += piece
@@ -64,19 +68,20 @@ async def body_of(request: Request) -> bytes:
 
 
 def changes_of(body: bytes) -> dict[str, object]:
-    """The changes that a body asks for. Raises ValueError with the reason if it is malformed."""
+    """Return the changes in a body. Raises ValueError with the reason if it is malformed."""
     try:
         changes = json.loads(body)
         if not isinstance(changes, dict):
             raise ValueError("no object")
-        json.dumps(changes, ensure_ascii=False).encode()  # half a character is none
+        json.dumps(changes, ensure_ascii=False).encode()  # fails for half a surrogate pair
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the body is no JSON object of settings: {error}") from error
     return changes
 
 
 def _refused(request: Request) -> JSONResponse | None:
-    """SGLang checks keys only if there is one HTTP process; we check them always."""
+    """Return the refusal of a request without the right key, or None. SGLang checks keys only if
+    there is one HTTP process; we always do."""
     decision = decide_request_auth(
         method=request.method,
         path=request.url.path,

@@ -1,4 +1,4 @@
-"""What we keep for one HTTP process."""
+"""The state of one HTTP process."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ class HttpState:
 
     predicts: whether it predicts lengths, and learns them. A prefill server sees one token of each
         answer; the decode server, which gets the same request, sees all.
-    client: asks the prediction worker. claims: which SLO a request may claim.
+    client: asks the prediction worker.
+    claims: decides which SLO a request may claim.
     """
 
     def __init__(self, manager: TokenizerManager, server_args: ServerArgs) -> None:
-        """Adds the route /sage/settings and the answers to refused requests as well, and starts
-        the prediction worker."""
+        """Add the route /sage/settings and the answers to refused requests, and start the
+        prediction worker."""
         self.config: SageConfig = server_args._sage_config
         self.predicts: bool = server_args.disaggregation_mode != "prefill"
         model = server_args.served_model_name or server_args.model_path
@@ -42,11 +43,11 @@ class HttpState:
             self.client.start()  # the schedulers are loading the model meanwhile
 
     def stats(self) -> dict[str, Any]:
-        """For /server_info, beside what the schedulers say there."""
+        """Return entries for /server_info, next to the schedulers' own."""
         return {"predictor": self.client.stats(), "urgency": self.urgency.stats()}
 
 
 def http_state(manager: TokenizerManager) -> HttpState | None:
-    """None if the manager's --schedule-policy is not ours."""
+    """Return the state of a manager; None if its --schedule-policy is not ours."""
     state: HttpState | None = getattr(manager, "sage", None)
     return state

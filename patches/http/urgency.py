@@ -1,4 +1,4 @@
-"""How urgent a request is, guessed from its prompt if nobody says."""
+"""Guesses a request's urgency from its prompt if the client does not give one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def refuse_urgency(config: UrgencyConfig) -> None:
-    """Raises UnsupportedServerError if the model is missing or cannot be used."""
+    """Raise UnsupportedServerError if the model is missing or cannot be used."""
     try:
         UrgencyGuess(config)
     except (OSError, UrgencyFileError) as error:
@@ -24,7 +24,8 @@ def refuse_urgency(config: UrgencyConfig) -> None:
 
 
 class UrgencyGuess:
-    """Guesses for one HTTP process, of requests that have neither a class nor an urgency."""
+    """Guesses the urgency of one HTTP process's requests, if they have neither a class nor an
+    urgency."""
 
     def __init__(self, config: UrgencyConfig) -> None:
         path = BUILTIN if config.model == "builtin" else expanded(config.model)
@@ -33,7 +34,7 @@ class UrgencyGuess:
         self._num_failed = 0
 
     def hints(self, hints: Hints, text: str | None) -> Hints:
-        """The same hints, with a guess if one is wanted. Never raises."""
+        """Return the same hints, with a guess if one is wanted. Never raises."""
         if self._head is None or text is None:
             return hints
         if hints.slo_class or hints.urgency != DEFAULT_URGENCY:
@@ -49,7 +50,7 @@ class UrgencyGuess:
         return replace(hints, urgency=level)
 
     def stats(self) -> dict[str, Any]:
-        """Counters for /server_info, and what UrgencyHead.confusion says of the model."""
+        """Return counters for /server_info, and UrgencyHead.confusion of the model."""
         by_level = {str(level): n for level, n in enumerate(self._num_guessed) if n}
         confusion = self._head.confusion if self._head else ()
         return {"num_guessed": by_level, "num_failed": self._num_failed, "confusion": confusion}

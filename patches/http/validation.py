@@ -22,8 +22,9 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from patches.compat import contract_error
 
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
-# What SGLang makes tensors of, or counts by, without a look at its range; in a request, and in its
-# sampling parameters. In float32, some values beyond these give probabilities that are no numbers.
+# SGLang makes tensors of these numbers, or counts by them, without a check of their range. The
+# first table is for fields of a request, the second for its sampling parameters. In float32, some
+# values beyond these ranges give probabilities of NaN.
 _NUMBERS = {
     "logprob_start_len": (-1, _INT32),
     "routed_experts_start_len": (0, _INT32),
@@ -38,26 +39,30 @@ _SAMPLING_NUMBERS = {
 }
 _MOST_BIAS = _MOST_EMBEDDING = 1e4
 _MOST_SAMPLES = 4096
-# SGLang gives these itself, the first ones at its routes for scores. A client's would be looked up
-# out of range, or in vain.
+# Fields that SGLang sets itself, the first ones on its routes for scores. It would look up a
+# client's values out of range, or in vain.
 _OF_SCORES = ("multi_item_delimiter_indices", "token_indices_to_pool")
 _OF_SGLANG = ("lora_id",)
 _SCORING_ROUTES = ("v1_score_request", "v1_decisions_request", "v1_rerank_request")
-# With it, SGLang takes the other sampling parameters as they are: a temperature of 0, for example.
-# It refuses this at /generate alone, and since 0.5.23.
+# With this field, SGLang takes the other sampling parameters unchecked, for example a temperature
+# of 0. It refuses the field on /generate only, and since 0.5.23.
 _NORMALIZED = "is_normalized"
-# The one route of requests whose fields SGLang does not check.
+# The only route whose fields SGLang does not check.
 _UNCHECKED_ROUTE = "vertex_generate"
-# SGLang looks for stop_regex in each decode step: in the last tokens, or in the whole answer if a
-# match may be of any length.
+# SGLang searches for stop_regex in each decode step: in the last tokens, or in the whole answer if
+# a match has no length limit.
 _CHARS_PER_TOKEN, _CHARS_OF_ANSWER = 8, 100_000
 _MOST_REGEX_STEPS = 1e6
 
 
 def check_body(obj: GenerateReqInput, route: str | None) -> None:
-    """Raises ValueError if custom_params are no object, if a request asks for more samples than
-    the HTTP process has memory to make, or if it has fields that only a route of SGLang may give.
-    route: the name of its function; None if the request did not come by HTTP."""
+    """Raise ValueError for a body that must not reach SGLang's code.
+
+    Its custom_params are no object, it asks for more samples than the HTTP process has memory for,
+    or it has fields that only a route of SGLang may set.
+
+    route: the name of the route's function; None if the request did not come by HTTP.
+    """
     if route == _UNCHECKED_ROUTE:
         _check_fields(obj)
     if route is not None:
@@ -76,7 +81,7 @@ def check_body(obj: GenerateReqInput, route: str | None) -> None:
 
 
 def _check_fields(obj: GenerateReqInput) -> None:
-    """Raises ValueError unless all are of their types, as SGLang does at /generate."""
+    """Raise ValueError unless all fields have their types, as SGLang does on /generate."""
     fields = dataclasses.fields(obj)
     given = {f.name: value for f in fields if (value := getattr(obj, f.name)) != f.default}
     _fields_of_request().validate_python(given)
@@ -90,16 +95,19 @@ def _fields_of_request() -> pydantic.TypeAdapter[GenerateReqInput]:
 
 
 def check_prompt(manager: TokenizerManager, obj: GenerateReqInput) -> None:
-    """Raises ValueError if a prompt has token ids beyond the model's vocabulary, or embeddings that
-    are none of this model's: both would end the scheduler. Ids of a prompt with media are checked
-    once it is known whether they are read (check_tokenized)."""
+    """Raise ValueError for token ids beyond the model's vocabulary, or embeddings of another shape:
+    both would end the scheduler.
+
+    Ids of a prompt with media are checked once it is known whether the media are read
+    (check_tokenized).
+    """
     _check(obj.input_ids, manager, has_media=reads_media(manager, obj))
     if obj.input_embeds is not None:
         _check_embeddings(obj.input_embeds, manager.model_config.hidden_size)
 
 
 def reads_media(manager: TokenizerManager, obj: GenerateReqInput) -> bool:
-    """Whether it may have ids that stand for media. A model of text ignores what it is sent."""
+    """Whether a request may have ids that stand for media. A text model ignores media."""
     return manager.mm_processor is not None and bool(obj.contains_mm_input())
 
 
@@ -108,7 +116,7 @@ def _check(ids: Any, manager: TokenizerManager, *, has_media: bool) -> None:
         least, most = min(ids), max(ids)
         is_below, is_above = least < 0, most >= manager.model_config.vocab_size
     except (TypeError, ValueError):
-        return  # there are none, or SGLang will say what is wrong with them
+        return  # there are none, or SGLang reports the fault
     if is_below or (is_above and not has_media):
         wrong, last = least if is_below else most, manager.model_config.vocab_size - 1
         raise ValueError(f"input_ids have {wrong!r:.40}, allowed: 0 to {last}")
@@ -117,9 +125,12 @@ def _check(ids: Any, manager: TokenizerManager, *, has_media: bool) -> None:
 def check_tokenized(
     manager: TokenizerManager, obj: GenerateReqInput, tokenized: TokenizedGenerateReqInput
 ) -> None:
-    """Raises ValueError for an empty prompt, for media that were not read, as SGLang then looks up
-    all ids, for numbers that end a scheduler or make it very slow, and for beam search, whose slots
-    SGLang miscounts."""
+    """Raise ValueError for a tokenized request that SGLang cannot serve safely.
+
+    It refuses an empty prompt; media that were not read, because SGLang then looks up all ids;
+    numbers that end a scheduler or make it very slow; and beam search, whose slots SGLang
+    miscounts.
+    """
     ids = tokenized.input_ids
     if reads_media(manager, obj) and tokenized.mm_inputs is None:
         _check(ids, manager, has_media=False)
@@ -136,8 +147,8 @@ def check_tokenized(
 
 
 def _check_range(name: str, value: object, least: float, most: float) -> None:
-    # NaN is in no range. Bounds that are whole are those of whole numbers: SGLang counts by a
-    # max_new_tokens of 2.5, until it ends.
+    # NaN is in no range. Integer bounds ask for integers: SGLang counts by a max_new_tokens of 2.5,
+    # until it ends.
     is_whole = isinstance(least, int)
     if not isinstance(value, int if is_whole else int | float) or not least <= value <= most:
         what = "a whole number, " if is_whole else ""
@@ -145,7 +156,7 @@ def _check_range(name: str, value: object, least: float, most: float) -> None:
 
 
 def _check_all(name: str, values: object, least: float, most: float) -> None:
-    """Of a collection of numbers, or None."""
+    """Raise ValueError unless all numbers of a collection are in range. None passes."""
     if values is None:
         return
     if not isinstance(values, Iterable) or isinstance(values, str):
@@ -156,9 +167,9 @@ def _check_all(name: str, values: object, least: float, most: float) -> None:
 
 def _check_embeddings(rows: Any, width: int) -> None:
     given: NDArray[np.float32] = np.empty((0, 0), np.float32)
-    with contextlib.suppress(TypeError, ValueError):  # rows of different width, for example
+    with contextlib.suppress(TypeError, ValueError):  # e.g. rows of different width
         given = np.asarray(rows, np.float32)
-    # What is no number is not less than any.
+    # NaN fails this comparison.
     if given.ndim != 2 or given.shape[-1] != width or not (np.abs(given) <= _MOST_EMBEDDING).all():
         raise ValueError(
             f"input_embeds are not rows of {width} numbers from {-_MOST_EMBEDDING} to "
@@ -179,15 +190,15 @@ def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     for name, (least, most) in _SAMPLING_NUMBERS.items():
         if (value := getattr(sampling, name, None)) is not None:
             _check_range(name, value, least, most)
-    # Where another request has min_new_tokens, SGLang looks up all of them, also of this one.
+    # If another request has min_new_tokens, SGLang looks up the stop tokens of this one too.
     _check_all("stop_token_ids", getattr(sampling, "stop_token_ids", None), 0, vocab_size - 1)
     biases = getattr(sampling, "logit_bias", None) or {}
     _check_all("logit_bias", biases.values(), -_MOST_BIAS, _MOST_BIAS)
 
 
 def _check_regex(sampling: SamplingParams) -> None:
-    """Raises ValueError for a stop_regex that may keep a scheduler busy in each step. Python's
-    matcher tries all ways of matching, whose number is bounded here for any text."""
+    """Raise ValueError for a stop_regex that may keep a scheduler busy in each step. Python's
+    matcher tries all ways to match; this bounds their number for any text."""
     patterns = getattr(sampling, "stop_regex_strs", None) or ()
     if not patterns:
         return
@@ -196,7 +207,7 @@ def _check_regex(sampling: SamplingParams) -> None:
     num_steps = 0.0
     for pattern in patterns:
         parsed = list(sre_parser.parse(pattern))
-        # Nothing comes after a repetition at the end, so the first way is taken.
+        # Nothing follows a repetition at the end, so its first way is taken.
         is_open = bool(parsed) and parsed[-1][0] in _REPEATS and _ways(parsed[-1][1][2]) == 1
         num_steps += num_chars * _ways(parsed[:-1] if is_open else parsed)
     if num_steps > _MOST_REGEX_STEPS:
@@ -211,7 +222,8 @@ _ONE_WAY = (sre.LITERAL, sre.NOT_LITERAL, sre.IN, sre.ANY, sre.AT)
 
 
 def _ways(parsed: Iterable[tuple[Any, Any]]) -> float:
-    """In how many ways, at most, a part of a pattern matches from one place on in any text."""
+    """Return an upper bound on the ways in which a part of a pattern matches from one place in any
+    text."""
     num = 1.0
     for kind, of in parsed:
         if kind in _REPEATS:

@@ -1,4 +1,4 @@
-"""The app of the HTTP processes that --tokenizer-worker-num asks for: SGLang's own, hooked.
+"""The app of the HTTP processes of --tokenizer-worker-num: SGLang's own app with our hooks.
 
 SGLang loads no plugin in them, but serves the app that SGLANG_HTTP_SERVER_APP_PATH names.
 """
