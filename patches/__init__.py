@@ -1,1 +1,1 @@
-"""The only code that touches SGLang: hooks, what they need, and what operators run beside it."""
+"""The only code that touches SGLang: the hooks, their parts, and the operators' commands."""

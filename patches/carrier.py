@@ -1,6 +1,6 @@
-"""How a length distribution and hints travel from the HTTP process to the schedulers.
+"""Carries length distributions and hints from the HTTP process to the schedulers.
 
-They are flat lists under reserved keys of `sampling_params.custom_params`, the one part of a
+They travel as flat lists under reserved keys of `sampling_params.custom_params`, the one part of a
 request that every hop of SGLang passes on unchanged (sglang/srt/sampling/sampling_params.py).
 """
 
@@ -21,12 +21,14 @@ _PREFIX = "__sage_"
 _HINT_PREFIX = _PREFIX + "hint_"
 _HINTS = tuple(field.name for field in dataclasses.fields(Hints))
 _ASKED = _PREFIX + "asked"
-# Of an id's beginning. Clients choose ids, and schedulers keep what is made of them for minutes.
+# Ids are cut to this length: clients choose them, and schedulers keep data derived from them for
+# minutes.
 _MAX_ID_CHARS = 128
 
 
 def _clock() -> str:
-    """Names the clock that time.monotonic() reads on this host. It counts from a boot."""
+    """Return a name for the clock that time.monotonic() reads on this host, which counts from
+    boot."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:
@@ -36,17 +38,17 @@ def _clock() -> str:
 
 
 CLOCK = _clock()
-# A stamp is older than the tick that comes with it, but not by more than a request may wait.
+# A stamp precedes the tick that comes with it, at most by the longest time a request may wait.
 _MOST_AGE_S = 3600.0
 
 
 def encode(distribution: LengthDistribution) -> dict[str, Any]:
-    """A distribution under reserved keys."""
+    """Return a distribution's fields under reserved keys."""
     return {_PREFIX + name: value for name, value in distribution.as_fields().items()}
 
 
 def encode_hints(hints: Hints) -> dict[str, Any]:
-    """The hints that were given, under reserved keys."""
+    """Return the hints that a client gave, under reserved keys."""
     return {
         _HINT_PREFIX + name: value
         for name in _HINTS
@@ -55,13 +57,13 @@ def encode_hints(hints: Hints) -> dict[str, Any]:
 
 
 def encode_asked(rid: str, came_s: float, begun_s: float) -> dict[str, Any]:
-    """The id by which a client knows a request, when it came and when its HTTP process began with
-    it (on this host's clock), under a reserved key."""
+    """Return the client's id of a request, when it came and when its HTTP process began to process
+    it, under a reserved key. Both times are on this host's clock."""
     return {_ASKED: [short_id(rid), came_s, begun_s, CLOCK]}
 
 
 def short_id(rid: str) -> str:
-    """An id of bounded length that is equal for equal ids. A long one becomes its beginning and a
+    """Return an id of bounded length, equal for equal ids: a long id becomes its beginning and a
     digest."""
     if len(rid) <= _MAX_ID_CHARS:
         return rid
@@ -70,18 +72,19 @@ def short_id(rid: str) -> str:
 
 
 def decode(custom_params: object) -> LengthDistribution | None:
-    """The distribution in a request's custom_params, or None. Raises ValueError if malformed."""
+    """Return the distribution in a request's custom_params, or None. Raises ValueError if
+    malformed."""
     fields = _after(_PREFIX, custom_params)
     return LengthDistribution.from_fields(fields) if "lengths" in fields else None
 
 
 def decode_hints(custom_params: object) -> Hints:
-    """The hints in a request's custom_params. Raises ValueError if malformed."""
+    """Return the hints in a request's custom_params. Raises ValueError if malformed."""
     return _hints(_after(_HINT_PREFIX, custom_params), _HINTS)
 
 
 def clients_hints(custom_params: Mapping[str, Any]) -> Hints:
-    """The hints that a client may give. Raises ValueError if malformed."""
+    """Return the hints that a client may give. Raises ValueError if malformed."""
     return _hints(custom_params, CLIENTS_HINTS)
 
 
@@ -91,7 +94,8 @@ def _hints(fields: Mapping[str, Any], names: tuple[str, ...]) -> Hints:
 
 
 def decode_asked(custom_params: object) -> tuple[str, float, float] | None:
-    """The id, when it came and when it was begun; None if they are not there."""
+    """Return the client's id, arrival and begin of processing (see encode_asked), or None if
+    absent."""
     match custom_params.get(_ASKED) if isinstance(custom_params, Mapping) else None:
         case [str() as rid, float() as came_s, float() as begun_s, *_]:
             return rid, came_s, begun_s
@@ -99,13 +103,17 @@ def decode_asked(custom_params: object) -> tuple[str, float, float] | None:
 
 
 def session_of(session_id: str) -> str:
-    """The hint for one of SGLang's own sessions, which clients open, name and close."""
+    """Return the session hint for one of SGLang's own sessions, which clients open, name and
+    close."""
     return digest("SGLang's", session_id)
 
 
 def came_at_s(custom_params: object, now_s: float, clock: str = CLOCK) -> float:
-    """When a request came; now if it does not say, says what cannot be, or came to a host of
-    another clock (--nnodes). clock: which one now_s is of."""
+    """Return when a request came. It is now_s if the stamp is absent, impossible, or of another
+    host's clock (--nnodes).
+
+    clock: the name of the clock of now_s.
+    """
     match custom_params.get(_ASKED) if isinstance(custom_params, Mapping) else None:
         case [str(), float() as came_s, float(), str() as theirs] if theirs == clock:
             return came_s if now_s - _MOST_AGE_S <= came_s <= now_s else now_s
@@ -113,7 +121,7 @@ def came_at_s(custom_params: object, now_s: float, clock: str = CLOCK) -> float:
 
 
 def _after(prefix: str, custom_params: object) -> dict[str, Any]:
-    """The values whose keys begin with a prefix, by the rest of their keys."""
+    """Return the values whose keys begin with a prefix, keyed by the rest of the key."""
     return {
         key.removeprefix(prefix): value
         for key, value in (custom_params.items() if isinstance(custom_params, Mapping) else ())
@@ -122,7 +130,8 @@ def _after(prefix: str, custom_params: object) -> dict[str, Any]:
 
 
 def strip(custom_params: Mapping[str, Any]) -> dict[str, Any]:
-    """custom_params without the reserved keys, so that no client can claim to be a short job."""
+    """Return custom_params without the reserved keys, so that no client can claim to be a short
+    job."""
     return {
         key: value
         for key, value in custom_params.items()

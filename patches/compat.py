@@ -1,4 +1,4 @@
-"""The SGLang releases that the hooks are written for, and all that differs between them."""
+"""The supported SGLang releases, and all differences between them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import Any
 from patches.engine_types import Batch
 from sage_sched.fields import UserError
 
-# Every hook fits all of these. The first one that does not will carry the releases that it is for.
+# Every hook fits all of these. A hook that does not will have to name its releases.
 SUPPORTED_RELEASES = ("0.5.22", "0.5.23")
 
 _COMMON = "sglang.srt.mem_cache.common"
 _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 _BACKUP = ("req", "tree_cache", "req_to_token_pool", "token_to_kv_pool_allocator", "backend")
-# What we call beside what we hook, with the parameters that we pass by name or rely on.
+# Functions that we call besides the hooked ones, with the parameters that we pass by name or rely
+# on.
 CALLS = (
     (f"{_COMMON}.backup_kv_cache", _BACKUP),
     (f"{_COMMON}.restore_kv_cache", _BACKUP),
@@ -56,31 +57,35 @@ CALLS = (
 )  # fmt: skip
 
 # SGLang loads no plugin in the HTTP processes of --tokenizer-worker-num, but serves the app that
-# this variable names. Ours has the hooks.
+# this variable names. Our app has the hooks.
 APP_VARIABLE = "SGLANG_HTTP_SERVER_APP_PATH"
 APP = "sage_sched.entry_points:app"
 
 
 class UnsupportedServerError(UserError, RuntimeError):
-    """This SGLang, or the way it was started, cannot be served. The message says what to do."""
+    """This SGLang, or the way it was started, cannot be served. The message says how to fix it."""
 
 
 def serves_named_app() -> bool:
-    """Whether several HTTP processes serve the app that APP_VARIABLE names; since 0.5.23."""
+    """Whether several HTTP processes can serve the app that APP_VARIABLE names (SGLang since
+    0.5.23)."""
     from sglang.srt.environ import envs
 
     return hasattr(envs, APP_VARIABLE)
 
 
 def has_other_app() -> bool:
-    """Whether that variable names somebody else's app, which would not have our hooks."""
+    """Whether that variable names another app, which would not have our hooks."""
     return os.environ.get(APP_VARIABLE, APP) != APP
 
 
 @contextlib.contextmanager
 def passing_for_fcfs(server_args: Any) -> Iterator[None]:
-    """Within this, SGLang's check of its arguments, which knows only `fcfs` and `lof` to go with
-    --enable-priority-scheduling, sees `fcfs`. Since 0.5.23; earlier ones refuse it."""
+    """Let SGLang's check of its arguments see the policy `fcfs` within this context.
+
+    With --enable-priority-scheduling SGLang accepts `fcfs` and `lof` only. Since 0.5.23; earlier
+    releases refuse the combination.
+    """
     declared = getattr(server_args, "_resolved_overrides", None)
     if declared is None or not server_args.enable_priority_scheduling:
         yield
@@ -94,8 +99,8 @@ def passing_for_fcfs(server_args: Any) -> Iterator[None]:
 
 
 def contract_error(fields: dict[str, Any]) -> str | None:
-    """What is wrong with the fields of a request at /generate, by SGLang's schema, which it has
-    since 0.5.23."""
+    """Return SGLang's objection to the fields of a request at /generate, or None. SGLang has this
+    schema since 0.5.23."""
     with contextlib.suppress(ImportError):
         place = importlib.import_module("sglang.srt.entrypoints.api_contract")
         said: str | None = place.generate_contract_error(fields)
@@ -104,13 +109,14 @@ def contract_error(fields: dict[str, Any]) -> str | None:
 
 
 def thinking_of(chat: object) -> object:
-    """`thinking` of a ChatCompletionRequest, a field since 0.5.23; None if there is none."""
+    """Return `thinking` of a ChatCompletionRequest, a field since 0.5.23, or None."""
     return getattr(chat, "thinking", None)
 
 
 def drop_ended(running_batch: Batch) -> None:
-    """Take out requests that have ended, as Scheduler.get_next_batch_to_run of 0.5.23 does before a
-    pass. They have nothing left to yield, and a policy that was switched to does not know them."""
+    """Remove ended requests from the running batch, as Scheduler.get_next_batch_to_run of 0.5.23
+    does before a pass. They hold no KV to free, and a policy that was switched to does not know
+    them."""
     if _release() != "0.5.22":
         return
     num_reqs = len(running_batch.reqs)
@@ -120,7 +126,8 @@ def drop_ended(running_batch: Batch) -> None:
 
 
 def _release() -> str:
-    # Imported here, as `sage-sched doctor` reads this module even if SGLang cannot be imported.
+    # Imported here, because `sage-sched doctor` reads this module even if SGLang cannot be
+    # imported.
     import sglang.version
 
     return str(sglang.version.__version__)

@@ -1,6 +1,6 @@
-"""What we read of SGLang's objects in a scheduler process (SGLang 0.5.23).
+"""The parts of SGLang's scheduler objects that we read (SGLang 0.5.23).
 
-`sage` is what we keep on one of them. Nothing of ours is imported here, so it has no type.
+`sage` is our state on such an object. It has no type, because this module imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class SamplingParams(Protocol):
 
 
 class RequestKv(Protocol):
-    """Req.kv: what a request holds of the KV pool."""
+    """Req.kv: the KV that a request holds."""
 
     kv_allocated_len: int
     kv_committed_len: int

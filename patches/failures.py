@@ -1,4 +1,4 @@
-"""Errors of a policy."""
+"""Counts the errors of a policy."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ logger = logging.getLogger(__name__)
 
 
 class Failures:
-    """Errors of a policy, which cost a pass its order and nothing else. The first is logged."""
+    """Counts a policy's errors. An error costs a pass its order and nothing else; the first is
+    logged."""
 
     def __init__(self) -> None:
         self.num_failures = 0
 
     def count(self, task: str) -> None:
-        """Call it where the error is caught. task: what the policy could not do."""
+        """Count an error; call it in the `except` block. task: the operation that failed, for the
+        log."""
         self.num_failures += 1
         if self.num_failures == 1:
             logger.exception(

@@ -1,4 +1,4 @@
-"""Our flags of a server, and which flags a server is given."""
+"""Our server flags, and a parser for all flags of a server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-# Each names a file.
+# Each flag takes a file name.
 FLAGS = {
     "--sage-config": "TOML or YAML file with the settings of sage-sched (default: the defaults, or "
     "the file that the environment variable SAGE_CONFIG names).",
@@ -20,33 +20,34 @@ FLAGS = {
 
 
 def named(argv: Sequence[str]) -> dict[str, Any]:
-    """The flags that are given, with their texts, under SGLang's names for them (`tp_size`): by
-    their other names, abbreviated, or in the file of --config too.
+    """Return the flags that argv gives, with their texts, under SGLang's names for them
+    (`tp_size`).
 
-    SGLang's own parser finds them, so that we resolve what it will. Without SGLang only our own
-    flags are known. Raises ValueError and OSError if the file of --config cannot be read.
+    Flags count by their other names, by abbreviations and in the file of --config too. SGLang's own
+    parser finds them, so both resolve them alike. Without SGLang only our own flags are known.
+    Raises ValueError and OSError if the file of --config cannot be read.
     """
     parser = argparse.ArgumentParser(prog="sglang serve", add_help=False)
     with contextlib.suppress(ImportError):
         importlib.import_module("sglang.srt.server_args").ServerArgs.add_cli_args(parser)
     for flag in FLAGS:
-        if flag not in parser._option_string_actions:  # they are there once the plugin is loaded
+        if flag not in parser._option_string_actions:  # the plugin adds them too
             parser.add_argument(flag)
     if "--config" in argv and "--config" in parser._option_string_actions:
         argv = _merged(parser, argv)
     for action in parser._actions:
-        # What is wrong with a value is for SGLang to say.
+        # SGLang reports invalid values.
         action.default, action.required = argparse.SUPPRESS, False
         action.choices = action.type = None
     return vars(parser.parse_known_args(argv)[0])
 
 
 def _merged(parser: argparse.ArgumentParser, argv: Sequence[str]) -> list[str]:
-    """As SGLang merges them (prepare_server_args)."""
+    """Merge the --config file into argv as SGLang does (prepare_server_args)."""
     import yaml
 
     place = importlib.import_module("sglang.srt.utils.server_args_config_parser")
     try:
         return list(place.ConfigArgumentMerger(parser).merge_config_with_args([*argv]))
-    except (yaml.YAMLError, AttributeError, RecursionError) as error:  # a key that is no text
+    except (yaml.YAMLError, AttributeError, RecursionError) as error:  # e.g. a key is no string
         raise ValueError(f"--config: {error}") from error

@@ -1,4 +1,4 @@
-"""Hooks into SGLang: each names its target, and fails loudly if it does not fit."""
+"""Hooks into SGLang. Each names its target and fails loudly if the target does not fit."""
 
 from __future__ import annotations
 
@@ -25,9 +25,13 @@ _SOURCE = HookSource(plugin_name="sage_sched", dist_name="sage-sched")
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """One hook. target: dotted path of a function or method of SGLang. kind: AFTER, AROUND or
-    BEFORE. hook: what to call, as sglang/srt/plugins/hook_registry.py documents for the kind.
-    parameters: those of the target that the hook relies on, by name.
+    """One hook into SGLang.
+
+    target: dotted path of a function or method of SGLang.
+    kind: AFTER, AROUND or BEFORE.
+    hook: the function to call, with the signature that sglang/srt/plugins/hook_registry.py
+        documents for the kind.
+    parameters: names of the target's parameters that the hook relies on.
     """
 
     target: str
@@ -36,16 +40,17 @@ class Hook:
     parameters: tuple[str, ...]
 
     def check(self) -> None:
-        """See check_target."""
+        """Raise UnsupportedServerError if the target does not fit (see check_target)."""
         check_target("hook", self.target, self.parameters)
 
     def apply(self) -> None:
-        """Check the target, then hook it, once per process: a second engine finds it in place."""
+        """Check the target, then hook it once per process: a second engine finds the hook in
+        place."""
         if self.target in _applied:
             return
         self.check()
-        # HookRegistry.apply_hooks only logs failures, and drops a hook on a target that another
-        # plugin has hooked.
+        # Trap: HookRegistry.apply_hooks only logs failures, and drops a hook on a target that
+        # another plugin has hooked.
         HookRegistry._apply_target(self.target, [(self.kind, self.hook, _SOURCE)])
         HookRegistry._patched.add(self.target)
         _applied.add(self.target)
@@ -55,10 +60,10 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class Hooks(list[Hook]):
-    """Hooks in the order in which they are placed."""
+    """Hooks, placed in list order."""
 
     def at(self, target: str, kind: Any, *parameters: str) -> Callable[[_F], _F]:
-        """A decorator: the function below it is hooked there (see Hook)."""
+        """Return a decorator that hooks the decorated function at a target (see Hook)."""
 
         def add(hook: _F) -> _F:
             self.append(Hook(target, kind, hook, parameters))
@@ -67,19 +72,21 @@ class Hooks(list[Hook]):
         return add
 
     def check(self) -> None:
-        """Raises UnsupportedServerError for the first that does not fit."""
+        """Raise UnsupportedServerError for the first hook that does not fit."""
         for hook in self:
             hook.check()
 
     def apply(self) -> None:
-        """Hook all, or raise UnsupportedServerError for the first that does not fit."""
+        """Place all hooks, or raise UnsupportedServerError for the first that does not fit."""
         for hook in self:
             hook.apply()
 
 
 def check_target(use: str, target: str, parameters: Iterable[str]) -> None:
-    """Raises UnsupportedServerError unless this function or method of SGLang exists and has these
-    parameters. use: what we do with it, for the message."""
+    """Raise UnsupportedServerError unless this function or method of SGLang has these parameters.
+
+    use: our use of it, for the message.
+    """
     where, _, name = target.rpartition(".")
     try:
         known = inspect.signature(getattr(pkgutil.resolve_name(where), name)).parameters
@@ -92,8 +99,8 @@ def check_target(use: str, target: str, parameters: Iterable[str]) -> None:
 
 
 def _missing(where: str) -> ModuleNotFoundError | None:
-    """The missing package that keeps a module of SGLang from being imported. resolve_name would
-    only say that the module is not there."""
+    """Return the error for a missing package that keeps a module of SGLang from being imported.
+    resolve_name would only say that the module is missing."""
     for module in accumulate(where.split("."), "{}.{}".format):
         try:
             importlib.import_module(module)
@@ -110,7 +117,7 @@ def _misfit(use: str, target: str, what: str) -> UnsupportedServerError:
 
 
 def check_calls() -> None:
-    """Raises UnsupportedServerError for the first function that we call and that does not fit."""
+    """Raise UnsupportedServerError for the first function in CALLS that does not fit."""
     for target, parameters in CALLS:
         check_target("function", target, parameters)
 
@@ -119,7 +126,8 @@ _failed: set[str] = set()
 
 
 def harmless(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, but an error, of which the first is logged, makes it return None."""
+    """Return the function with errors suppressed: it returns None instead, and its first error is
+    logged."""
 
     @wraps(function)
     def guarded(*args: Any, **kw: Any) -> Any:
@@ -134,7 +142,7 @@ def harmless(function: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
-# A method of SGLang's that is awaited, as an AROUND hook gets it.
+# The original coroutine method of SGLang, as an AROUND hook receives it.
 Awaited = Callable[..., Awaitable[Any]]
 
 AFTER, AROUND, BEFORE = HookType.AFTER, HookType.AROUND, HookType.BEFORE

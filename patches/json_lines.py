@@ -1,4 +1,4 @@
-"""A file of JSON lines beside a server: the trace, and the record of shadow mode."""
+"""Writes a file of JSON lines for a server: the trace, or the record of shadow mode."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from predictor_store.cached_file import own_file
 
 logger = logging.getLogger(__name__)
 
-# The most lines that wait for the disk.
+# Lines that may wait for the disk; further ones are dropped.
 _MOST_WAITING = 100_000
 _WRITES_EVERY_S = 0.2
 
 
 class JsonLines:
-    """Appends lines to a file that only its owner can read. No link is followed.
+    """Appends lines to a file that only its owner can read. It follows no links.
 
-    A thread of its own writes, so nobody waits for a disk. Lines that it cannot take are dropped
-    and counted. An error ends the file with one log line, and raises nothing.
+    A thread of its own writes, so requests never wait for the disk. Lines that overflow its queue
+    are dropped and counted. A write error ends the file with one log line; nothing is raised.
     """
 
     def __init__(self, path: Path, max_bytes: float = float("inf")) -> None:
-        """max_bytes: the largest size of the file, and of the previous one, FILE.1."""
+        """max_bytes: the maximum size of the file. A full file is renamed FILE.1 and replaces the
+        previous one."""
         self._path, self._max_bytes = path, max_bytes
         self._lines: deque[bytes] = deque()
         self._num_lost = self._num_written = 0
@@ -36,7 +37,7 @@ class JsonLines:
         threading.Thread(target=self._write_forever, daemon=True).start()
 
     def add(self, line: dict[str, Any]) -> None:
-        """Write a line, soon."""
+        """Queue a line for writing."""
         if self._is_stopped or len(self._lines) >= _MOST_WAITING:
             self._num_lost += 1
         else:
@@ -63,11 +64,11 @@ class JsonLines:
 
     def _opened(self) -> IO[bytes]:
         file = open(self._path, "ab", buffering=0, opener=own_file)  # noqa: SIM115
-        os.fchmod(file.fileno(), 0o600)  # an existing file too; it fails for others' files
+        os.fchmod(file.fileno(), 0o600)  # for an existing file; fails if another user owns it
         return file
 
     def stats(self) -> dict[str, Any]:
-        """Counters for /server_info."""
+        """Return counters for /server_info."""
         return {
             "num_written": self._num_written,
             "num_lost": self._num_lost,

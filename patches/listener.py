@@ -1,4 +1,4 @@
-"""What happens on a scheduler, and who takes part in it."""
+"""The events of a scheduler, and the listeners that receive them."""
 
 from __future__ import annotations
 
@@ -13,42 +13,46 @@ from sage_sched.policy import Policy
 
 
 class Listener:
-    """Takes part in the events of one scheduler. A method that is not overridden does nothing.
+    """Receives the events of one scheduler. By default a method does nothing.
 
-    All ranks get the same events in the same order, between the same two passes, but for polled().
-    What a listener makes of the clock, or of anything else that only its rank sees, must reach no
-    plan.
+    All ranks get the same events in the same order, between the same two passes, except for
+    polled(). Values that only one rank sees, such as its clock, must not influence a plan.
     """
 
     def arrived(self, req: Req) -> None:
-        """A new request has come."""
+        """A new request has arrived."""
 
     def planned(self, plan: Plan, seconds: float) -> None:
-        """A pass was planned, which took some seconds; the queue is in its old order."""
+        """A pass was planned in this many seconds. The queue still has its old order."""
 
     def carried_out(
         self, actions: Sequence[Action], requests: Mapping[Job, Req], left: Sequence[Req]
     ) -> None:
-        """These actions of a plan were. left: the requests that found no room after all."""
+        """These actions of a plan were carried out. left: requests that were to enter but found no
+        room."""
 
     def ran(self, batch: Batch) -> None:
         """A batch is about to run."""
 
     def stepped(self, batch: Batch, result: Any) -> None:
-        """A batch's results are in. result: None if its tokens come from a prefill server."""
+        """A batch's results have arrived. result: None if its tokens come from a prefill server."""
 
     def ended(self, req: Req, was_aborted: bool) -> None:
-        """A request has finished, or was aborted in the queue. It comes once for each."""
+        """A request has finished, or was aborted in the queue. Each request ends once."""
 
     def switched(
         self, name: str, policy: Policy, limits: Limits, unfinished: Sequence[Req]
     ) -> None:
-        """Another policy, or the same with other settings, orders these requests from now on.
-        unfinished: by arrival. name: what --schedule-policy would say."""
+        """Another policy, or the same with other settings, orders requests from now on.
+
+        name: the name for --schedule-policy.
+        unfinished: all unfinished requests, by arrival.
+        """
 
     def polled(self) -> Any:
-        """On the rank that broadcasts, in each turn of its loop: return a message for all ranks, or
-        None. It is repeated until it comes back, as SGLang may skip a broadcast."""
+        """Return a message for all ranks, or None. The broadcasting rank calls this in each turn
+        of its loop. Repeat a message until it arrives here too, because SGLang may skip a
+        broadcast."""
 
     def stats(self) -> dict[str, Any]:
         """Return entries for /server_info."""
@@ -56,7 +60,7 @@ class Listener:
 
 
 class Listeners(Listener):
-    """Some listeners as one. Each event reaches them in their order."""
+    """Several listeners as one. Each event reaches them in list order."""
 
     def __init__(self, listeners: Iterable[Listener]) -> None:
         self._listeners = [*listeners]
@@ -65,7 +69,7 @@ class Listeners(Listener):
         return iter(self._listeners)
 
     def add(self, listener: Listener) -> None:
-        """Put one at the end."""
+        """Append a listener."""
         self._listeners.append(listener)
 
     def arrived(self, req: Req) -> None:
@@ -101,7 +105,7 @@ class Listeners(Listener):
             listener.switched(name, policy, limits, unfinished)
 
     def polled(self) -> list[Any]:
-        """All messages."""
+        """Return all messages."""
         messages = [listener.polled() for listener in self._listeners]
         return [message for message in messages if message is not None]
 

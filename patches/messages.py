@@ -1,4 +1,4 @@
-"""The messages of ours that SGLang's processes send one another."""
+"""Our messages between SGLang's processes."""
 
 from __future__ import annotations
 
@@ -11,25 +11,33 @@ from sage_sched.overload import Refusal
 
 
 class Tick(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
-    """Rank 0's clock, and its name (patches.carrier). It rides the broadcast of requests to all
-    ranks."""
+    """Rank 0's clock, broadcast to all ranks with the requests.
+
+    clock: its name (patches.carrier).
+    """
 
     now_s: float
     clock: str
 
 
 class StepTimes(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
-    """Rank 0's step times. They ride the broadcast of requests to all ranks. seconds: the
-    coefficients of a StepTime, in their order. source: see Calibration."""
+    """Rank 0's step times, broadcast to all ranks with the requests.
+
+    seconds: the coefficients of a StepTime, in order.
+    source: see Calibration.
+    """
 
     seconds: list[float]
     source: str
 
 
 class Scores(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
-    """Rank 0's probe scores. They ride the broadcast too. number: of the last score, counted since
-    the start. arrivals, ages: one of each per row. steps: int8, rows of bins
-    (sage_sched.probe.refining.in_steps)."""
+    """Rank 0's probe scores, broadcast to all ranks with the requests.
+
+    number: the running number of the last score.
+    arrivals, ages: one of each per row.
+    steps: int8, rows of bins (sage_sched.probe.refining.in_steps).
+    """
 
     number: int
     arrivals: list[int]
@@ -38,10 +46,13 @@ class Scores(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
 
 
 class SetSettings(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
-    """From an HTTP process to the schedulers. It rides the broadcast too, so all ranks read it
-    between the same two passes. changes: JSON of what sage_sched.app.switch.Settings.changed takes;
-    null to change nothing. now_s: when it was sent, on the sender's clock. clock: its name
-    (patches.carrier)."""
+    """A change of settings, from an HTTP process to the schedulers. It travels with the broadcast
+    too, so all ranks read it between the same two passes.
+
+    changes: JSON for sage_sched.app.switch.Settings.changed; null to change nothing.
+    now_s: when it was sent, on the sender's clock.
+    clock: the name of that clock (patches.carrier).
+    """
 
     changes: str
     now_s: float
@@ -49,22 +60,28 @@ class SetSettings(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
 
 
 class SettingsNow(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
-    """A scheduler's answer to SetSettings. settings: JSON of those now in force. refusal: why
-    nothing was changed; "" if it was."""
+    """A scheduler's answer to SetSettings.
+
+    settings: JSON of the settings in force.
+    refusal: why nothing was changed; "" if it was.
+    """
 
     settings: str
     refusal: str
 
 
 class EarlyAbort(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
-    """From an HTTP process to all ranks: an abort that may arrive before its request. begins: what
-    the ids of the aborted requests begin with; "" for all. sent_s: on the clock of the stamps."""
+    """An abort that may arrive before its request, from an HTTP process to all ranks.
+
+    begins: a prefix of the ids of the aborted requests; "" for all.
+    sent_s: on the clock of the stamps.
+    """
 
     begins: str
     sent_s: float
 
 
-# SGLang's processes accept a closed list of message types.
+# SGLang's processes accept only registered message types.
 hook_custom_types(SetSettings, SettingsNow, EarlyAbort)
 
 

@@ -1,7 +1,7 @@
-"""The plugin's entry point: what is hooked when.
+"""The plugin's entry point: decides when which hooks are placed.
 
-Once installed, it adds its policies to the choices of --schedule-policy and looks at what was
-chosen. All other hooks are placed only if one of its policies is, in the process that needs them.
+Once installed, it adds its policies to the choices of --schedule-policy and checks the chosen
+policy. All other hooks are placed only under one of its policies, in the process that needs them.
 """
 
 from __future__ import annotations
@@ -27,18 +27,21 @@ _CONTROLLER_MODULE = "sglang.srt.managers.data_parallel_controller"
 
 
 def register() -> None:
-    """Entry point of the group sglang.srt.plugins, called in every process of a server.
+    """Place the first hooks. Entry point of the group sglang.srt.plugins, called in every process.
 
-    SGLang only logs a failure in here. The policy then is no choice of --schedule-policy, and
+    Trap: SGLang only logs a failure in here. The policy is then no choice of --schedule-policy, and
     SGLang itself refuses it.
     """
-    # Hooking imports the target's module, which only the process that runs it should do.
+    # Hooking imports the target's module, which should happen only in the process that runs it.
     first_hooks(sys.modules).apply()
 
 
 def first_hooks(modules: Container[str]) -> Hooks:
-    """The hooks that are placed before a policy is known, in a process that has imported these
-    modules: that of a scheduler, of a data-parallel controller, or another."""
+    """Return the hooks that are placed before the policy is known.
+
+    modules: the modules that this process has imported. They tell whether it is a scheduler, a
+        data-parallel controller, or another process.
+    """
     hooks = Hooks(_main_hooks)
     if _SCHEDULER_MODULE in modules:
         target = f"{_SCHEDULER_MODULE}.Scheduler.__init__"
@@ -133,14 +136,15 @@ def _prepare_shadow(server_args: Any, file: str, config_path: str | None) -> Non
 
 
 def _read_settings(server_args: Any, config_path: str | None) -> SageConfig:
-    # What is set here is no field of the record. It travels to every process.
+    # This attribute is no field of the record, but it travels to every process.
     config = read_config(config_path or os.environ.get("SAGE_CONFIG"))
     server_args._sage_config = config
     return config
 
 
 def _refuse_store(server_args: Any) -> None:
-    """Before the model is loaded: end the process with one line if another server has the store."""
+    """End the process with one line, before the model is loaded, if another server uses the
+    store."""
     from predictor_store.store.store import refuse_in_use
 
     config: SageConfig = server_args._sage_config
@@ -157,15 +161,15 @@ def _around_check(original: Callable[[Any], None], server_args: Any) -> None:
 
 
 def _activate_main(server_args: Any) -> None:
-    """Before SGLang starts its processes: hook this one, and check the hooks of the others."""
+    """Hook this process and check the hooks of the others, before SGLang starts them."""
     if not _is_shadowed(server_args) and not _is_ours(server_args):
         return
     if hasattr(server_args, "_sage_config"):
         _refuse_store(server_args)
-    else:  # the Engine API has no command line; the worker will say what is wrong with a store
+    else:  # no command line (Engine API): the worker reports a bad store
         _prepare(server_args, None, None)
     is_shadowed = _is_shadowed(server_args)
-    if not is_shadowed:  # first, as hooks cannot be imported without some of what they call
+    if not is_shadowed:  # first, because importing the hooks needs some of these calls
         check_calls()
     _scheduler_hooks(server_args).check()
     if is_shadowed:
@@ -182,7 +186,7 @@ def _activate_main(server_args: Any) -> None:
 
 
 def _scheduler_hooks(server_args: Any) -> Hooks:
-    """The hooks that this server's schedulers need."""
+    """Return the hooks that this server's schedulers need."""
     if _is_shadowed(server_args):
         from patches.ops.shadow import shadow_scheduler_hooks
 
@@ -200,5 +204,5 @@ def _activate_scheduler(self: Any, server_args: Any, *args: Any, **kw: Any) -> N
 
 def _activate_controller(self: Any, server_args: Any, *args: Any, **kw: Any) -> None:
     if _is_ours(server_args):
-        # It passes on messages that it does not know, if it can decode them.
+        # The controller forwards unknown messages only if it can decode them.
         importlib.import_module("patches.messages")

@@ -1,4 +1,4 @@
-"""The ways to run SGLang that the plugin cannot serve, each with the reason."""
+"""Ways to run SGLang that the plugin does not support, each with the reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NO_HOOKS = "no plugin is loaded in its processes"
 _NO_ANSWERS = "it gives no answers whose length could be predicted"
 _UNTRIED = "it has not been tried with sage-sched"
 
-# What is refused with a policy of ours, and why.
+# Refused with a policy of ours, with the reason.
 REFUSED = {
     "SGLANG_RUST_SERVER": "its front end is not Python, so no prompt can be read",
     "SGLANG_HTTP_SERVER_APP_PATH and --tokenizer-worker-num above 1": _NO_HOOKS,
@@ -28,14 +28,14 @@ REFUSED = {
     "--dllm-algorithm": _UNTRIED,
     "--enable-pdmux": _UNTRIED,
 }
-# --sage-shadow only looks on. Of these, it refuses those where it would see nothing.
+# --sage-shadow only observes. It refuses only servers on which it could not see requests.
 REFUSED_WITH_SHADOW = dict.fromkeys((
     "SGLANG_RUST_SERVER", "--use-ray", "--smg-grpc-mode", "--skip-tokenizer-init", "--encoder-only",
     "--is-embedding", "--dllm-algorithm", "--tokenizer-worker-num above 1",
     "--disaggregation-mode",
 ), "it sees no prompts there, or no answers")  # fmt: skip
 
-# How to tell, for those above that are more than a flag set or a number too high.
+# Tests for the entries above that are more than a set flag or a number above a limit.
 _SPECIAL: Mapping[str, Callable[[Any], bool]] = {
     "SGLANG_RUST_SERVER": lambda args: (
         os.environ.get("SGLANG_RUST_SERVER", "").lower() in ("1", "true", "yes", "y")
@@ -52,7 +52,8 @@ _SPECIAL: Mapping[str, Callable[[Any], bool]] = {
 
 
 def _is_asked_for(server_args: Any, what: str) -> bool:
-    """what: a key of _SPECIAL, "--flag", or "--flag above N"."""
+    """Whether the server has a refused feature. what: a key of _SPECIAL, "--flag", or "--flag above
+    N"."""
     if what in _SPECIAL:
         return _SPECIAL[what](server_args)
     flag, _, most = what.partition(" above ")
@@ -61,7 +62,8 @@ def _is_asked_for(server_args: Any, what: str) -> bool:
 
 
 def refuse(server_args: Any, ours: str, reasons: Mapping[str, str]) -> None:
-    """Raises UnsupportedServerError if one of these is asked for beside something of ours."""
+    """Raise UnsupportedServerError if the server has one of these features. ours: the feature of
+    ours that rules them out."""
     for what, reason in reasons.items():
         if _is_asked_for(server_args, what):
             raise UnsupportedServerError(
@@ -70,7 +72,7 @@ def refuse(server_args: Any, ours: str, reasons: Mapping[str, str]) -> None:
 
 
 def refuse_place(flag: str, path: str) -> None:
-    """Raises UnsupportedServerError if no file can be written there. Creates nothing."""
+    """Raise UnsupportedServerError if no file can be written at this path. Creates nothing."""
     file = Path(path).absolute()
     is_taken = os.path.lexists(file) and (
         file.is_symlink() or not file.is_file() or not os.access(file, os.W_OK)
@@ -82,7 +84,7 @@ def refuse_place(flag: str, path: str) -> None:
 
 
 def refuse_model(model_config: Any) -> None:
-    """Raises UnsupportedServerError for a model that does not generate, whatever the flags say."""
+    """Raise UnsupportedServerError for a model that does not generate, whatever the flags say."""
     if not model_config.is_generation:
         raise UnsupportedServerError(
             f"{model_config.model_path} does not generate: {_NO_ANSWERS}. "

@@ -1,4 +1,4 @@
-"""Our series on /metrics, beside SGLang's own."""
+"""Our series on /metrics."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Series:
     """The series of one process."""
 
     def __init__(self, labels: Mapping[str, Any]) -> None:
-        """labels: SGLang's own labels of this process, which all of them carry."""
+        """labels: SGLang's own labels of this process, which all series carry."""
         self._labels = {name: str(value) for name, value in labels.items()}
         self._totals: dict[tuple[str, ...], float] = {}
         self._set: set[str] = set()
@@ -112,8 +112,8 @@ class Series:
         self._of(name, labels).set(value)
 
     def unset(self, name: str) -> None:
-        """A gauge without labels of its own has no value now. If it had one it becomes NaN, as the
-        files of several processes keep a series once it is there. No alert fires on NaN."""
+        """Mark a gauge without labels of its own as having no value. If it had a value it becomes
+        NaN, because the files of several processes keep a series forever. No alert fires on NaN."""
         if name in self._set:
             self._of(name, {}).set(math.nan)
 
@@ -134,7 +134,8 @@ class Series:
 
 @cache
 def _registered(name: str, labels: tuple[str, ...]) -> Any:
-    """Made when first used, as SGLang has to set up prometheus_client before it is imported."""
+    """Return a series, made at its first use, because SGLang has to set up prometheus_client before
+    it is imported."""
     from prometheus_client import Counter, Gauge, Histogram
 
     kind, what, own = SERIES[name]

@@ -1,1 +1,1 @@
-"""What operators run: commands, the doctor, shadow mode."""
+"""The operators' commands: serve, set, run, explain, the doctor; and shadow mode."""

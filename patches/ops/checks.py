@@ -1,5 +1,5 @@
-"""What `sage-sched doctor` looks at, one function each, which says in a line what it has found or
-raises FaultError. SGLang is imported only where it is looked at, as that may be what fails."""
+"""The checks of `sage-sched doctor`, one function each. A check returns its finding as a line, or
+raises FaultError. SGLang is imported only inside a check, because the import itself may fail."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ _CHUNK_TOKENS = 8192
 
 
 class FaultError(Exception):
-    """What keeps a server from starting, or from being of use, and what to do about it."""
+    """A fault that keeps a server from starting or from being of use, with its remedy."""
 
     def __init__(self, said: object, do: str) -> None:
-        """said: a message of any kind, an exception's too, or a list of them."""
+        """said: the message, an exception, or a list of these."""
         self.said = [" ".join(str(one).split()) for one in (said if type(said) is list else [said])]
         self.do = do
 
 
 class Note(str):
-    """Something to know that is neither good nor bad."""
+    """A finding that is neither good nor bad."""
 
 
 @contextlib.contextmanager
 def _fault_of(kinds: type[Exception] | tuple[type[Exception], ...], do: str) -> Iterator[None]:
-    """Within this, exceptions of these kinds are faults."""
+    """Turn exceptions of these kinds into faults within this context."""
     try:
         yield
     except kinds as error:
@@ -59,7 +59,7 @@ def _fault_of(kinds: type[Exception] | tuple[type[Exception], ...], do: str) -> 
 
 
 def release() -> str:
-    """Whether SGLang is there, and supported."""
+    """Check that SGLang is installed, in a supported release."""
     try:
         with _fault_of(UnsupportedServerError, _INSTALL):
             check_release()
@@ -69,7 +69,7 @@ def release() -> str:
 
 
 def plugin() -> str:
-    """Whether SGLang finds us."""
+    """Check that SGLang finds our plugin."""
     if not entry_points(group="sglang.srt.plugins", name="sage_sched"):
         raise FaultError(
             "sage-sched is not among SGLang's plugins",
@@ -92,15 +92,15 @@ def plugin() -> str:
 
 
 def hooks() -> str:
-    """Every module of ours, every place of SGLang that is hooked, and every call."""
-    define_missing()  # as the platform does: SGLang needs them to be imported
+    """Check all our modules, hooked places of SGLang, and calls."""
+    define_missing()  # as the platform does: importing SGLang needs them
     if found := misfits():
         raise FaultError(found, "see release; another plugin may have changed it too")
     return f"{len(targets())}, and all fit"
 
 
 def store(config: SageConfig) -> str:
-    """Whether it can be read, by us and now, and written to."""
+    """Check that this process can read the store now, and write to it."""
     if config.predictor.service:
         return Note("the predictor service's own")
     folder = folder_of(config.store)
@@ -135,7 +135,7 @@ def store(config: SageConfig) -> str:
 
 
 def predictor(config: SageConfig) -> str:
-    """Whether it can be asked."""
+    """Check that the predictor answers."""
     if config.predictor.service:
         do = "start the service, or correct predictor.service and its token"
         with _fault_of((PredictorError, StoreError, ValueError), do):
@@ -152,7 +152,7 @@ def predictor(config: SageConfig) -> str:
 
 
 def gpu(flags: Mapping[str, Any]) -> str:
-    """Whether torch sees the accelerators that the flags ask for."""
+    """Check that torch sees the accelerators that the flags ask for."""
     import torch
 
     wanted = _whole(flags, "tp_size", 1)
@@ -175,7 +175,7 @@ def gpu(flags: Mapping[str, Any]) -> str:
 
 
 def host_memory(asked_gib: float) -> str:
-    """Whether there is enough for the KV of preempted requests. asked_gib: the setting."""
+    """Check that host memory suffices for the KV of preempted requests. asked_gib: the setting."""
     free_gib = free_bytes() / 2**30
     if asked_gib > free_gib:
         raise FaultError(
@@ -187,10 +187,10 @@ def host_memory(asked_gib: float) -> str:
 
 
 def chunks(config: SageConfig, flags: Mapping[str, Any]) -> str:
-    """What a chunk of a prompt costs those that run, by the times in [step_time]."""
+    """Report how long a chunk of a prompt delays running requests, by the times in [step_time]."""
     num_tokens = _whole(flags, "chunked_prefill_size", _CHUNK_TOKENS)
     if num_tokens is None:
-        return Note("see flags")  # SGLang's parser says what is wrong
+        return Note("see flags")  # SGLang's parser reports the fault
     if num_tokens < 1:
         return Note("prompts are not chunked")
     step_time = (config.step_time or StepTimeConfig()).step_time()
@@ -207,7 +207,7 @@ def chunks(config: SageConfig, flags: Mapping[str, Any]) -> str:
 
 
 def _whole(flags: Mapping[str, Any], name: str, default: int) -> int | None:
-    """A flag's number; None if it is none that a server could mean."""
+    """Return a flag's number, or None if no server could use it."""
     try:
         number = int(flags.get(name) or default)
     except ValueError:
@@ -216,7 +216,8 @@ def _whole(flags: Mapping[str, Any], name: str, default: int) -> int | None:
 
 
 def flags(argv: Sequence[str], with_settings: bool) -> str:
-    """Whether SGLang's own parser takes them. with_settings: whether our settings can be read."""
+    """Check that SGLang's own parser accepts the flags. with_settings: whether our settings can be
+    read."""
     if not argv:
         return Note("none given: `sage-sched doctor FLAGS` looks at a server's")
     if not with_settings:

@@ -25,8 +25,13 @@ from sage_sched.fields import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """about: what was looked at. said: what was found. do: what to do about it, "" if nothing. A
-    fault keeps a server from starting, or from being of use; a note does not."""
+    """The result of a check.
+
+    level: a FAULT keeps a server from starting, or from being of use; a note does not.
+    about: the checked part.
+    said: the finding.
+    do: the remedy; "" if none is needed.
+    """
 
     level: Literal["ok", "note", "FAULT"]
     about: str
@@ -39,14 +44,14 @@ class Finding:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print the findings; the exit status."""
+    """Print the findings and return the exit status."""
     keep_quiet()
     parser = argparse.ArgumentParser(
         prog="sage-sched doctor",
         usage="sage-sched doctor [-h] [--json] [any flag of the server]",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # a server's flags are for the server
+        allow_abbrev=False,  # a server's flags must not match ours
     )
     add_json(parser)
     args, flags = parser.parse_known_args(argv)
@@ -63,8 +68,10 @@ def run(argv: Sequence[str]) -> int:
 
 
 def findings(argv: Sequence[str]) -> Iterator[Finding]:
-    """argv: the flags of a server; without any, flags are not looked at. As with `sage-sched
-    serve`, the policy is sage unless one is named."""
+    """Run all checks. As with `sage-sched serve`, the policy is sage unless the flags name one.
+
+    argv: the flags of a server; without any, flags are not checked.
+    """
     flags = _named(argv)
     config, said = _settings(flags)
     yield said
@@ -92,7 +99,8 @@ def findings(argv: Sequence[str]) -> Iterator[Finding]:
 
 
 def _named(argv: Sequence[str]) -> dict[str, Any]:
-    """See named; {} where SGLang cannot tell them, as a check will say."""
+    """Return the named flags (see named); {} if SGLang cannot parse them, which a check will
+    report."""
     try:
         return named(argv) if argv else {}
     except (Exception, SystemExit):  # a broken installation may raise anything
@@ -100,7 +108,7 @@ def _named(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def _settings(flags: Mapping[str, Any]) -> tuple[SageConfig, Finding]:
-    """The settings as a server reads them; the defaults if it cannot."""
+    """Return the settings as a server reads them; the defaults if it cannot."""
     file = flags.get("sage_config") or os.environ.get("SAGE_CONFIG")
     try:
         config = read_config(file)

@@ -1,7 +1,7 @@
-"""`sage-sched explain`: what a trace (--sage-trace) says of one request, or who waited for whom.
+"""`sage-sched explain`: what a trace (--sage-trace) says about one request, or about all waits.
 
 A trace is a list of events, mappings as patches/scheduler/trace.py writes them: `t` is seconds
-since its server began it, `is` what happened, `rid` to whom.
+since its server began the trace, `is` the kind of event, `rid` the request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from predictor_store.terminal import add_json, print_json, printable
 from sage_sched.fields import UserError
 
 Event = Mapping[str, Any]
-# What is read of each kind of event beside `t` and `is`. An event of another kind has a reason.
+# The fields of each kind of event, besides `t` and `is`. An event of another kind has a reason.
 _FIELDS = {
     "policy": (),
     "came": (
@@ -36,7 +36,7 @@ _FIELDS = {
 _TEXTS = {"is", "rid", "reason", "way", "why", "source"}
 _MAY_BE_NULL = {"p50_tokens", "p80_tokens", "place"}
 _MOST_NUMBER = 1e15
-# For how many of the others each of the longest waits is broken down, and of how many waits.
+# The number of requests listed for each long wait, and of long waits listed.
 _NUM_OTHERS, _NUM_WAITS = 3, 10
 
 
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def events_of(file: Path) -> Iterator[Event]:
-    """The events in FILE.1, if there is one, and in the file, without damaged lines."""
+    """Return the events in FILE.1, if it exists, and in the file, without damaged lines."""
     before = Path(f"{file}.1")
     for path in [before, file] if before.exists() else [file]:
         with path.open("rb") as opened:
@@ -97,7 +97,8 @@ def _is_sound(event: Mapping[str, Any]) -> bool:
 
 
 def last_run(events: Iterable[Event]) -> list[Event]:
-    """Of a file that several servers wrote to: the last one's, whose seconds begin anew."""
+    """Return the events of the last server that wrote to the file. Each server's seconds begin
+    anew."""
     found: list[Event] = []
     for event in events:
         if found and event["t"] < found[-1]["t"]:
@@ -107,7 +108,7 @@ def last_run(events: Iterable[Event]) -> list[Event]:
 
 
 def of_request(events: Iterable[Event], rid: str) -> list[Event]:
-    """Those that tell of a request, `t` since it came; none if it is unknown."""
+    """Return the events of a request, with `t` since it came; [] if it is unknown."""
     found: list[Event] = []
     came_s = 0.0
     for event in events:
@@ -119,7 +120,7 @@ def of_request(events: Iterable[Event], rid: str) -> list[Event]:
 
 
 def timeline(events: Iterable[Event], rid: str) -> list[str]:
-    """A line for each of these, in plain words."""
+    """Return a line for each event of a request, in plain words."""
     return [
         f"{event['t']:9.3f} s  "
         + (_said(event) if event["rid"] == rid else f"{event['rid']} is preempted for it")
@@ -156,7 +157,7 @@ def _said(event: Event) -> str:
 
 @dataclass(slots=True, eq=False)
 class _Known:
-    """Of one request: when it came, what was predicted, how long it has waited."""
+    """One request: when it came, its predicted length, how long it has waited."""
 
     rid: str
     arrival: int
@@ -173,8 +174,11 @@ _BEFORE, _SHORTER, _OTHERWISE = (
 
 
 def summary(events: Sequence[Event]) -> dict[str, Any]:
-    """Who waited for whom, and why: while a request waits it waits for those that run, for each by
-    the same share. Seconds; see summary_lines."""
+    """Return which requests waited for which, and why; see summary_lines.
+
+    While a request waits, it waits for all running requests, for each by the same share of the
+    seconds.
+    """
     why_s, known = Counter[str](), dict[str, _Known]()
     for seconds, waiting, running in _intervals(events, known):
         for each in waiting:
@@ -194,7 +198,7 @@ def summary(events: Sequence[Event]) -> dict[str, Any]:
 
 
 def summary_lines(found: Mapping[str, Any]) -> list[str]:
-    """A summary as lines for people."""
+    """Return a summary as lines to print."""
     total_s = found["waited_s"]
     lines = [
         f"{found['num_requests']} requests waited {total_s:.3f} s in all and were preempted "
@@ -219,7 +223,8 @@ def summary_lines(found: Mapping[str, Any]) -> list[str]:
 def _intervals(
     events: Iterable[Event], known: dict[str, _Known]
 ) -> Iterator[tuple[float, list[_Known], list[_Known]]]:
-    """Seconds between two events, who waits and who runs meanwhile. known: filled on the way."""
+    """Return the seconds between two events, with the waiting and the running requests. known:
+    filled on the way."""
     waiting, running = dict[str, _Known](), dict[str, _Known]()
     last_s = 0.0
     for event in events:
@@ -232,7 +237,7 @@ def _intervals(
             one = _Known(rid, event["arrival"], math.nan if p50_tokens is None else p50_tokens)
             known[rid] = waiting[rid] = one
         elif rid in known and what in ("starts", "resume", "preempt", "stays", "ends"):
-            # How the others came is lost, if the file was full.
+            # The arrivals of other requests are lost, if the file was full.
             waiting.pop(rid, None)
             running.pop(rid, None)
             if what in ("starts", "resume"):
@@ -243,7 +248,8 @@ def _intervals(
 
 
 def _shares(waiting: Sequence[_Known], running: Sequence[_Known]) -> dict[str, float]:
-    """How many requests wait for which reason; parts of one where it waits for several."""
+    """Return the number of requests that wait for each reason. A request with several reasons
+    counts by parts of one."""
     if not running:
         return {"no request ran": len(waiting)}
     mine, theirs = (
@@ -258,7 +264,7 @@ def _shares(waiting: Sequence[_Known], running: Sequence[_Known]) -> dict[str, f
 
 
 def _longest(events: Sequence[Event], longest: Sequence[_Known]) -> list[dict[str, Any]]:
-    """For whom these waited."""
+    """Return the requests for which each of the longest waits waited."""
     for_whom: dict[str, Counter[_Known]] = {each.rid: Counter() for each in longest}
     for seconds, waiting, running in _intervals(events, {}):
         for waits in (for_whom[each.rid] for each in waiting if each.rid in for_whom):

@@ -1,7 +1,7 @@
-"""Lists what does not fit the installed SGLang: `python -m patches.ops.fit`.
+"""Lists everything that does not fit the installed SGLang: `python -m patches.ops.fit`.
 
-A server stops at the first thing that does not fit. This goes through all of them, whatever the
-release is called, so it also tells what a new release would take.
+A server stops at the first misfit. This tool finds all of them, whatever the release number, so it
+also shows the work that a new release needs.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from patches.compat import CALLS
 from predictor_store.torchvision_schemas import define_missing
 from sage_sched.app.config import SageConfig
 
-# It places hooks when it is imported.
+# This module places hooks when it is imported.
 _NOT_IMPORTED = ("patches.http.worker",)
 _MANAGERS = "sglang.srt.managers"
-# In the order of a server's start. Hooks are a list, or made by a function with these arguments.
+# In the order of a server's start. Hooks are a list, or the result of a function with these
+# arguments.
 _HOOKS: tuple[tuple[Any, ...], ...] = (
     (
         "patches.plugin:first_hooks",
@@ -35,7 +36,7 @@ _HOOKS: tuple[tuple[Any, ...], ...] = (
 
 
 def misfits() -> list[str]:
-    """A line for each module, hook and call of ours that does not fit this SGLang."""
+    """Return a line for each module, hook and call of ours that does not fit this SGLang."""
     found = []
     for module in pkgutil.walk_packages(patches.__path__, "patches."):
         if module.name not in _NOT_IMPORTED:
@@ -52,7 +53,8 @@ def misfits() -> list[str]:
 
 
 def targets() -> list[str]:
-    """What we hook, in the order of the server's start. Raises if SGLang breaks our modules."""
+    """Return the hooked targets, in the order of the server's start. Raises if SGLang breaks our
+    modules."""
     return [*dict.fromkeys(hook.target for place in _HOOKS for hook in _made(*place))]
 
 
@@ -62,7 +64,8 @@ def _made(place: str, *arguments: Any) -> Iterable[Any]:
 
 
 def _checks() -> Iterator[Callable[[], None]]:
-    """The checks that can be made: a module that cannot be imported was reported already."""
+    """Return the checks that can run. Modules that cannot be imported have been reported
+    already."""
     with contextlib.suppress(ImportError):
         from patches.hook import check_target
 
@@ -73,7 +76,7 @@ def _checks() -> Iterator[Callable[[], None]]:
 
 
 def main() -> int:
-    """Prints what does not fit; exit status 1 if anything."""
+    """Print all misfits; exit status 1 if there are any."""
     define_missing()  # older releases import torchvision with the package itself
     from sglang.version import __version__
 

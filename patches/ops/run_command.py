@@ -1,7 +1,7 @@
-"""`sage-sched run MODULE [args]`: any Python launcher of SGLang, with our policies known to it.
+"""`sage-sched run MODULE [args]`: runs any Python launcher of SGLang with our policies.
 
 `dynamo.sglang` and others build SGLang's argument parser before SGLang has loaded its plugins, so
-they refuse `--schedule-policy sage`. Here the plugins are loaded first, then the module runs as
+they refuse `--schedule-policy sage`. This command loads the plugins first, then runs the module as
 `python -m MODULE` would.
 """
 

@@ -1,4 +1,4 @@
-"""`sage-sched set`: change the settings of a running server."""
+"""`sage-sched set`: changes the settings of a running server."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def run(args: argparse.Namespace) -> int:
     except RefusedError as error:
         if error.status != 404:
             raise
-        # A server in shadow mode has no settings that could be changed either.
+        # A server in shadow mode has no settings to change either.
         raise UserError(f"{error}; is it a server under one of our policies?") from error
     return 0
 
 
 def changes_of(assignments: Sequence[str]) -> dict[str, Any]:
-    """Turn NAME=VALUE, with dotted names, into the mapping that the server takes. Values are read
+    """Return the mapping that the server takes, from NAME=VALUE with dotted names. Values are read
     as TOML, or else as text. Raises UserError."""
     changes = dict[str, Any]()
     for assignment in assignments:
@@ -61,7 +61,8 @@ def changes_of(assignments: Sequence[str]) -> dict[str, Any]:
 
 
 def _value_of(text: str) -> Any:
-    """Text if JSON has no such value, such as a date."""
+    """Return the TOML value of a text, or the text itself if JSON has no such value (a date, for
+    example)."""
     try:
         found = tomllib.loads(f"value = {text}")
         json.dumps(found)

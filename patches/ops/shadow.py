@@ -1,10 +1,15 @@
-"""Shadow mode (--sage-shadow FILE): under one of SGLang's own policies, predictions are made, held
-against what comes, and used by nobody; and step times are learned.
+"""Shadow mode (--sage-shadow FILE): makes predictions under one of SGLang's own policies, compares
+them with the answers, and uses them for nothing. It learns step times too.
 
-FILE has a JSON line per request, for `sage-sched whatif`: arrival_s (seconds since 1970),
-input_tokens, output_tokens, max_new_tokens (0: none was named), is_cut (the answer was ended by its
-cap or its client), ttlt_s, and prediction, as LengthDistribution.as_fields has it (null if it came
-too late). It holds no prompts. A failure here costs the record, not the request.
+FILE has a JSON line per request, for `sage-sched whatif`:
+
+arrival_s: seconds since 1970.
+input_tokens, output_tokens, ttlt_s.
+max_new_tokens: 0 if none was named.
+is_cut: whether the cap or the client ended the answer.
+prediction: as in LengthDistribution.as_fields; null if it came too late.
+
+FILE holds no prompts. A failure here costs the record, not the request.
 """
 
 from __future__ import annotations
@@ -112,7 +117,7 @@ def _cap_tokens(obj: GenerateReqInput) -> int:
 
 
 def fields_of(lengths: LengthDistribution | None) -> dict[str, Any] | None:
-    """A prediction as it is written, with short numbers: most of a line is weights."""
+    """Return a prediction as it is written, with short numbers: most of a line is weights."""
     if lengths is None:
         return None
     fields = lengths.as_fields()
@@ -129,9 +134,9 @@ async def _around_internal_state(original: Awaited, self: Manager) -> list[dict[
 
 
 def shadow_scheduler_hooks(config: SageConfig) -> Hooks:
-    """For a scheduler, whose steps are measured."""
+    """Return the hooks of a scheduler in shadow mode, which measure its steps."""
     hooks = Hooks()
-    # Made once the process's one scheduler knows its model.
+    # Filled once the process's only scheduler knows its model.
     learned: list[Calibration] = []
     listeners = Listeners([GapMeter()])
 

@@ -1,6 +1,6 @@
-"""SGLang on plain PyTorch: the out-of-tree platform for hosts without an accelerator.
+"""Runs SGLang on plain PyTorch: an out-of-tree platform for hosts without an accelerator.
 
-SGLang's in-tree CPU path needs its CPU kernels; this one needs nothing but torch. It steps aside if
+SGLang's in-tree CPU path needs its CPU kernels; this platform needs only torch. It is inactive if
 an accelerator is present, unless SGLANG_PLATFORM=sage_cpu asks for it.
 """
 
@@ -14,7 +14,7 @@ NAME = "sage_cpu"
 
 
 def activate() -> str | None:
-    """Entry point of the group sglang.srt.platforms: the platform's class, or None."""
+    """Return the platform's class, or None. Entry point of the group sglang.srt.platforms."""
     import torch
 
     asked_for = os.environ.get("SGLANG_PLATFORM") == NAME

@@ -12,7 +12,7 @@ from sglang.srt.platforms.interface import SRTPlatform
 
 
 class CpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
-    """A CPU whose attention is PyTorch's own."""
+    """A CPU with PyTorch's own attention."""
 
     _enum = PlatformEnum.OOT
     device_name = "cpu"
@@ -22,14 +22,17 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
         return "torch_native"
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
-        """Of the ways to copy KV of the hierarchical cache, the one that is replaced here."""
+        """Choose the way to copy KV of the hierarchical cache that init_backend replaces."""
         server_args.hicache_io_backend = "direct"
         server_args.hicache_mem_layout = "layer_first"
 
     def init_backend(self) -> None:
-        """Once in each scheduler, before its pools are made. The hierarchical cache's `direct`
-        backend copies with an operator of SGLang's CUDA kernels. On plain PyTorch host memory needs
-        no pinning, and a copy is a copy."""
+        """Replace the copies of the hierarchical cache's `direct` backend, once in each scheduler,
+        before its pools are made.
+
+        They use an operator of SGLang's CUDA kernels. On plain PyTorch host memory needs no
+        pinning, and an assignment copies.
+        """
         from sglang.srt.mem_cache.pool_host import common, mha, mla
 
         common.ALLOC_MEMORY_FUNCS["cpu"] = _allocated
@@ -48,6 +51,7 @@ def _copy(
     dst_indices: torch.Tensor,
     page_size: int,
 ) -> None:
-    """Of each layer, these tokens to those places; page_size: nothing is gained by whole pages."""
+    """Copy tokens of each layer to other places. page_size is unused: whole pages bring no gain
+    here."""
     for source, target in zip(src_layers, dst_layers, strict=True):
         target[dst_indices] = source[src_indices]

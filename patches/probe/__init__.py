@@ -1,1 +1,1 @@
-"""Hidden states of the model, read by a probe. Its door is setup.py."""
+"""Reads hidden states of the model for a probe. Start at setup.py."""

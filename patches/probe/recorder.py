@@ -1,4 +1,4 @@
-"""Records hidden states, to train a probe on."""
+"""Records hidden states, to train a probe on them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,25 @@ logger = logging.getLogger(__name__)
 
 _SEGMENT_BYTES = 64 << 20
 _QUEUE_BATCHES = 256
-# Ages: the powers of two below it, its multiples, and as often at a phase of each request's own.
+# Recorded ages: the powers of two below this, its multiples, and one more age per interval at a
+# phase of each request's own.
 _INTERVAL_TOKENS = 32
 
 
 class Recorder:
-    """Records on rank 0: states at the same ages of all requests, and at other ages that differ
-    between requests; and the length of each answer, once it is known. A thread of its own writes.
-    What it cannot take is dropped, and the oldest segments are deleted when the folder is full.
-    States reveal the text, so only the owner can read the files."""
+    """Records hidden states on rank 0, and the length of each answer once it is known.
+
+    It records the same ages of all requests, and other ages that differ between requests. A thread
+    of its own writes. Batches that overflow its queue are dropped, and the oldest segments are
+    deleted when the folder is full. States reveal the text, so only the owner can read the files.
+    """
 
     def __init__(self, folder: Path, max_bytes: int, layers: Sequence[int], about: dict[str, Any]):
-        """layers: those that are recorded. about: the model. Raises OSError."""
+        """Start recording. Raises OSError.
+
+        layers: the layers to record.
+        about: facts of the model.
+        """
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._folder, self._max_bytes = folder, max_bytes
         self._type = row_type(len(layers), int(about["hidden_size"]))
@@ -48,7 +55,7 @@ class Recorder:
         self._thread.start()
 
     def read(self, batch: Batch, commits: Sequence[Any], states: Any) -> None:
-        """The tokens of a step are committed; see Probing.read."""
+        """Record the committed tokens of a step (see Probing.read)."""
         if self._is_stopped:
             return
         chosen = [
@@ -64,7 +71,7 @@ class Recorder:
         self._put(ROWS, rows.tobytes(), len(chosen))
 
     def ended(self, req: Req, num_tokens: int) -> None:
-        """An answer is complete: record its length."""
+        """Record the length of a complete answer."""
         job, distribution = req.sage.job, req.sage.job.distribution
         if self._is_stopped or distribution is None:
             return
@@ -115,7 +122,7 @@ class Recorder:
         return self._folder / f"{self._session}-{self._segment:06d}{ending}"
 
     def stats(self) -> dict[str, Any]:
-        """Counters for /server_info."""
+        """Return counters for /server_info."""
         return {
             "num_rows": self._num_rows,
             "num_dropped": self._num_dropped,

@@ -1,4 +1,4 @@
-"""Turns what rank 0 reads of hidden states into scores that all ranks use."""
+"""Turns rank 0's readings of hidden states into scores that all ranks use."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from sage_sched.probe import Refining, from_steps, in_steps, refiner_of
 
 logger = logging.getLogger(__name__)
 
-# How many undelivered scores are kept. SGLang may skip broadcasts.
+# Undelivered scores to keep. SGLang may skip broadcasts.
 _MAX_PENDING = 65_536
 # A message costs every rank a broadcast, and numpy's calls cost the same for few rows as for many.
-# With more requests running than this, scores are sent every few passes, some tokens late.
+# With more running requests than this, scores are sent every few passes, and some tokens late.
 MANY_RUNNING = 128
 PASSES_A_MESSAGE = 4
 
 
 def why_no_probe(policy: Policy, probing: Probing | None) -> str:
-    """Why a policy cannot use the loaded probe; "" if it can, or needs none."""
+    """Return why a policy cannot use the loaded probe; "" if it can, or needs none."""
     if policy.refiner is None:
         return ""
     if probing is None or probing.probe is None:
@@ -66,9 +66,9 @@ class Probing(Listener):
     def switched(
         self, name: str, policy: Policy, limits: Limits, unfinished: Sequence[Req]
     ) -> None:
-        """Refine the jobs of another policy, which why_no_probe allows."""
+        """Refine the jobs of another policy, for which why_no_probe has returned ""."""
         refiner = refiner_of(policy, None if self.probe is None else self.probe.edges)
-        # What uses the scores; None if the policy uses none.
+        # The user of the scores; None if the policy uses none.
         self.refining = None if refiner is None else Refining(refiner, policy)
         self._drop(len(self._steps))
         for req in unfinished:
@@ -80,23 +80,27 @@ class Probing(Listener):
             self.refining.arrived(job)
 
     def weights_updated(self) -> None:
-        """The probe was trained on other weights: from now on only the prompt counts."""
+        """Stop using the probe, which was trained on other weights. From now on only the prompt
+        counts."""
         self.is_stale = True
         if self.refining is not None:
             logger.warning("the model's weights were updated: its probe is not used any more")
             self.refining.stop("the model's weights were updated")
 
     def read(self, batch: Batch, commits: Sequence[Any], logits: Any, states: Any) -> None:
-        """The tokens of a step are committed: take in what was read beside them. Never raises, as
-        that would end the server. commits: sglang's CommittedTokens or None, by request. logits:
-        (rows, bins), None without a probe. states: (rows, layers, hidden), None if not recorded."""
+        """Read the committed tokens of a step. Never raises, because an error would end the server.
+
+        commits: sglang's CommittedTokens or None, by request.
+        logits: (rows, bins); None without a probe.
+        states: (rows, layers, hidden); None if not recorded.
+        """
         try:
             if self._reads and self.refining is not None and logits is not None:
                 self._score(batch, commits, logits)
             if self.recorder is not None and states is not None:
                 self.recorder.read(batch, commits, states)
         except Exception:
-            # Scores may be on their way to the ranks, so this one still takes them in.
+            # Scores may be on their way to the ranks, so this rank still takes them in.
             logger.exception("hidden states are read no longer")
             self._reads, self.recorder = False, None
 
@@ -122,7 +126,7 @@ class Probing(Listener):
         del self._arrivals[:number], self._ages[:number], self._steps[:number]
 
     def polled(self) -> Scores | None:
-        """Return the scores for all ranks, if there are new ones."""
+        """Return new scores for all ranks, or None."""
         if self.refining is None or not self._steps or self._holds_back():
             return None
         return Scores(
@@ -141,7 +145,7 @@ class Probing(Listener):
         return held
 
     def scored(self, scores: Scores) -> None:
-        """On all ranks: take in scores of rank 0."""
+        """Take in rank 0's scores, on all ranks."""
         try:
             self._take_in(scores)
         except Exception:
@@ -150,7 +154,7 @@ class Probing(Listener):
     def _take_in(self, scores: Scores) -> None:
         if self.refining is None:
             return
-        # Rank 0 need not repeat what has come.
+        # Rank 0 need not repeat delivered scores.
         self._drop(len(self._steps) - (self._number - scores.number) if self._steps else 0)
         if scores.arrivals:
             steps = np.frombuffer(scores.steps, np.int8).reshape(len(scores.arrivals), -1)
@@ -158,7 +162,7 @@ class Probing(Listener):
 
     def ended(self, req: Req, was_aborted: bool) -> None:
         job = req.sage.job
-        if was_aborted:  # its length tells nothing
+        if was_aborted:  # its length says nothing
             return
         if self.refining is not None:
             self.refining.ended(job)

@@ -26,11 +26,11 @@ from sage_sched.steps import ServerFacts
 
 logger = logging.getLogger(__name__)
 
-# To ask a policy what it needs.
+# Used only to ask a policy whether it needs a probe.
 _ANY_SERVER = ServerFacts(1, 1, StepTimeConfig().step_time(), 0.0)
-# How many layers are recorded at most, evenly from the first to the last but one.
+# Layers to record at most, evenly from the first to the last but one.
 _NUM_RECORDED = 6
-# What hidden states are not read with, and why.
+# Features with which hidden states cannot be read, and why.
 _REFUSALS = {
     "--enable-return-hidden-states": "SGLang would give its clients the states that are captured",
     "--speculative-algorithm": "SGLang shows no states of tokens that a draft proposed",
@@ -40,7 +40,7 @@ _REFUSALS = {
 
 
 def refuse_probe(server_args: Any, sage_config: SageConfig) -> None:
-    """Before SGLang starts its processes: raises UnsupportedServerError if the policy needs a probe
+    """Raise UnsupportedServerError, before SGLang starts its processes, if the policy needs a probe
     and has none, or if the probe is not for this model."""
     name, config = server_args.schedule_policy, sage_config.probe
     policy = policy_named(name, sage_config.policy, _ANY_SERVER)
@@ -85,7 +85,8 @@ def _read(config: ProbeConfig) -> ProbeFile | None:
 
 
 def model_shape(folder: Path) -> tuple[int, int]:
-    """Layers and hidden size, from config.json. Raises OSError, ValueError."""
+    """Return the number of layers and the hidden size, from config.json. Raises OSError,
+    ValueError."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config = config.get("text_config", config)
     try:
@@ -95,13 +96,14 @@ def model_shape(folder: Path) -> tuple[int, int]:
 
 
 def recorded_layers(num_layers: int) -> list[int]:
-    """The layers to record, from 0; never the last, whose output SGLang does not capture."""
+    """Return the layers to record, from 0. The last one is never among them: SGLang does not
+    capture its output."""
     number = min(_NUM_RECORDED, num_layers - 1)
     return sorted({round(i * (num_layers - 2) / max(1, number - 1)) for i in range(number)})
 
 
 def install_tap(runner: Any, config: ProbeConfig, probing: Callable[[], Probing | None]) -> None:
-    """Called on every rank before graphs are captured."""
+    """Install the tap on this rank. Call this on every rank before graphs are captured."""
     if not config.file and not config.record:
         return
     model = runner.model
@@ -120,7 +122,7 @@ def install_tap(runner: Any, config: ProbeConfig, probing: Callable[[], Probing 
 def probing_of(
     scheduler: Scheduler, policy: Policy, config: ProbeConfig, failures: Failures
 ) -> Probing | None:
-    """None if hidden states are not read."""
+    """Return the scheduler's Probing; None if hidden states are not read."""
     if not config.file and not config.record:
         return None
     recorder = None

@@ -12,15 +12,17 @@ from patches.engine_types import Batch
 from patches.probe.scores import Probing
 from predictor_store.probe.file import ProbeFile
 
-# More rows than any step samples. A step with more is not read.
+# More rows than any step samples. Larger steps are not read.
 _MAX_ROWS = 4096
 
 
 class Tap:
-    """The tap of one rank. All ranks capture, as capturing completes sums across ranks; rank 0 also
-    observes (sglang/srt/sampling/sampling_observer.py) and carries what was read to its scheduler.
-    Captured are the probe's logits and the states to record, into buffers of their own, so that
-    replaying a graph writes them anew."""
+    """The tap of one rank. It captures the probe's logits and the states to record.
+
+    All ranks capture, because capturing completes sums across ranks. Rank 0 also observes
+    (sglang/srt/sampling/sampling_observer.py) and passes its readings to its scheduler. The
+    captures go to buffers of their own, so a replay of a graph writes them anew.
+    """
 
     def __init__(
         self,
@@ -30,7 +32,7 @@ class Tap:
         device: Any,
         probing: Callable[[], Probing | None],
     ) -> None:
-        """probing: returns that of this process's scheduler; None until there is one."""
+        """probing: returns this process's Probing; None until it has a scheduler."""
         self.layers = sorted({*recorded_layers, *([] if probe is None else [probe.layer])})
         self._recorded = [self.layers.index(layer) for layer in recorded_layers]
         self._place = None if probe is None else self.layers.index(probe.layer)
@@ -47,9 +49,12 @@ class Tap:
             self.states = torch.zeros(shape, dtype=torch.float16, device=device)
 
     def capture(self, captured: Any, sample_rows: torch.Tensor | None) -> None:
-        """captured: the layers' outputs, as a list or packed into one tensor, with a row for each
-        token whose logits the pass computes. sample_rows: the rows that a token is sampled from;
-        None for all."""
+        """Capture the logits and states of a forward pass.
+
+        captured: the layers' outputs, as a list or packed into one tensor, with a row for each
+            token whose logits the pass computes.
+        sample_rows: the rows that a token is sampled from; None for all.
+        """
         if isinstance(captured, torch.Tensor):
             captured = captured.chunk(len(self.layers), dim=-1)
         if sample_rows is not None:
@@ -66,15 +71,16 @@ class Tap:
                 self.states[:num_rows, place].copy_(captured[layer])
 
     def is_active(self, sampling_info: Any) -> bool:
-        """Asked in every step."""
+        """Whether to observe. SGLang asks in every step."""
         return self._probing() is not None
 
     def before_grammar(self, logits: torch.Tensor, sampling_info: Any) -> bool:
-        """Must not be None, or after_sample is not called."""
+        """Return a state for after_sample. Trap: after_sample is not called if it is None."""
         return True
 
     def after_sample(self, state: bool, token_ids: torch.Tensor) -> Output | None:
-        """A copy, as the next replay of a graph writes into the same buffers."""
+        """Return a copy of the captures, because the next replay of a graph writes into the same
+        buffers."""
         num_rows = token_ids.shape[0]
         if num_rows > _MAX_ROWS:
             return None
@@ -83,7 +89,7 @@ class Tap:
 
 
 class Output:
-    """What was read in a step, on the device or the host (sglang.srt.managers.auxiliary_output)."""
+    """The readings of a step, on the device or the host (sglang.srt.managers.auxiliary_output)."""
 
     def __init__(
         self, tensors: Sequence[torch.Tensor | None], probing: Callable[[], Probing | None]
@@ -92,12 +98,12 @@ class Output:
         self._probing = probing
 
     def copy_to_host(self, copy_tensor: Callable[[torch.Tensor], torch.Tensor]) -> Output:
-        """Together with the step's result."""
+        """Copy the readings to the host, together with the step's result."""
         copies = [None if t is None else copy_tensor(t) for t in self._tensors]
         return Output(copies, self._probing)
 
     def consume(self, batch: Batch, commits: Sequence[Any]) -> None:
-        """The tokens are committed."""
+        """Pass the readings to the scheduler, after the step's tokens are committed."""
         if (probing := self._probing()) is not None:
             logits, states = (None if t is None else t.numpy() for t in self._tensors)
             probing.read(batch, commits, logits, states)
