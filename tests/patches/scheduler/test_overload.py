@@ -1,0 +1,59 @@
+"""Requests that a scheduler refuses as they begin to wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from patches.messages import REFUSED
+from tests.patches.scheduler.test_state import fail
+from tests.patches.schedulers import Server, make_request
+
+ON = {"overload": {"enabled": True, "max_ttft_ms": 1000.0}}
+KNOWN = {**ON, "step_time": {"decode_base_ms": 1000.0}}
+
+
+def server_of(sections: Any = KNOWN) -> tuple[Server, list[Any]]:
+    """A server with many requests that have come and wait, and the aborts that it sends."""
+    server = Server(schedule_policy="fcfs-fill", sections=sections)
+    aborts: list[Any] = []
+    server.scheduler.send_abort_output = lambda abort, req: aborts.append(abort)
+    server.queue(*(make_request([900], rid=f"{number}") for number in range(600)))
+    return server, aborts
+
+
+def refuses(server: Server, req: Any) -> bool:
+    limited = server.hooks["_abort_on_queued_limit"]
+    server.scheduler.max_queued_requests = None
+    found: bool = limited(lambda scheduler, req: False, server.scheduler, req)
+    return found
+
+
+def test_a_refused_request_is_aborted_and_one_that_waits_again_is_not() -> None:
+    server, aborts = server_of()
+    (late,) = server.arrive(make_request([900], rid="late"))
+    assert refuses(server, late)
+    (abort,) = aborts
+    assert abort.rid == "late"
+    assert abort.finished_reason["status_code"] == REFUSED
+    assert server.state.stats()["overload"]["num_refused"] == {"ttft": 1, "ttlt": 0}
+    (begun,) = server.arrive(make_request([900], answer_tokens=3))
+    assert not refuses(server, begun)
+
+
+@pytest.mark.parametrize("sections", [{}, ON])
+def test_by_default_and_before_step_times_are_learned_none_is(sections: Any) -> None:
+    server, aborts = server_of(sections)
+    (late,) = server.arrive(make_request([900]))
+    assert not refuses(server, late)
+    assert not aborts
+
+
+def test_a_prediction_that_fails_refuses_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, aborts = server_of()
+    monkeypatch.setattr(server.state.policy, "lasting_key", fail)
+    (late,) = server.arrive(make_request([900]))
+    assert not refuses(server, late)
+    assert server.state.stats()["num_policy_errors"] == 1
+    assert not aborts
