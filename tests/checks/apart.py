@@ -1,12 +1,12 @@
-"""Prefill and decode apart on the device clock: arms of an experiment on pairs of servers.
+"""Runs arms of an experiment on pairs of prefill and decode servers, on the device clock.
 
-`python -m tests.checks.apart --data DIR [--experiment NAME] [--load LOAD] [--arms ARM ...]
-[--seeds N] [--first-seed N] [--speed FACTOR] [--num-requests N] [--record]` asks each pair for the
-same requests at the same times, at the rate that the experiment (`apart`, or another whose engines
-are) has in the simulator. Of arms only the policy and the engine's fields count. The KV of a prompt
-goes to the decode server at the pace of Engine.swap_token_s, one prompt after the other. Records go
-to results/apart, with --record to bench/records. Exit code 1 if a run was invalid because the host
-held a clock up.
+`python -m tests.checks.apart --data DIR [--experiment NAME] [--load LOAD] [--arms ARM ...] [--seeds
+N] [--first-seed N] [--speed FACTOR] [--num-requests N] [--record]` sends each pair the same
+requests at the same times. The rate is the experiment's in the simulator (`apart`, or another with
+such engines). Only the policy and the engine's fields of an arm count. The KV of prompts goes to
+the decode server at the pace of Engine.swap_token_s, one prompt after another. Records go to
+results/apart, with --record to bench/records. Exit code 1 if a run was invalid because the host
+delayed a clock.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Pairs(PolicyServers):
 
     @classmethod
     def of(cls, one: PolicyServers, engine: Engine) -> Self:
-        """The same, in pairs."""
+        """Return the same servers in pairs."""
         reserved = ("--num-reserved-decode-tokens", str(engine.reserved_decode_tokens))
         given = {each.name: getattr(one, each.name) for each in fields(one)}
         return cls(**given | {"flags": (*one.flags, *reserved)})
@@ -69,7 +69,7 @@ class _PairServers(Servers):
 
 
 def measure(experiment: Experiment, args: argparse.Namespace) -> int:
-    """Run every arm, each with all seeds; records are kept as they are made. The exit code."""
+    """Run every arm with all seeds, keep each record as it is made, and return the exit code."""
     file = records.file_of(experiment.name, records.FOLDER if args.record else _OUTPUT)
     command = shlex.join(["python", "-m", "tests.checks.apart", *sys.argv[1:]])
 

@@ -1,4 +1,4 @@
-"""Bugs that we have had, each of which a test has to notice: `python -m tests.checks.bugs`.
+"""Checks that tests notice bugs that we have had: `python -m tests.checks.bugs`.
 
 Each bug of bugs.toml goes into a copy of the checkout, and its tests run there.
 """
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 # pytest's exit code if tests ran and some failed.
 _FAILED = 1
 _IGNORED = shutil.ignore_patterns(".*", "results", "dist", "build", "__pycache__")
-# Some bugs make a test wait for ever, which counts as noticed. By a thread, that ends pytest.
+# Some bugs make a test hang, which counts as noticed. The thread method then ends pytest.
 _OPTIONS = (
     "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not long",
     "-otimeout=300", "-otimeout_method=thread",
@@ -29,7 +29,7 @@ _OPTIONS = (
 
 
 class Bug(NamedTuple):
-    """right: text that occurs once in `file`."""
+    """A bug: the text `right` of `file`, which occurs once, becomes `wrong`."""
 
     file: str
     tests: str
@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def _notices(checkout: Path, bug: Bug) -> bool:
-    """Whether a test fails with the bug, which then goes again."""
+    """Whether a test fails with the bug, which is removed again."""
     path = checkout / bug.file
     sound = path.read_text()
     path.write_text(sound.replace(bug.right, bug.wrong))

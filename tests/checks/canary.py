@@ -1,12 +1,12 @@
-"""Does another SGLang release fit? `python -m tests.checks.canary`.
+"""Tests whether another SGLang release fits: `python -m tests.checks.canary`.
 
-Takes the newest release of the package index, or the one that is named, beside the installed one,
-and says which hook does not fit it, whether or not it is one that sage-sched supports. Nothing is
-installed: the release is unpacked in a folder, and comes first on the path of one process. Exit
-status 1 if something does not fit, 2 if there is no such release.
+It takes the newest release of the package index, or a named one, next to the installed one, and
+lists the hooks that do not fit it, supported or not. Nothing is installed: the release is unpacked
+in a folder, which comes first on the path of one process. Exit status 1 if something does not fit,
+2 if there is no such release.
 
-That every hook fits does not say that they do what they did; `make test-release RELEASE=...` runs
-the tests on the unpacked release.
+A fitting hook may still behave differently; `make test-release RELEASE=...` runs the tests on the
+unpacked release.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ FOLDER = Path("results/releases")
 
 
 class NoReleaseError(RuntimeError):
-    """The package index does not have it, or cannot be reached. The message is pip's."""
+    """The package index lacks the release, or cannot be reached. The message is pip's."""
 
 
 def unpacked(release: str | None, folder: Path) -> Path:
-    """The folder of a release below `folder`, fetched if it is not there yet; None: the newest.
+    """Return the folder of a release below `folder`, fetched if it is absent. None: the newest.
     Raises NoReleaseError."""
     if release is not None and (folder / release / "sglang").is_dir():
         return folder / release
@@ -52,7 +52,7 @@ def unpacked(release: str | None, folder: Path) -> Path:
 
 
 def try_release(place: Path) -> tuple[bool, str]:
-    """Whether the release in this folder fits, and what patches.ops.fit says of it."""
+    """Return whether the release in this folder fits, and the output of patches.ops.fit."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(place.absolute()), _PATH])}
     done = subprocess.run(
         [sys.executable, "-P", "-m", "patches.ops.fit"],

@@ -1,23 +1,26 @@
-"""Whether answers stay the same when requests yield: `python -m tests.checks.exactness`.
+"""Checks that preemption does not change answers: `python -m tests.checks.exactness`.
 
-The same requests go to a stock server with room for all, and to one of ours whose pool is so small
-that they yield all the time. Compared are token ids and log probabilities. What
-batching alone changes is measured beside it: the stock server is asked with many requests at a
-time, with few, and one by one. Exit code 1 if an answer of the second server differs in a token, or
-in a log probability by more than the batch's size explains, 2 if the runs failed or too few
-requests yielded. Where two tokens are as likely to within that, either may be said, and an answer
-that parts there is counted apart.
+The same requests go to a stock server with room for all, and to one of ours whose KV pool is so
+small that requests are preempted all the time. The check compares token ids and log probabilities.
+It also measures the effect of batching alone: the stock server gets many requests at a time, few,
+and one by one.
 
-`--policy sage` lets more run than memory has room for, and the last of the order yields as it runs
-out; with `--apart` one server prefills and another decodes. `--policy urgency` mixes levels 1 to 5,
-and who runs yields to whoever is more urgent.
+Exit code 1 if an answer of the second server differs in a token, or in a log probability by more
+than the batch's size explains; 2 if the runs failed or too few requests were preempted. If two
+tokens are equally likely within that tolerance, either may be sampled; answers that differ first at
+such a tie are counted separately.
 
-In bfloat16 one or two requests that decode alone go through other kernels, which round differently:
-that is what one by one shows, and what yielding shows in those runs in which it comes to that.
+`--policy sage` lets more requests run than memory has room for, and preempts the last of the order
+when it runs out. With `--apart` one server prefills and another decodes. `--policy urgency` mixes
+levels 1 to 5, and more urgent requests preempt running ones.
 
-All answers have a length that is known in advance (ignore_eos), so SGLang sets their memory aside
-in full and never retracts: what it retracts it computes again, with other kernels, and these round
-differently in bfloat16.
+In bfloat16 one or two requests that decode alone use other kernels, which round differently. The
+requests sent one by one show this effect; preemption shows it in runs that come down to so small a
+batch.
+
+All answers have a known length (ignore_eos), so SGLang reserves their memory in full and never
+retracts. A retracted request would be recomputed with other kernels, which round differently in
+bfloat16.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ from tests.checks import mooncake_stand_in
 from tests.checks.pair import Pair
 
 _OUTPUT = Path("results/exactness")
-# How many the stock server is also asked at a time, and how many it is asked one by one.
+# The stock server also gets this many requests at a time, and this many one by one.
 _FEW, _ALONE = 6, 50
 # Room for all.
 _ROOMY = ("--max-total-tokens", "16384", "--max-running-requests", "24")
@@ -64,9 +67,9 @@ _PROMPT = (
     "{} dragons learn to sail the seven seas. Write their story, from the first day to the last."
 )
 _SHORTEST, _LONGEST = 4, 100
-# Four heads give a head size that the kernels of a GPU have.
+# Four heads give a head size that a GPU's kernels support.
 _GPU_HIDDEN_SIZE = 512
-# SGLang accounts for every token of the pool after every step, and dies where one is lost.
+# SGLang accounts for every token of the pool after every step, and exits if one is lost.
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
 TWO_REPLICAS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 TWO_RANKS = TWO_REPLICAS | {"SGLANG_ENABLE_RANK_CONSENSUS_CHECKER": "1"}
@@ -74,7 +77,7 @@ TWO_RANKS = TWO_REPLICAS | {"SGLANG_ENABLE_RANK_CONSENSUS_CHECKER": "1"}
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """An answer: its text and token ids, their log probabilities, how often it was retracted."""
+    """An answer: its text and token ids, their log probabilities, and its number of retractions."""
 
     text: str
     ids: list[int]
@@ -86,8 +89,10 @@ class Spoken:
 class Restless:
     """A policy that preempts often, and the load that makes it do so.
 
-    at_a_time: requests under way. num_slots: requests that may run. sampling: further parameters,
-    in turn. least_yields: preemptions for each request, without which the check means nothing.
+    at_a_time: requests in flight.
+    num_slots: requests that may run.
+    sampling: further parameters, used in turn.
+    least_yields: preemptions per request below which the check means nothing.
     """
 
     config: SageConfig
@@ -98,16 +103,16 @@ class Restless:
 
 
 RESTLESS = {
-    # More run than memory has room for to the end, so that it runs out time and again.
+    # More requests run than memory has room for to their ends, so it runs out again and again.
     "sage": Restless(SageConfig(), at_a_time=32, least_yields=1 / 3, num_slots=16),
-    # Most often: every time that their age has doubled.
+    # The most frequent preemption: each time that a request's age has doubled.
     "fastserve": Restless(
         SageConfig(policy={"fastserve": FastServeParameters(6.0, 4, max_preemptions=1000)}),
         at_a_time=128,
         least_yields=1.0,
     ),
-    # Newcomers alone are yielded to, so those that wait are few, and levels count for more than
-    # who came first.
+    # Only new requests preempt, so few may wait, and levels count for more than the order of
+    # arrival.
     "urgency": Restless(
         SageConfig(
             hints=HintsConfig(trust="body"), policy={"urgency": UrgencyParameters(level_pools=10.0)}
@@ -120,7 +125,7 @@ RESTLESS = {
 
 
 def chats(num_requests: int, model: Path) -> list[tuple[str, int]]:
-    """Real chats in the model's template, all different, and a cap for each answer."""
+    """Return real chats in the model's template, all different, and a cap for each answer."""
     tokenizer = load_tokenizer(str(model))
     rng = random.Random(0)
     texts = [text for text, _ in prompts(4 * num_requests) if len(text) < _LONGEST_CHAT_CHARS]
@@ -135,7 +140,7 @@ def chats(num_requests: int, model: Path) -> list[tuple[str, int]]:
 
 
 def crowd(num_requests: int, seed: int = 0) -> list[tuple[str, int]]:
-    """Prompts, all different, and how many tokens each is to get."""
+    """Return prompts, all different, and the number of tokens that each is to get."""
     rng = random.Random(seed)
     return [(_PROMPT.format(i), rng.randint(_SHORTEST, _LONGEST)) for i in range(num_requests)]
 
@@ -157,8 +162,10 @@ def ask(
     label: str = "",
     sampling: Sequence[Mapping[str, Any]] = ({},),
 ) -> list[Spoken]:
-    """The answers, with `at_a_time` requests under way; `sampling`: further parameters, in turn.
-    Raises ServerError."""
+    """Return the answers, with `at_a_time` requests in flight. Raises ServerError.
+
+    sampling: further parameters, used in turn.
+    """
 
     def one(i: int) -> Spoken:
         prompt, num_tokens = asked[i]
@@ -181,8 +188,8 @@ def ask(
 
 
 def differences(left: Sequence[Spoken], right: Sequence[Spoken]) -> tuple[int, float]:
-    """The number of answers that differ in a token, and the largest difference of a log probability
-    before the first different tokens."""
+    """Return the number of answers that differ in a token, and the largest difference of a log
+    probability before the first different tokens."""
     num_different, largest = 0, 0.0
     for one, other in zip(left, right, strict=True):
         num_different += one.ids != other.ids
@@ -196,9 +203,12 @@ def differences(left: Sequence[Spoken], right: Sequence[Spoken]) -> tuple[int, f
 def report(
     label: str, calm: Sequence[Spoken], other: Sequence[Spoken], allowed: float = 0.0
 ) -> tuple[int, float]:
-    """Prints, and returns, how many of the first answers part where neither token is as likely as
-    the other to within `allowed`, and by how much log probabilities differ at most up to where any
-    part."""
+    """Print and return two measures: the number of answers that differ other than at a tie, and the
+    largest difference of log probabilities before the first different token.
+
+    Two tokens tie if their log probabilities differ by at most `allowed`. Answers are compared with
+    the first ones of `calm`.
+    """
     pairs = [*zip(calm, other, strict=False)]
     num_different, largest = differences(calm[: len(other)], other)
     num_parted = sum(gap > allowed for gap in map(parting, pairs) if gap is not None)
@@ -210,8 +220,8 @@ def report(
 
 
 def parting(pair: tuple[Spoken, Spoken]) -> float | None:
-    """The difference of log probabilities of the first different tokens of two answers; None if
-    there are none."""
+    """Return the difference of log probabilities of the first different tokens of two answers; None
+    if all are equal."""
     one, other = pair
     for i, ids in enumerate(zip(one.ids, other.ids, strict=True)):
         if ids[0] != ids[1]:
@@ -221,8 +231,8 @@ def parting(pair: tuple[Spoken, Spoken]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Undisturbed:
-    """Answers of a stock server to many requests at a time, to few, and one by one (the first of
-    them alone). They differ by the effect of batching only."""
+    """Answers of a stock server to many requests at a time, to few, and one by one (the first ones
+    only). They differ by the effect of batching only."""
 
     label: str
     many: list[Spoken]
@@ -238,7 +248,7 @@ class Undisturbed:
         label: str,
         sampling: Sequence[Mapping[str, Any]] = ({},),
     ) -> Undisturbed:
-        """The three, each with an empty cache. Raises ServerError."""
+        """Ask three times, each time with an empty cache. Raises ServerError."""
         answers = []
         for num_asked, width in ((len(asked), at_a_time), (len(asked), _FEW), (_ALONE, 1)):
             name = f"{label}, {width} at a time"
@@ -247,8 +257,8 @@ class Undisturbed:
         return cls(label, *answers)
 
     def agrees_with(self, found: Sequence[Spoken], label: str) -> bool:
-        """Whether what another server answers differs by no more than batching explains; printed
-        too."""
+        """Whether another server's answers differ by no more than batching explains. Prints the
+        differences."""
         by_batch = max(
             report(f"{_FEW} at a time, {self.label}", self.many, self.few)[1],
             report(f"one by one, {self.label}", self.many, self.alone)[1],
@@ -320,7 +330,7 @@ def measure(args: argparse.Namespace) -> int:
     )  # fmt: skip
     with replace(servers, flags=servers.flags + _ROOMY).server("fcfs", "calm") as server:
         ends = restless.sampling[:1] if args.real else ({},)
-        calm = Undisturbed.ask(server, asked, restless.at_a_time, "nobody yields", ends)
+        calm = Undisturbed.ask(server, asked, restless.at_a_time, "no preemption", ends)
     slots = ("--max-running-requests", str(restless.num_slots))
     starved = replace(servers, flags=servers.flags + starved_pool + slots)
     with (
@@ -328,7 +338,7 @@ def measure(args: argparse.Namespace) -> int:
         if not args.apart
         else _pair(starved, args.policy) as server
     ):
-        found = ask(server, asked, restless.at_a_time, "they yield", restless.sampling)
+        found = ask(server, asked, restless.at_a_time, "preempted", restless.sampling)
         yielding = server.decode if isinstance(server, Pair) else server
         counts = scheduler_state(yielding)["preemption"]
     num_recomputed = sum(answer.num_retractions for answer in found) - counts["num_preemptions"]
@@ -337,19 +347,19 @@ def measure(args: argparse.Namespace) -> int:
         f"{args.policy}, {args.dtype}, {attention.upper()}, "
         f"pages of {args.page_size}, {'no overlap' if args.no_overlap else 'overlap'}, "
         f"{args.tp} rank(s)\n"
-        f"{counts['num_preemptions']} yields, {counts['num_resumed']} came back, "
-        f"{num_recomputed + counts['num_recomputed']} computed again, "
+        f"{counts['num_preemptions']} preemptions, {counts['num_resumed']} swapped in, "
+        f"{num_recomputed + counts['num_recomputed']} recomputed, "
         f"{counts['swapped_bytes'] / 1e6:.1f} MB moved"
     )
-    agrees = calm.agrees_with(found, "they yield")
+    agrees = calm.agrees_with(found, "preempted")
     if counts["num_preemptions"] < restless.least_yields * len(asked):
-        print("exactness: too few requests yielded for this to mean anything", file=sys.stderr)
+        print("exactness: too few requests were preempted for a meaningful check", file=sys.stderr)
         return 2
     return int(not agrees)
 
 
 def _pair(starved: PolicyServers, policy: str) -> Pair[Server]:
-    """Two servers, both short of memory."""
+    """Return two servers, both short of memory."""
     env = {**starved.env, **mooncake_stand_in.install(_OUTPUT / "plugins")}
 
     def start(mode: str, flags: Sequence[str]) -> Server:

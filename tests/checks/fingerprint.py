@@ -1,7 +1,7 @@
-"""Did a change of code change a decision? `python -m tests.checks.fingerprint`.
+"""Detects changed decisions: `python -m tests.checks.fingerprint`.
 
-Simulates every policy in a few regimes and prints a hash of what became of each request. The same
-code gives the same hashes on any machine; a refactoring has to leave them as they were.
+It simulates every policy in a few regimes and prints a hash of the outcomes of all requests. The
+same code gives the same hashes on any machine; a refactoring has to keep them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sage_sched.distribution import LengthDistribution
 _NUM_REQUESTS = 250
 _CAP_TOKENS = 2048
 
-# Each makes something scarce: KV, slots, KV in pages, and prefill with short chunks.
+# Each makes something scarce: KV, slots, KV in pages, or prefill with short chunks.
 _REGIMES: dict[str, tuple[Engine, float]] = {
     "kv": (H800_80GB_QWEN3_32B, 6.0),
     "slots": (replace(H800_QWEN3_32B, max_running_requests=24), 3.0),
@@ -67,7 +67,7 @@ def _cases(names: list[str]) -> Iterator[tuple[str, str, bool]]:
 
 
 def _requests(rate: float) -> list[SimRequest]:
-    """Requests whose prompts predict half of their lengths. A tenth has no prediction."""
+    """Return requests whose prompts predict half of their lengths. A tenth has no prediction."""
     rng = np.random.default_rng(0)
     arrivals_s = np.cumsum(rng.exponential(1 / rate, _NUM_REQUESTS))
     requests = []

@@ -1,4 +1,4 @@
-"""A server whose slots are full: what queue_pass.py times and tests put to use."""
+"""A server with full slots, for queue_pass.py and tests."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _NO_HOST_MEMORY = PreemptionConfig(host_pool_gib=1e-9)
 
 
 class FullServer(Server):
-    """A server whose slots are full of the best by the policy, with others waiting.
+    """A server whose slots hold the best requests by the policy, with others waiting.
 
-    What is free is set aside for the running requests. A request that is to be preempted cannot
-    leave, as there is no room in host memory: what a move takes is no part of a decision.
+    Free memory is set aside for the running requests. A chosen request cannot be preempted, because
+    host memory has no room: the time of a move must not be part of a decision.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class FullServer(Server):
         )
         self.state.preemption = Preemption(self.scheduler, _NO_HOST_MEMORY)
         for request in requests:
-            request.sage.was_checked = True  # it uses nothing that would not survive a swap
+            request.sage.was_checked = True  # it uses only features that survive a swap
         self.batch = self.scheduler.running_batch
         self.set_free(0)
         view = self.state.view(self.batch)
@@ -67,7 +67,8 @@ class FullServer(Server):
         self.scheduler.token_to_kv_pool_allocator.available_size = lambda: num_tokens
 
     def next_step(self) -> None:
-        """A token for all that run; the first in the queue gets a place elsewhere, one arrives."""
+        """Give all running requests a token, move the first of the queue elsewhere, and add an
+        arrival."""
         for request in self.batch.reqs:
             request.output_ids.append(0)
         del self.scheduler.waiting_queue[0]
@@ -75,7 +76,7 @@ class FullServer(Server):
         self.state.jobs.num_arrivals += 1
 
     def take_pass(self, original: Any = None) -> list[Any]:
-        """All that is ours in a pass; the queue after it. original: SGLang's part, which is called
+        """Run our part of a pass and return the queue after it. original: SGLang's part, called
         with the running batch."""
 
         def call(batch: Any) -> Any:

@@ -1,11 +1,11 @@
-"""What only a GPU can show, in one command: `make gpu-check`.
+"""Runs all checks that need a GPU: `make gpu-check`.
 
-Each check has a name, a line on the terminal and an entry in one JSON file, beside hardware and
-versions. One that cannot run here is skipped, and its entry says why. Exit status 1 if one failed;
-that all were skipped is no failure.
+Each check has a name, prints a line, and adds an entry to one JSON file with the hardware and
+versions. A check that cannot run here is skipped, and its entry gives the reason. Exit status 1 if
+a check failed; skipped checks do not count as failures.
 
-`--device cpu` takes a small model and few records, to try the same paths where there is no GPU; its
-figures are of no use.
+`--device cpu` tries the same paths without a GPU, on a small model and few records. Its figures
+mean nothing.
 """
 
 from __future__ import annotations
@@ -43,14 +43,18 @@ from tests.checks import gpu_comparison as comparison
 from tests.predictor_store.probes import probe
 
 _PACKAGES = ("flashinfer-python", "faiss-cpu", "faiss-gpu-cu12", "triton")
-# Steps that presets are held against: prefilled tokens; requests and KV tokens of a decode step.
+# Steps for the comparison with presets: prefilled tokens; requests and KV tokens of a decode step.
 _PREFILLS = (512, 4096)
 _DECODES = ((1, 1_000), (64, 64_000), (128, 128_000))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
-    """A way to run a server. sage: settings. on_cpu: whether a CPU runs it."""
+    """A way to run a server.
+
+    sage: its settings.
+    on_cpu: whether it runs on a CPU.
+    """
 
     flags: tuple[str, ...] = ()
     policy: str = "sage"
@@ -58,16 +62,16 @@ class Mode:
     on_cpu: bool = False
 
 
-# tests/engine/test_modes.py covers modes that no CPU runs, if it can.
+# tests/engine/test_modes.py covers these modes too, on hosts that can run them.
 _NGRAM = ("--speculative-algorithm", "NGRAM")
 _DRAFTS = ("--speculative-draft-model-path", "{drafts}", "--speculative-num-steps", "3")
 _EAGLE = ("--speculative-algorithm", "EAGLE", *_DRAFTS, "--speculative-eagle-topk", "1")
-# Of every request, as none says a class.
+# For every request, because none names a class.
 _DEADLINES = SloConfig(
     default="all", classes={"all": SloClass(ttft_slo_ms=500.0, tpot_slo_ms=50.0)}
 )
 MODES = {
-    # Hidden states are read, and prompts cut so that no answer pauses, with CUDA graphs on.
+    # With CUDA graphs on, hidden states are read, and prompts are cut so that no answer pauses.
     "tap": Mode(policy="trail", sage=SageConfig(probe=ProbeConfig("{probe}")), on_cpu=True),
     "cuts": Mode(
         flags=("--chunked-prefill-size", "256"),
@@ -84,18 +88,18 @@ MODES = {
     ),
     "eagle": Mode(flags=(*_EAGLE, "--speculative-num-draft-tokens", "4")),
     "hicache": Mode(flags=("--enable-hierarchical-cache",)),
-    # Attention as flashinfer has it does not read such KV.
+    # flashinfer's attention cannot read such KV.
     "fp4_kv": Mode(flags=("--kv-cache-dtype", "fp4_mx_block16", "--attention-backend", "triton")),
     "two_batch_overlap": Mode(flags=("--enable-two-batch-overlap",)),
 }
-# Every third prompt is twenty times as long.
+# Every third prompt is repeated twenty times.
 _EVERY, _LONGER = 3, 20
 # Tokens of a preempted request.
 _MOVED_TOKENS = 1_000
 
 
 class SkippedError(Exception):
-    """Why a check does not run here."""
+    """The reason why a check does not run here."""
 
 
 class Checks:
@@ -107,7 +111,8 @@ class Checks:
         self.on_gpu = args.device == "cuda"
 
     def kv_move(self) -> dict[str, Any]:
-        """KV goes to host memory and back bit by bit. Measures the copy's speed and the bus's."""
+        """Check that KV moves to host memory and back unchanged. Measure the speed of the copy and
+        the bus."""
         define_missing()
         from tests.checks import kv_move
 
@@ -125,15 +130,18 @@ class Checks:
         return found
 
     def nearest(self) -> dict[str, Any]:
-        """The nearest of 10,000 and of 1,000,000 records, on the CPU and on the GPU."""
+        """Search the nearest of 10,000 and of 1,000,000 records, on the CPU and on the GPU."""
         from tests.checks import nearest
 
         sizes = (10_000, 1_000_000) if self.on_gpu else (1_000, 2_000)
         return {str(size): nearest.measure(self.args.device, size) for size in sizes}
 
     def serve(self) -> dict[str, Any]:
-        """A server with flashinfer under `sage`, six loads of requests: the step times that it has
-        learned, held against a preset, and what a move is of a decode step."""
+        """Run six loads on a server with flashinfer under `sage`.
+
+        Return the learned step times, their ratios to a preset's, and the time of a move in decode
+        steps.
+        """
         if self.on_gpu and "flashinfer" in self.args.kernels and find_spec("flashinfer") is None:
             raise SkippedError("flashinfer is not installed (--kernels names others)")
         state = fit.learn(self._servers(), load_workload(self.args.data))
@@ -151,16 +159,16 @@ class Checks:
         }
 
     def exactness(self) -> dict[str, Any]:
-        """Answers keep every token when requests are preempted all the time."""
+        """Check that answers keep every token when requests are preempted all the time."""
         return self._exactness()
 
     def fp8_kv(self) -> dict[str, Any]:
-        """The same with KV of eight bits."""
+        """Run the same check with KV of eight bits."""
         return self._exactness("--kv-cache-dtype", "fp8_e5m2")
 
     def mode(self, name: str) -> dict[str, Any]:
-        """A server answers under our policy as one under `fcfs` does, but for what rounds otherwise
-        where batches differ."""
+        """Compare the answers of a server under our policy with those under `fcfs`. They may differ
+        by rounding, because batches differ."""
         mode, servers = MODES[name], self._servers()
         if not (self.on_gpu or mode.on_cpu):
             raise SkippedError("no CPU runs it")
@@ -197,7 +205,7 @@ class Checks:
         return file
 
     def _drafts(self) -> Path:
-        """A model of one layer that drafts for ours, as EAGLE has it."""
+        """Write a model of one layer that drafts for ours, as in EAGLE."""
         if self.args.model_path is not None:
             raise SkippedError("it takes a model that drafts for the one of --model-path")
         folder = write_model(self.folder / "drafts", **self._shape() | {"num_layers": 1})
@@ -221,7 +229,8 @@ class Checks:
         return {"said": said.getvalue().splitlines()}
 
     def comparison(self) -> dict[str, Any]:
-        """`fcfs`, tuned and not, and `sage` on the same requests (tests.checks.gpu_comparison)."""
+        """Compare `fcfs`, tuned and not, with `sage` on the same requests
+        (tests.checks.gpu_comparison)."""
         argv = ["--device", self.args.device, "--output", str(self.folder / "comparison")]
         argv += ["--policies", "fcfs", "fcfs@clip=256", "sage", "--rates", "2x", "--seeds", "1"]
         argv += ["--num-requests", "300" if self.on_gpu else "24"]
@@ -237,7 +246,7 @@ class Checks:
         return {record.arm: dict(record.metrics) for record in made}
 
     def _shape(self) -> dict[str, Any]:
-        # Two layers, as no states of a last one can be read.
+        # Two layers, because the last one's states cannot be read.
         tiny = comparison.SHAPES["tiny"] | {"num_layers": 2}
         return comparison.SHAPES[self.args.shape] if self.on_gpu else tiny
 
@@ -258,7 +267,7 @@ class Checks:
 
 
 def ratios(measured: StepTime, preset: StepTime) -> dict[str, float]:
-    """Ratios of step times measured here to those of the preset."""
+    """Return the ratios of step times measured here to those of the preset."""
     found = {
         f"prefill {tokens}": measured.prefill_s(1, tokens, pairs)
         / preset.prefill_s(1, tokens, pairs)
@@ -272,12 +281,12 @@ def ratios(measured: StepTime, preset: StepTime) -> dict[str, float]:
     }
 
 
-# In this order: what takes seconds first.
+# The order of the checks: short ones first.
 NAMES = ("kv_move", "nearest", "serve", "exactness", "fp8_kv", *MODES, "comparison")
 
 
 def facts(device: str) -> dict[str, Any]:
-    """Hardware and versions."""
+    """Return the hardware and versions."""
     known: dict[str, Any] = dict(host_facts())
     for package in _PACKAGES:
         try:
@@ -292,13 +301,13 @@ def facts(device: str) -> dict[str, Any]:
 
 
 def outcome(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The entry of one check, whatever becomes of it."""
+    """Run one check and return its entry, also if it fails or is skipped."""
     started = time.monotonic()
     try:
         entry = {"status": "ok", "found": check()}
     except SkippedError as why:
         entry = {"status": "skipped", "why": str(why)}
-    except Exception:  # the others are to run, and this one is to be seen
+    except Exception:  # the other checks should run, and this error be reported
         entry = {"status": "failed", "why": traceback.format_exc()}
     return entry | {"seconds": round(time.monotonic() - started, 1)}
 

@@ -1,17 +1,17 @@
-"""The comparison on a host with a GPU: `python -m tests.checks.gpu_comparison`.
+"""Runs the comparison on a host with a GPU: `python -m tests.checks.gpu_comparison`.
 
-Llama 3.1 8B's shape with SGLang's dummy weights and answers of recorded length, so that times are
-those of the real model and nothing is downloaded. Takes the options of `sage-sched bench`, with
-defaults for one GPU; each of the numbers it prints stands beside hardware and versions.
+The model has Llama 3.1 8B's shape with SGLang's dummy weights, and answers have recorded lengths.
+So times are those of the real model, and nothing is downloaded. It takes the options of `sage-sched
+bench`, with defaults for one GPU. Every result lists the hardware and versions.
 
-On an air-gapped host, set up its environment first and write the model where there is a network
-(--write-model DIR), then name the folder and what its kernels need:
+On an air-gapped host, set up its environment first, and write the model on a host with a network
+(--write-model DIR). Then give the folder and the flags for its kernels:
 
     python -m tests.checks.gpu_comparison --model-path DIR --data DATA
         --server-flags "--load-format dummy --attention-backend triton
         --sampling-backend pytorch --grammar-backend xgrammar"
 
-`--shape tiny --device cpu` tries the same path on a small model where there is no GPU.
+`--shape tiny --device cpu` tries the same path on a small model without a GPU.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _SMALL = _LLAMA_31_8B | {
 }  # fmt: skip
 GPU_SHAPES = {"llama31-8b": _LLAMA_31_8B, "small": _SMALL}
 SHAPES = {**GPU_SHAPES, "tiny": {**CPU_MODEL, "weights": False}}
-# A pool of some 200 requests of the workload: at twice the capacity it is full, as on a server in
-# use, without the minutes that filling the whole memory of a large GPU would take.
+# A KV pool of about 200 requests of the workload. At twice the capacity it is full, as on a busy
+# server, without the minutes that filling a large GPU's whole memory would take.
 GPU_FLAGS = ("--max-total-tokens", "131072", "--max-running-requests", "256")
 
 

@@ -1,4 +1,4 @@
-"""Moves KV to host memory and back: is every bit the same, and how fast is it?
+"""Moves KV to host memory and back, checks every bit, and measures the speed.
 
 It uses SGLang's own pools, allocators and copies, as a preempted request does, without a server.
 For comparison it moves the same bytes in one piece, from pinned memory.
@@ -20,8 +20,11 @@ _ROUNDS = 5
 def measure(
     device: str, *, num_layers: int, num_heads: int, head_dim: int, num_tokens: int
 ) -> dict[str, Any]:
-    """Of KV of this shape in bfloat16: `num_bytes` of it, whether it came back `bit_exact`, and
-    gigabytes a second `out` and `back`, and of the bus (`bus_out`, `bus_back`), best of 5."""
+    """Move KV of this shape in bfloat16 out and back.
+
+    Return its size `num_bytes`, whether it came back `bit_exact`, and gigabytes per second `out`
+    and `back`, also for the bus alone (`bus_out`, `bus_back`); the best of 5 rounds.
+    """
     pool = MHATokenToKVPool(
         size=4 * num_tokens,
         page_size=1,
@@ -39,7 +42,7 @@ def measure(
             -(2**15), 2**15, buffer.shape, dtype=torch.int16, device=device, generator=generator
         )
         buffer.copy_(bits.view(torch.bfloat16))
-    # Scattered, like the slots of a request in a busy batch; and back to other slots.
+    # Scattered, like the slots of a request in a busy batch. The KV returns to other slots.
     order = torch.randperm(4 * num_tokens, generator=generator, device=device) + 1
     left, taken = order[:num_tokens], order[num_tokens : 2 * num_tokens]
     wanted = _bits(pool, left)
@@ -67,7 +70,8 @@ def measure(
 
 
 def _bits(pool: Any, slots: torch.Tensor) -> torch.Tensor:
-    """Shape (2 * layers, slots, heads, dimension): NaN is equal to itself."""
+    """Return the KV as integers, shape (2 * layers, slots, heads, dimension), so that NaN equals
+    itself."""
     buffers = (*pool.k_buffer, *pool.v_buffer)
     return torch.stack([buffer[slots].view(torch.int16) for buffer in buffers])
 

@@ -1,9 +1,9 @@
-"""The versions that are installed, with hashes, for requirements.txt: `make lock`.
+"""Writes the installed versions with hashes, for requirements.txt: `make lock`.
 
-Asks the package index, through pip, for the file of each version that pip would take here, and on
-each Python that is supported; nothing is downloaded. An index of this host may have builds that
-the public one has not (torch for the CPU, under the same version), so both are asked. Hashes in
-the file stay while the version does, so builds of other hosts are not lost.
+It asks the package index, through pip, for the file of each version that pip would take here and on
+each supported Python. Nothing is downloaded. This host's index may have builds that the public one
+lacks (torch for the CPU, under the same version), so both are asked. A hash stays in the file as
+long as its version, so builds of other hosts are kept.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections import defaultdict
 from pathlib import Path
 
 PYTHONS = ("3.11", "3.12")
-# What names other places than the public index.
+# Variables that name other indexes than the public one.
 _OF_THIS_HOST = ("PIP_FIND_LINKS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX")
 _PIN = re.compile(r"^(\S+==\S+)((?: --hash=sha256:[0-9a-f]{64})*)$")
 
@@ -48,7 +48,7 @@ def hashes(pins: list[str], python: str, public: bool) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         file, report = Path(folder) / "pins.txt", Path(folder) / "report.json"
         file.write_text("\n".join(pins), encoding="utf-8")
-        # pip takes "3.11" for 3.11.0, which is too old for some.
+        # Trap: pip takes "3.11" for 3.11.0, which is too old for some packages.
         another = ["--python-version", python, "--ignore-requires-python", "--target", folder]
         _pip(
             "install", "--dry-run", "--quiet", "--no-deps", "--only-binary=:all:", *another,

@@ -1,8 +1,8 @@
-"""An SGLang plugin: `mooncake.engine` where Mooncake is not installed, for servers on one host.
+"""An SGLang plugin that provides `mooncake.engine` without Mooncake, for servers on one host.
 
-Mooncake's own engine over TCP needs packages of the system (libibverbs). Of SGLang's backend
-`mooncake_tcp` everything else is SGLang's: handshakes, bootstrap server, threads, queues. Here one
-process writes into another's memory, as RDMA does (process_vm_writev, Linux only).
+Mooncake's own engine over TCP needs system packages (libibverbs). The rest of SGLang's backend
+`mooncake_tcp` is SGLang's own: handshakes, bootstrap server, threads, queues. Here one process
+writes into another's memory, as RDMA does (process_vm_writev, Linux only).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 
 from bench.engines.server import plugins
 
-# PR_SET_PTRACER and PR_SET_PTRACER_ANY, see prctl(2); the most pieces of one call, see readv(2).
+# PR_SET_PTRACER and PR_SET_PTRACER_ANY, see prctl(2); the maximum pieces per call, see readv(2).
 _LET_WRITE, _ANYBODY = 0x59616D61, ctypes.c_ulong(-1)
 _MOST_PIECES = 1024
 _TOKEN_S, _REST_S = "SAGE_TEST_KV_TOKEN_S", 5e-4
-# A cached prefix is not sent before its step, which would wait for an event of CUDA.
+# Do not send a cached prefix before its step: that would wait for a CUDA event.
 _WITHOUT_CUDA = {"SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX": "0"}
 
 
@@ -33,8 +33,8 @@ class _Piece(ctypes.Structure):
 
 
 class TransferEngine:
-    """What SGLang asks of Mooncake's (mooncake_transfer_engine.py, which wraps it). The port of a
-    session is the number of its process."""
+    """The methods of Mooncake's engine that SGLang calls (mooncake_transfer_engine.py, which wraps
+    it). The port of a session is the id of its process."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -57,7 +57,7 @@ class TransferEngine:
     def batch_transfer_sync_write(
         self, session: str, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]
     ) -> int:
-        """0, or -1 if not all was written."""
+        """Write the pieces. Return 0, or -1 if some were not written."""
         pid = int(session.rpartition(":")[2])
         pieces = [*zip(sources, targets, lengths, strict=True)]
         for first in range(0, len(pieces), _MOST_PIECES):
@@ -71,13 +71,13 @@ class TransferEngine:
 
 
 def install(folder: Path, token_s: float = 0.0) -> dict[str, str]:
-    """The environment of the servers that have it. token_s: seconds that the KV of a token takes
-    at least, one request after the other."""
+    """Return the environment of servers with this plugin. token_s: the minimum seconds to send the
+    KV of a token, one request after another."""
     return plugins.install(folder, __name__) | _WITHOUT_CUDA | {_TOKEN_S: str(token_s)}
 
 
 def register() -> None:
-    """The entry point."""
+    """Install the engine. This is the plugin's entry point."""
     module = ModuleType("mooncake.engine")
     module.TransferEngine = TransferEngine  # type: ignore[attr-defined]
     sys.modules["mooncake"] = ModuleType("mooncake")
@@ -87,7 +87,7 @@ def register() -> None:
     from sglang.srt.disaggregation.mooncake.conn import MooncakeKVManager, MooncakeKVSender
     from sglang.srt.managers.scheduler import Scheduler
 
-    # It would copy indices through pinned memory and wait for an event of CUDA.
+    # SGLang would copy indices through pinned memory and wait for a CUDA event.
     MooncakeKVSender.supports_host_tensor_indices = False
     send, token_s = MooncakeKVManager.send_kvcache, float(os.environ[_TOKEN_S])
     on_idle = Scheduler.on_idle
@@ -98,7 +98,7 @@ def register() -> None:
 
     def rest(self: Any) -> None:
         on_idle(self)
-        # While one of its queues has a request it would take a core to look for news.
+        # Without this pause it would poll on a full core while one of its queues has a request.
         time.sleep(_REST_S)
 
     MooncakeKVManager.send_kvcache, Scheduler.on_idle = send_in_time, rest

@@ -1,5 +1,8 @@
-"""The 256 nearest of many records: as a server's history finds them, FAISS's flat search on the CPU
-and, if this build of it can, on the GPU, and torch on the GPU."""
+"""Measures searches for the 256 nearest of many records.
+
+It compares a server's history, FAISS's flat search on the CPU and (if this build supports it) on
+the GPU, and torch on the GPU.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ _NUM_NEAREST = 256
 
 
 def measure(device: str, num_records: int) -> dict[str, Any]:
-    """By each way of searching: milliseconds a query (`median_ms`, `p99_ms`), and the `recall` of
-    the true nearest; or why it is left out."""
+    """Return figures by search method: milliseconds per query (`median_ms`, `p99_ms`), and the
+    `recall` of the true nearest; or the reason why the method is left out."""
     centers = centers_of(num_records)
     base, queries = vectors(num_records, 1, centers), vectors(_NUM_QUERIES, 2, centers)
     index = VectorIndex(base.shape[1])
@@ -83,8 +86,8 @@ def _timed(
 
 
 def vectors(number: int, seed: int, centers: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Made-up prompts, in clusters as tight as those of one topic: unit vectors, float32, shape
-    (number, _DIMENSION)."""
+    """Return synthetic prompts, in clusters as tight as those of one topic: unit vectors, float32,
+    shape (number, _DIMENSION)."""
     rng = np.random.default_rng(seed)
     found = np.empty((number, _DIMENSION), np.float32)
     for start in range(0, number, _CHUNK):
@@ -96,7 +99,7 @@ def vectors(number: int, seed: int, centers: NDArray[np.float32]) -> NDArray[np.
 
 
 def centers_of(number: int) -> NDArray[np.float32]:
-    """Centers of the clusters of this number of vectors."""
+    """Return the centers of the clusters for this number of vectors."""
     shape = (max(1, number // _PER_CLUSTER), _DIMENSION)
     centers: NDArray[np.float64] = np.random.default_rng(0).normal(size=shape)
     found: NDArray[np.float32] = (centers / _DIMENSION**0.5).astype(np.float32)

@@ -1,7 +1,7 @@
-"""Write the tables of docs that come from the code: `python -m tests.checks.pages`.
+"""Writes the tables of docs that are generated from code: `python -m tests.checks.pages`.
 
 A page has them between `<!-- from code: NAME -->` and `<!-- end -->`; NAME is a key of TABLES.
-Tables of measurements are made by `sage-sched bench table --pages`.
+`sage-sched bench table --pages` writes the tables of measurements.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ def commands() -> Iterator[tuple[str, ...]]:
 
 
 def refused() -> Iterator[tuple[str, ...]]:
-    """Yield the head and a row per way to run SGLang that is refused."""
+    """Yield the head and a row per refused way to run SGLang."""
     yield "Asked for", "Reason"
     for name, reason in REFUSED.items():
         yield re.sub(r"(--[a-z-]+|SGLANG_\w+)", r"`\1`", name), reason
 
 
 def modes() -> Iterator[tuple[str, ...]]:
-    """Yield the head and a row per way to run SGLang that was tried."""
+    """Yield the head and a row per tested way to run SGLang."""
     yield "Flag or feature", "Served", "Requests are preempted"
     for mode in tomllib.loads(MODES.read_text(encoding="utf-8"))["modes"]:
         yield mode["flag"], mode["served"], mode["preempts"]
 
 
 def gateways() -> Iterator[tuple[str, ...]]:
-    """Yield the head and a row per header or field of others that is a hint."""
+    """Yield the head and a row per foreign header or field that counts as a hint."""
     yield "Header or field", "Our hint"
     fields_of_body = {f"nvext.agent_hints.{name}": hint for name, hint in AGENT_HINTS.items()}
     for name, hint in (HEADERS | fields_of_body).items():
@@ -101,7 +101,7 @@ def stale(pages: Sequence[Path]) -> Iterator[tuple[Path, str]]:
 
 
 def main() -> int:
-    """Write the pages that are out of date."""
+    """Write the outdated pages."""
     for page, text in stale(sorted((ROOT / "docs").glob("*.md"))):
         page.write_text(text, encoding="utf-8")
         print(f"{page.name}: tables made again")

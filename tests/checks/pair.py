@@ -20,7 +20,7 @@ from bench.engines.server.server import Server
 
 _BACKEND = "mooncake_tcp"
 _LOCAL = "127.0.0.1"
-# SGLang's other choice pins host memory through CUDA.
+# SGLang's other backup pins host memory through CUDA.
 _CPU_BACKUP = ("--disaggregation-decode-retraction-backup", "cpu_tensor")
 _NUM_ROOMS = 1 << 62
 _TIMEOUT_S = 600.0
@@ -28,18 +28,21 @@ _Server = TypeVar("_Server", bound=Server)
 
 
 def flags_of(mode: str, bootstrap_port: int) -> list[str]:
-    """Return the flags of the server of this mode; the port is the prefill server's."""
+    """Return the flags of the server of this mode. The port is the prefill server's."""
     port = ("--disaggregation-bootstrap-port", str(bootstrap_port))
     backend = ("--disaggregation-transfer-backend", _BACKEND)
     return ["--disaggregation-mode", mode, *backend, *(_CPU_BACKUP if mode == "decode" else port)]
 
 
 class Pair(Generic[_Server]):
-    """Both servers, within a `with` block. url: of the balancer, which sends each
-    request to both and returns what the decode server answers, as SGLang's routers do."""
+    """Both servers, within a `with` block.
+
+    url: of the balancer. As SGLang's routers do, it sends each request to both servers and returns
+        the decode server's answer.
+    """
 
     def __init__(self, start: Callable[[str, Sequence[str]], _Server]) -> None:
-        """start: a server of this mode with these flags, and what others it needs."""
+        """start: makes a server of this mode, with these flags and any others that it needs."""
         with socket.socket() as probe:
             probe.bind((_LOCAL, 0))
             self._bootstrap_port: int = probe.getsockname()[1]
@@ -64,25 +67,25 @@ class Pair(Generic[_Server]):
         self.kill()
 
     def kill(self) -> None:
-        """End both."""
+        """End both servers."""
         self._stack.close()
 
     def running(self) -> bool:
-        """Whether both are alive."""
+        """Whether both servers are alive."""
         return self.prefill.running() and self.decode.running()
 
     @property
     def pid(self) -> int | None:
-        """Return the counters of the server that predicts."""
+        """The process of the decode server, which answers."""
         return self.decode.pid
 
     @property
     def log(self) -> Path:
-        """Return the counters of the server that answers."""
+        """The log of the decode server, which answers."""
         return self.decode.log
 
     def log_tail(self) -> str:
-        """The ends of both logs."""
+        """Return the ends of both logs."""
         return f"{self.prefill.log_tail()}\n{self.decode.log_tail()}"
 
     def bodies(self, body: bytes) -> bytes:
@@ -104,7 +107,7 @@ def _handler(pair: Pair[_Server]) -> type[BaseHTTPRequestHandler]:
                 requests.get(f"{server.url}{self.path}", timeout=_TIMEOUT_S).json()
                 for server in (pair.decode, pair.prefill)
             ]
-            # As if they were replicas of one server.
+            # Show them as replicas of one server.
             states = [state for info in infos for state in info["internal_states"]]
             self.send_response(HTTPStatus.OK)
             self.end_headers()
@@ -119,7 +122,7 @@ def _handler(pair: Pair[_Server]) -> type[BaseHTTPRequestHandler]:
 
             def prefill() -> None:
                 url = f"{pair.prefill.url}{self.path}"
-                with suppress(requests.RequestException):  # the decode server will say so
+                with suppress(requests.RequestException):  # the decode server reports it
                     requests.post(url, data=body, headers=headers, timeout=_TIMEOUT_S)
 
             Thread(target=prefill, daemon=True).start()

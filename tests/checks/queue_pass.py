@@ -1,9 +1,9 @@
-"""How long a scheduler takes to note a request, and for a whole pass: the view of its facts, the
-order, what running requests will still need, and who yields.
+"""Measures how long a scheduler takes to register a request, and to plan a whole pass.
 
 `python -m tests.checks.queue_pass` times patches/scheduler/state.py, the code that the scheduler
-runs, on requests with predicted lengths, and prints a table. No server is needed. `--policy
-proserve-expected` gives all of them deadlines.
+runs, on requests with predicted lengths, and prints a table. A pass covers the view, the order, the
+remaining needs of running requests, and preemptions. No server is needed. `--policy
+proserve-expected` gives all requests deadlines.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _timed_ms(action: Callable[[], object]) -> float:
 
 
 def measure(num_waiting: int, policy: str = "sage") -> tuple[list[float], list[float]]:
-    """Milliseconds of each arrival, and of each pass with one newcomer since the last."""
+    """Return milliseconds of each arrival, and of each pass with one new request since the last."""
     hints = _PROMISED if policy_type(policy).uses_clock else NO_HINTS
     server = FullServer(num_waiting, _NUM_PASSES, policy, hints)
     passes_ms = []

@@ -20,7 +20,7 @@ _MAX_NAME_CHARS = 80
 
 
 def installed() -> list[Distribution]:
-    """One of each name, the first on the path, by name."""
+    """Return one distribution of each name, the first on the path, sorted by name."""
     found: dict[str, Distribution] = {}
     for distribution in distributions():
         found.setdefault(_name(distribution), distribution)
@@ -41,7 +41,7 @@ def licence(distribution: Distribution) -> str:
 
 
 def bill(packages: list[Distribution]) -> dict[str, Any]:
-    """CycloneDX 1.6."""
+    """Return a bill of materials in the form of CycloneDX 1.6."""
     components = []
     for package in packages:
         name, stated = _name(package), licence(package)
@@ -67,7 +67,7 @@ def bill(packages: list[Distribution]) -> dict[str, Any]:
 
 
 def table(packages: list[Distribution]) -> str:
-    """Licence, and the packages under it."""
+    """Return a table of licences, each with the packages under it."""
     under = defaultdict(list)
     for package in packages:
         under[licence(package)].append(f"{_name(package)} {package.version}")

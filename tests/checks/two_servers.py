@@ -1,13 +1,13 @@
-"""Two servers behind a router, one of them killed and started again under load.
+"""Tests two servers behind a router, one of which is killed and restarted under load.
 
 `python -m tests.checks.two_servers --smg PATH` types docs/examples/two-servers.sh into one shell,
-on a small model on the CPU and in a folder of its own, and counts what was lost. PATH is the
-program of smg 1.13 (`python3 -m venv router && router/bin/pip install smg==1.13.0`, then
-router/bin/smg). Exit code 1 if more was lost than what ran on the server that was killed, or the
-gauge is not one, 2 if the example could not be followed.
+with a small model on the CPU and a folder of its own, and counts lost requests. PATH is the program
+of smg 1.13 (`python3 -m venv router && router/bin/pip install smg==1.13.0`, then router/bin/smg).
+Exit code 1 if requests were lost that did not run on the killed server, or the gauge is not a
+single one; 2 if the example could not be followed.
 
-With `--apart prefill` (or decode) one server prefills, the other decodes, and the one that is named
-is killed. Exit code 1 if a request was lost without an error that says why.
+With `--apart prefill` (or decode) one server prefills, the other decodes, and the named one is
+killed. Exit code 1 if a request was lost without an error that gives the reason.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from tests.checks.pair import flags_of
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "two-servers.sh"
 _FIRST, _SECOND = "http://127.0.0.1:30001", "http://127.0.0.1:30002"
 _GAUGE, _ANSWERED = "sage:backlog_seconds", "sglang:num_requests"
-# Fewer at once than are asked, so that some wait.
+# Fewer slots than requests in flight, so some requests wait.
 _FLAGS = (*CPU_ENGINE_FLAGS, "--max-total-tokens", "8192", "--max-running-requests", "4")
 _MODES, _BOOTSTRAP_PORT = ("prefill", "decode"), 30011
-# MODEL and the flags of both are filled in.
+# MODEL and both servers' flags are filled in.
 _APART = """
 prefill() {{ sage-sched serve --model-path MODEL {prefill} --port 30001 > 30001.log 2>&1 & }}
 decode() {{ sage-sched serve --model-path MODEL {decode} --port 30002 > 30002.log 2>&1 & }}
@@ -79,7 +79,7 @@ def steps() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A line of statuses.txt. is_whole: whether all of its answer came."""
+    """A line of statuses.txt. is_whole: whether the whole answer came."""
 
     number: int
     began_s: float
@@ -87,18 +87,20 @@ class Asked:
 
 
 def read_statuses(text: str) -> list[Asked]:
-    """Number, time, HTTP status, curl's exit status, and whether all came, by lines."""
+    """Return the requests of statuses.txt. A line has number, time, HTTP status, curl's exit
+    status, and whether the whole answer came."""
     rows = (line.split() for line in text.splitlines())
     return [Asked(int(number), float(s), came == "whole") for number, s, _, _, came in rows]
 
 
 def unexplained(asked: Sequence[Asked], killed_s: float) -> list[int]:
-    """Numbers of the requests that were lost, though they came after the kill."""
+    """Return the numbers of the requests that were lost, although they came after the kill."""
     return [each.number for each in asked if not each.is_whole and each.began_s > killed_s]
 
 
 def gauge(text: str) -> float:
-    """Seconds of backlog in what /metrics says. Raises ValueError if there is no one such gauge."""
+    """Return the seconds of backlog in the text of /metrics. Raises ValueError unless it has
+    exactly one such gauge."""
     families = {family.name: family for family in text_string_to_metric_families(text)}
     family = families.get(_GAUGE)
     if family is None or family.type != "gauge" or len(family.samples) != 1:
@@ -107,7 +109,7 @@ def gauge(text: str) -> float:
 
 
 def num_answered(text: str) -> int:
-    """Requests that a server has answered, by its /metrics."""
+    """Return the number of requests that a server has answered, by its /metrics."""
     samples = (
         sample.value
         for family in text_string_to_metric_families(text)
@@ -119,7 +121,7 @@ def num_answered(text: str) -> int:
 
 
 class Shell:
-    """A bash that goes on from one text to the next; killed with all that it has started."""
+    """A bash that takes one text after another. It is killed with all processes that it started."""
 
     def __init__(self, folder: Path, env: dict[str, str]) -> None:
         self._folder, self._env = folder, env
@@ -144,7 +146,7 @@ class Shell:
     ) -> None:
         started: list[psutil.Process] = []
         with contextlib.suppress(psutil.NoSuchProcess):
-            # Of these some may lead groups of their own.
+            # Some of these may lead groups of their own.
             started = psutil.Process(self._process.pid).children(recursive=True)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -154,7 +156,8 @@ class Shell:
         self._process.wait()
 
     def types(self, text: str) -> str:
-        """Return the output. Raises NotFollowedError if a command fails or takes too long."""
+        """Type a text and return its output. Raises NotFollowedError if a command fails or takes
+        too long."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{text}\necho '{_END}'\n".encode())
@@ -163,7 +166,7 @@ class Shell:
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while not said.endswith(f"{_END}\n".encode()):
-                # Background processes keep the pipe open after its end.
+                # Background processes keep the pipe open after bash has ended.
                 has_ended = self._process.poll() is not None
                 if selector.select(_POLL_S):
                     said += os.read(self._process.stdout.fileno(), 1 << 16)
@@ -173,7 +176,7 @@ class Shell:
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> float:
-    """Seconds until it holds. Raises NotFollowedError."""
+    """Wait until a condition holds, and return the seconds. Raises NotFollowedError."""
     began_s = time.monotonic()
     while not condition():
         if time.monotonic() - began_s > _LIMIT_S:
@@ -189,7 +192,8 @@ def _typed(folder: Path) -> list[str]:
 
 
 def _environment(smg: Path, folder: Path) -> dict[str, str]:
-    """An environment with its own home for socket and store, and the user's token vectors."""
+    """Return an environment with its own home for socket and store, and the user's token
+    vectors."""
     path = f"{Path(sys.executable).parent}:{smg.parent}:{os.environ['PATH']}"
     home, cache = folder / "home", Path.home() / ".cache" / "sage-sched"
     (home / ".cache" / "sage-sched").mkdir(parents=True)
@@ -201,7 +205,7 @@ def _environment(smg: Path, folder: Path) -> dict[str, str]:
 
 
 def _asked(folder: Path) -> list[Asked]:
-    """So far."""
+    """Return the requests recorded by now."""
     statuses = folder / "statuses.txt"
     return read_statuses(statuses.read_text(encoding="utf-8")) if statuses.exists() else []
 
@@ -211,8 +215,8 @@ def _killed_s(folder: Path) -> float:
 
 
 def reason(answer: str) -> str:
-    """What a client is told of an answer that did not come, in its body or an event of its stream,
-    or ""."""
+    """Return the error message for a client whose answer did not come, from the body or an event of
+    its stream, or ""."""
     for event in answer.split("data: "):
         with contextlib.suppress(ValueError, LookupError, TypeError):
             error = json.loads(event)["error"]
@@ -227,8 +231,8 @@ def typed_apart(model: str) -> str:
 
 
 def measure_apart(smg: Path, folder: Path, killed: str) -> int:
-    """The same where one server prefills and one decodes, and `killed` is: what was lost, and what
-    clients were told, is printed. The exit code."""
+    """Follow the example with a prefill and a decode server, one of which is `killed`. Print the
+    lost requests and the errors that clients got, and return the exit code."""
     *_, load, _, _, _, end = _typed(folder)
     begin = typed_apart(" ".join([str(folder / "model"), *_FLAGS]))
     other = next(mode for mode in _MODES if mode != killed)
@@ -308,7 +312,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--apart", choices=_MODES, help="which of both is killed")
     args = parser.parse_args(argv)
     smg = args.smg.absolute()
-    # So that no server outlives it.
+    # No server must outlive this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))
     with tempfile.TemporaryDirectory(prefix="two-servers-") as folder:
         try:

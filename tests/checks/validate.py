@@ -1,4 +1,4 @@
-"""Compare the simulator with a real engine: `python -m tests.checks.validate`."""
+"""Compares the simulator with a real engine: `python -m tests.checks.validate`."""
 
 from __future__ import annotations
 

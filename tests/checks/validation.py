@@ -1,4 +1,4 @@
-"""Runs of a comparison simulated, and how far the simulator is from them."""
+"""Simulates the runs of a comparison, and measures the simulator's error."""
 
 from __future__ import annotations
 
@@ -47,10 +47,11 @@ class Point:
 def simulate_runs(
     runs: Sequence[Record], workload: Workload, step_time: StepTime | None
 ) -> list[Point]:
-    """Each run's requests, arrivals and lengths, simulated with the settings that it ran with.
+    """Simulate each run's requests, arrivals and lengths with the settings of the run.
 
-    step_time: of the server, where it had no device clock. Raises ValueError where the runs are of
-    another workload, or need a step_time.
+    Raises ValueError if the runs are of another workload, or need a step_time.
+
+    step_time: the server's, if it had no device clock.
     """
     by_run = [
         sample(workload.evaluation, len(run.about["requests"]["class"]), run.seed) for run in runs
@@ -109,14 +110,14 @@ def _settings(run: Record) -> SageConfig:
 
 
 def _prediction_delay_s(run: Record) -> float:
-    """The median, life-size; 0 under a stock policy."""
+    """Return the median delay in real time; 0 under a stock policy."""
     predictor = run.about["counters"].get("predictor", {})
     delay_ms = float(predictor.get("prediction_latency_p50_ms", 0.0))
     return delay_ms / 1e3 * float(run.about["settings"].get("speed", 1.0))
 
 
 def engine_of(settings: dict[str, Any], step_time: StepTime | None) -> Engine:
-    """The engine of a run: its device clock's, or what its server flags describe."""
+    """Return the engine of a run: its device clock's, or the one that its server flags describe."""
     if preset := settings.get("device clock"):
         return PRESETS[preset]
     if step_time is None:
@@ -135,7 +136,7 @@ def engine_of(settings: dict[str, Any], step_time: StepTime | None) -> Engine:
 
 
 def summarize(points: Sequence[Point]) -> Summary:
-    """Ratios of means over seeds."""
+    """Return the ratios of means over seeds."""
     summary: Summary = {}
     for policy in ordered(point.policy for point in points):
         for rate in ordered(point.rate for point in points if point.policy == policy):
@@ -146,14 +147,14 @@ def summarize(points: Sequence[Point]) -> Summary:
 
 
 def means_s(points: Sequence[Point], policy: str, rate: str) -> Any:
-    """Over seeds; measured and simulated, each mean and p99."""
+    """Return means over seeds: measured and simulated, each with the mean and p99."""
     mine = [p for p in points if (p.policy, p.rate) == (policy, rate)]
     return np.mean([(p.measured_s, p.simulated_s) for p in mine], axis=0)
 
 
 def misordered(points: Sequence[Point]) -> list[str]:
-    """Pairs of policies that differ by more than ORDER_MARGIN in their measured means, and that the
-    simulator has the other way round."""
+    """Return pairs of policies whose measured means differ by more than ORDER_MARGIN, and which the
+    simulator orders the other way round."""
     found = []
     for rate in ordered(point.rate for point in points):
         policies = ordered(point.policy for point in points if point.rate == rate)
@@ -169,7 +170,7 @@ def misordered(points: Sequence[Point]) -> list[str]:
 
 
 def table(points: Sequence[Point]) -> str:
-    """A table of means over seeds, by rate and policy."""
+    """Return a table of means over seeds, by rate and policy."""
     body = []
     for rate in ordered(point.rate for point in points):
         for policy in ordered(point.policy for point in points if point.rate == rate):
