@@ -1,4 +1,4 @@
-"""Policies that only comparisons run, by the names that servers and the simulator know them by
+"""Policies that only comparisons run, by their names on servers and in the simulator
 (sage_sched.app.registry.RIVALS)."""
 
 from __future__ import annotations

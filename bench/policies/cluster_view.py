@@ -1,4 +1,4 @@
-"""What a router knows of a cluster as a request comes."""
+"""The facts that a router sees when a request arrives."""
 
 from __future__ import annotations
 
@@ -13,23 +13,42 @@ Ints = NDArray[np.int64]
 
 
 class ClusterView(NamedTuple):
-    """Columns: one look at 64 nodes and thousands of requests takes a few array operations.
+    """Facts in columns: a view of 64 nodes and thousands of requests takes a few array operations.
 
     The request at each node, shape (nodes,):
-    prefill_s: what the uncached part of its prompt takes there. cached_tokens: of its prompt.
+
+    prefill_s: seconds to prefill the uncached part of its prompt.
+    cached_tokens: the cached part of its prompt.
+
     The request:
-    input_tokens, answer_tokens: of its prompt, and of its answer as predicted. ttft_s, tpot_s:
-        until its first token is due, and each further one; inf: no deadline. gain: what its first
-        token is worth if it is on time, above 0.
+
+    input_tokens, answer_tokens: the length of its prompt, and the predicted length of its answer.
+    ttft_s, tpot_s: seconds until the deadline of its first token, and per further token; inf: no
+        deadline.
+    gain: the value of its first token if it is on time, above 0.
+
     Each node, shape (nodes,):
-    decode_s: what its decoding requests add to one step. queue_age_s: since its requests without a
-        first token were last heard of, or since there are any.
+
+    decode_s: the seconds that its decoding requests add to one step.
+    queue_age_s: seconds since the last report on its requests without a first token, or since it
+        has any.
+
     Each unfinished request, shape (requests,):
-    node: where it is. tokens: its prompt and its answer so far, as known. left_tokens: of its
-        answer, as predicted. step_s: what it adds to a decode step.
-    Each of them without a first token, shape (queued,):
-    queue_node: where it is. exec_s: of its prefill. remain_s: until its first token is due; below
-        0: late. queue_gain: as gain.
+
+    node: its node.
+    tokens: its prompt and its answer so far, as known.
+    left_tokens: the predicted rest of its answer.
+    step_s: the seconds that it adds to a decode step.
+
+    Each request without a first token, shape (queued,):
+
+    queue_node: its node.
+    exec_s: the seconds of its prefill.
+    remain_s: seconds until the deadline of its first token; below 0: late.
+    queue_gain: as gain.
+
+    All nodes:
+
     fixed_s: the fixed time of a step.
     """
 
@@ -57,9 +76,10 @@ class ClusterView(NamedTuple):
         return len(self.prefill_s)
 
     def by_node(self, values: Floats | Ints | None = None) -> Floats:
-        """By node, the sum of a column of the unfinished requests; without one, their number."""
+        """Return, by node, the sum of a column of the unfinished requests; without a column, their
+        number."""
         return np.bincount(self.node, values, minlength=self.num_nodes).astype(np.float64)
 
     def by_queue(self, values: Floats) -> Floats:
-        """By node, the sum of a column of the requests without a first token."""
+        """Return, by node, the sum of a column of the requests without a first token."""
         return np.bincount(self.queue_node, values, minlength=self.num_nodes).astype(np.float64)

@@ -1,5 +1,5 @@
-"""The rivals of ProServe's evaluation (section 5.1), each on our admission: they know as much of
-lengths as ours do. Simulated only."""
+"""The rivals of ProServe's evaluation (section 5.1), each with our admission, so that they know as
+much about lengths as ours do. Simulated only."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class SarathiFcfs(Policy):
 
 
 class SarathiPriority(SarathiFcfs):
-    """The same, classes of more weight first."""
+    """Sarathi's budget, with classes of larger weight first."""
 
     def key(self, job: Job, view: SchedulerView) -> float:
         return -job.hints.weight
 
 
 class Edf(SarathiFcfs):
-    """The same, ordered by the deadline of the first token."""
+    """Sarathi's budget, ordered by the deadline of the next token."""
 
     def key(self, job: Job, view: SchedulerView) -> float:
         promise = Deadlines.of(job.hints)
@@ -53,7 +53,7 @@ class Edf(SarathiFcfs):
 
 
 class WeightedVtc(SarathiFcfs):
-    """The class that has had the least service for its weight first (Sheng et al., OSDI 2024)."""
+    """Serves the class with the least service for its weight first (Sheng et al., OSDI 2024)."""
 
     def __init__(self, parameters: Any, server: ServerFacts) -> None:
         super().__init__(parameters, server)
@@ -67,8 +67,8 @@ class WeightedVtc(SarathiFcfs):
 
 
 class FairBatching(SarathiFcfs):
-    """First come, first served, and as much prefill as the least slack of running requests
-    allows (FairBatching: deadlines of an envelope, so that tokens ahead of it are slack)."""
+    """First come, first served, with as much prefill as the least slack of running requests allows
+    (FairBatching: deadlines form an envelope, and tokens ahead of it are slack)."""
 
     def budget(self, view: SchedulerView) -> Budget | None:
         step_time = self.server.step_time

@@ -22,18 +22,18 @@ class FastServeParameters:
     quantum_ms: Annotated[float, Meta(ge=1e-3, le=MOST)] = 100.0
     """The quantum of the best level."""
     refresh_interval_tokens: Annotated[int, Meta(ge=1, le=MOST)] = 200
-    """While the batch is full, tokens between two decisions on preemption."""
+    """Tokens between two decisions on preemption while the batch is full."""
     max_preemptions: Annotated[int, Meta(ge=1, le=MOST)] = 4
-    """Of one request."""
+    """Preemptions of one request at most."""
 
 
 class FastServe(Policy):
     """Skip-join MLFQ (Wu et al. 2023, section 4.1).
 
-    A request joins the level whose quantum covers its first iteration, the prefill, and is demoted
-    a level each time that it has used up its level's quantum; quanta double. In a level by
-    arrival. A running request yields to any of a better level. Time is this server's step time at
-    full slots, so that a token has a price that is the same on every rank.
+    A request joins the level whose quantum covers its first iteration, the prefill. It is demoted a
+    level each time that it has used up its level's quantum; quanta double. Within a level the order
+    is by arrival. A request of a better level preempts a running one. Time is this server's step
+    time at full slots, so a token has the same price on every rank.
     """
 
     Parameters = FastServeParameters
@@ -44,14 +44,14 @@ class FastServe(Policy):
         self.max_preemptions = parameters.max_preemptions
 
     def on_arrival(self, job: Job) -> bool:
-        """Find the level that it joins."""
+        """Find the level that the job joins."""
         prefill_s = self.server.recompute_s(job.input_tokens, job.cached_input_tokens)
         quanta = prefill_s * 1e3 / self.parameters.quantum_ms
         job.memo = max(0, math.ceil(math.log2(quanta))) if quanta > 0 else 0
         return True
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        """Its level by now."""
+        """Return its current level."""
         assert isinstance(job.memo, int)
         slots, pool = self.server.max_running_requests, self.server.kv_pool_tokens
         decoded_s = job.generated_tokens * self.server.step_time.decode_s(slots, pool)
@@ -62,5 +62,5 @@ class FastServe(Policy):
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:
-        """If the waiting job's level is better."""
+        """Preempt if the waiting job's level is better."""
         return self.key(waiting, view) < self.key(running, view)

@@ -1,4 +1,4 @@
-"""GoRouting (ProServe, Algorithm 2): keeps nodes as full as deadlines allow, to leave room for
+"""GoRouting (ProServe, Algorithm 2): fills nodes as far as deadlines allow, to leave room on
 others."""
 
 from __future__ import annotations
@@ -11,16 +11,19 @@ from sage_sched.distribution import Floats
 
 
 class GoRouting(Router):
-    """Of the nodes where a request adds almost the most gain: the least loaded of the nearly idle
-    ones; else the most loaded that is not full; else the least loaded. Any node if none gains.
+    """Picks among the nodes where a request adds almost the most gain.
 
-    A node's gain is that of the first tokens that will be on time, if each comes when all that wait
-    there have come (eq. 8, the estimate that depends on no request; section 4.3).
+    It takes the least loaded of the nearly idle ones; else the most loaded that is not full; else
+    the least loaded. If no node gains, it takes any.
 
-    The paper gives no numbers for its thresholds; others are no better on recordings. alpha: a node
-    is a candidate if it gains so much of the best one's gain. mu: a node is lightly loaded below so
-    much of the deadline of the first token. lambda_: it is full above so much, the request
-    included.
+    A node's gain is the gain of its first tokens that will be on time, if each comes when all that
+    wait there have come (eq. 8, the estimate that depends on no request; section 4.3).
+
+    The paper gives no numbers for its thresholds; other values are no better on recordings.
+
+    alpha: a node is a candidate above this share of the best one's gain.
+    mu: a node is lightly loaded below this share of the deadline of the first token.
+    lambda_: a node is full above this share of it, the request included.
     """
 
     alpha: float = 0.95
@@ -42,17 +45,19 @@ class GoRouting(Router):
         return int(np.argmin(np.where(is_candidate, load_s, np.inf)))
 
     def pick_pair(self, prefill: ClusterView, decode: ClusterView) -> tuple[int, int]:
-        """And of those that decode the one with the most free memory; they have equal pools."""
+        """Return the prefill node as in pick, and the decode node with the most free memory. Decode
+        nodes have equal pools."""
         return self.pick(prefill), int(np.argmin(decode.by_node(decode.tokens)))
 
 
 def gains(view: ClusterView, *, joined: bool) -> Floats:
-    """What the first tokens that wait at each node are worth, shape (nodes,), counting those that
-    come in time. joined: as if the newcomer waited at each node too.
+    """Return the value of the first tokens that wait at each node and come in time, shape (nodes,).
 
-    All prefills take `budget / (budget - fixed)` times their seconds, as each step of the budget
-    has a fixed part. A step may take until the first token is due that can be in time, or the TPOT
-    of the newcomer, but at least twice the fixed part.
+    All prefills take `budget / (budget - fixed)` times their seconds, because each step of the
+    budget has a fixed part. A step may take until the first deadline that can be met, or the TPOT
+    of the new request, but at least twice the fixed part.
+
+    joined: as if the new request waited at each node too.
     """
     in_time = view.remain_s >= view.exec_s + view.fixed_s
     budget_s = np.full(view.num_nodes, view.tpot_s)
@@ -63,7 +68,7 @@ def gains(view: ClusterView, *, joined: bool) -> Floats:
         budget_s = np.where(can_be, np.minimum(budget_s, view.ttft_s), budget_s)
         work_s = work_s + view.prefill_s
     budget_s = np.maximum(budget_s, 2 * view.fixed_s)
-    # As a share, so that an endless budget has none.
+    # As a share, which is 1 for an unlimited budget.
     share = 1 - np.divide(view.fixed_s, budget_s, out=np.zeros(len(work_s)), where=budget_s > 0)
     done_s = np.maximum(work_s / share + view.decode_s - view.queue_age_s, 0.0)
     is_on_time = done_s[view.queue_node] <= view.remain_s
@@ -72,6 +77,6 @@ def gains(view: ClusterView, *, joined: bool) -> Floats:
 
 
 def waiting_s(view: ClusterView) -> Floats:
-    """ProServe's ESTIMATEEXEC, shape (nodes,): the prefills that wait and what those that decode
-    add, less the time since the node was heard of last."""
+    """Return ProServe's ESTIMATEEXEC, shape (nodes,): the seconds of waiting prefills and of
+    decoding requests, less the time since the node's last report."""
     return np.maximum(view.by_queue(view.exec_s) + view.decode_s - view.queue_age_s, 0.0)

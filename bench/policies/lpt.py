@@ -1,4 +1,4 @@
-"""LPT: the longest predicted answer first, to its end."""
+"""LPT: serves the longest predicted answer first, without preemption."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sage_sched.view import SchedulerView
 
 
 class Lpt(Ssjf):
-    """Longest processing time first (Graham 1969): by the predicted mean length; not preemptive."""
+    """Longest processing time first (Graham 1969), by the predicted mean length. Not preemptive."""
 
     def key(self, job: Job, view: SchedulerView) -> float:
         return -super().key(job, view)

@@ -1,4 +1,4 @@
-"""LTR: the answer that is likely the shorter one first, with a guard against starvation."""
+"""LTR: serves the answer that is probably shorter first, with a starvation bound."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sage_sched.job import Job
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
 
-# Ahead of every length, and among themselves by arrival.
+# Ahead of every length. Starved requests keep their order of arrival.
 _STARVED = -1.0
 
 
@@ -23,17 +23,18 @@ class LtrParameters:
     """Settings of ltr."""
 
     starvation_pools: Annotated[float, Meta(ge=1e-6)] = 10.0
-    """A request that has waited for this many KV pools of tokens goes first."""
+    """A request goes first once the server has served this many KV pools of tokens while it
+    waited."""
 
 
 class Ltr(Ssjf):
-    """Learning to rank (Fu et al. 2024, section 3.3): by the predicted median length.
+    """Learning to rank (Fu et al. 2024, section 3.3), by the predicted median length.
 
     The paper's model learns which of two answers is longer, not how long they are. So a rare long
-    answer does not count for its length, as it does in SSJF's mean.
+    answer does not count by its length, as it does in SSJF's mean.
 
     A request that has waited for starvation_pools KV pools of served tokens goes ahead of all
-    others and stays there. The paper counts scheduling steps instead, which are of no fixed size.
+    others and stays there. The paper counts scheduling steps instead, which have no fixed size.
     """
 
     Parameters = LtrParameters
@@ -41,7 +42,7 @@ class Ltr(Ssjf):
     def __init__(self, parameters: LtrParameters, server: ServerFacts) -> None:
         super().__init__(parameters, server)
         self._most_tokens = parameters.starvation_pools * server.kv_pool_tokens
-        # Waiting jobs that do not starve yet, by arrival.
+        # Waiting jobs below the starvation bound, by arrival.
         self._patient: list[Job] = []
 
     def on_arrival(self, job: Job) -> bool:
@@ -52,12 +53,12 @@ class Ltr(Ssjf):
         return True
 
     def on_queued(self, job: Job) -> None:
-        """Let it begin to starve."""
+        """Watch the job's starvation bound."""
         if self._most_tokens < math.inf:
             insort(self._patient, job, key=lambda job: job.arrival)
 
     def on_pass(self, view: SchedulerView) -> None:
-        """Find the jobs that starve from now on."""
+        """Find the jobs that have reached the starvation bound."""
         while self._patient and self._starves(self._patient[0], view):
             self._patient.pop(0).changes()
 
@@ -65,6 +66,6 @@ class Ltr(Ssjf):
         return view.served_tokens - job.served_at_arrival_tokens > self._most_tokens
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        """The predicted median length, unless it starves."""
+        """Return the predicted median length, unless the job has starved."""
         starved = job.generated_tokens == 0 and self._starves(job, view)
         return _STARVED if starved else super().key(job, view)

@@ -1,4 +1,5 @@
-"""Schedulers of agents' programs, each of whose sessions is one: what their papers add to an order.
+"""Schedulers for agents' programs, in which each session is a program: what their papers add to an
+order.
 
 All of them fill memory as ours do, and none needs a prediction.
 """
@@ -14,36 +15,36 @@ from sage_sched.session_returns import SessionReturns
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
 
-# Continuum's time-to-live, which it sets by the time of the tools. The best of 6, 12 and 30 s on
-# the tuning half of the recorded sessions.
+# Continuum's time-to-live, which it sets by the durations of tool calls. 30 s was the best of 6, 12
+# and 30 s on the tuning half of the recorded sessions.
 _TTL_S = 30.0
-# A rate for which no other request has to wait. With room set aside for all that KV, sessions take
-# twice the time.
+# A rate so low that no other request has to wait for it. If admission set room aside for all that
+# KV, sessions would take twice the time.
 _LITTLE = 1e-6
-# A session that is away counts as running for this long (ThunderAgent): the better of 10 and 30 s.
+# An absent session counts as running for this long (ThunderAgent): the better of 10 and 30 s.
 _AWAY_S = 10.0
 
 
 class Attained(Policy):
-    """The session that was served least goes first (Autellix, arXiv 2502.13965)."""
+    """Serves the session with the least service first (Autellix, arXiv 2502.13965)."""
 
     def __init__(self, parameters: NoParameters, server: ServerFacts) -> None:
         super().__init__(parameters, server)
         self._served_tokens: dict[str, int] = defaultdict(int)
 
     def on_end(self, job: Job, now_s: float) -> None:
-        """Add up what its session was served."""
+        """Add the job's service to its session's."""
         self._served_tokens[job.hints.session] += job.served_tokens
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        """Return the tokens that its session was served, itself included."""
+        """Return the tokens that its session was served, including this job's."""
         return float(self._served_tokens[job.hints.session] + job.served_tokens)
 
     moves = True
 
 
 class _TimeToLive(SessionReturns):
-    """A session is kept for a fixed time."""
+    """Keeps a session's KV for a fixed time."""
 
     knows = True
 
@@ -52,23 +53,23 @@ class _TimeToLive(SessionReturns):
         self._ended_s: dict[str, float] = {}
 
     def came(self, session: str, now_s: float) -> None:
-        """It is here."""
+        """Stop the session's time: it is here."""
         self._ended_s.pop(session, None)
 
     def left(self, session: str, now_s: float, next_in_s: float | None = None) -> None:
-        """Its time begins to run."""
+        """Start the session's time."""
         self._ended_s[session] = now_s
 
     def rate(self, session: str, now_s: float) -> float:
-        """Return a rate above all others, until its time is over."""
+        """Return a rate above all others until the session's time is over."""
         if session not in self._ended_s:
             return math.inf if session else 0.0
         return _LITTLE if now_s - self._ended_s[session] < _TTL_S else 0.0
 
 
 class Continuum(Policy):
-    """First come, first served by when a session began; its KV stays for a while after an answer
-    (Continuum, arXiv 2511.02230)."""
+    """First come, first served by the start of the session. Its KV is kept for a while after an
+    answer (Continuum, arXiv 2511.02230)."""
 
     uses_clock = True
     retention = _TimeToLive
@@ -78,7 +79,7 @@ class Continuum(Policy):
         self._began: dict[str, int] = {}
 
     def on_arrival(self, job: Job) -> bool:
-        """Note when its session began."""
+        """Record when its session began."""
         self._began.setdefault(job.hints.session, job.arrival)
         return True
 
@@ -88,24 +89,24 @@ class Continuum(Policy):
 
 
 class ThunderAgent(Policy):
-    """Admits as many sessions as have room for all of their KV, in the order in which they
-    began; the others pause (ThunderAgent, arXiv 2602.13692)."""
+    """Admits sessions in the order in which they began, while all of their KV fits. The others
+    pause (ThunderAgent, arXiv 2602.13692)."""
 
     uses_clock = True
     moves = True
 
     def __init__(self, parameters: NoParameters, server: ServerFacts) -> None:
         super().__init__(parameters, server)
-        # In the order in which they began: the KV of each, and since when it has been away.
+        # By start: each session's KV in tokens, and since when it has been absent.
         self._sessions: dict[str, tuple[int, float]] = {}
 
     def on_arrival(self, job: Job) -> bool:
-        """A session has grown."""
+        """Record that the session has grown."""
         self._sessions[job.hints.session] = job.input_tokens, math.inf
         return True
 
     def on_end(self, job: Job, now_s: float) -> None:
-        """A session is away, maybe for good."""
+        """Record that the session is absent, maybe for good."""
         self._sessions[job.hints.session] = job.input_tokens + job.generated_tokens, now_s
 
     def key(self, job: Job, view: SchedulerView) -> float:

@@ -1,4 +1,4 @@
-"""ProServe with one part left out (its Fig. 15). Simulated only."""
+"""Variants of ProServe with one part left out (its Fig. 15). Simulated only."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from sage_sched.view import SchedulerView
 
 
 class OnlyDeadline(Proserve):
-    """All requests by deadline."""
+    """Orders all requests by deadline."""
 
     def _by_density(self, urgent: NDArray[np.bool_]) -> NDArray[np.bool_]:
         return np.zeros_like(urgent)
 
 
 class OnlyDensity(Proserve):
-    """All requests by density."""
+    """Orders all requests by density."""
 
     def _by_density(self, urgent: NDArray[np.bool_]) -> NDArray[np.bool_]:
         return np.ones_like(urgent)
 
 
 class NotLatencyAware(Proserve):
-    """Batches of SGLang's size, however long they take."""
+    """Runs batches of SGLang's size, regardless of their time."""
 
     def budget(self, view: SchedulerView) -> Budget | None:
         return None

@@ -1,4 +1,4 @@
-"""A policy as the bench names it, with the settings of SGLang's admission that it is tuned by."""
+"""A policy's name on the command line, with the settings of SGLang's admission."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ from typing import Any, Self
 
 from sage_sched.app.registry import policy_names
 
-# Of a spec: the type, the least value, and the allowed values in words.
+# The type of each setting, its minimum, and its allowed values in words.
 _SETTINGS: dict[str, tuple[type, int, str]] = {
     "conservativeness": (float, 0, "a number, 0 or more"),
     "clip": (int, 1, "a whole number of tokens, at least 1"),
 }
-# SGLang's policies that know or guess lengths.
+# SGLang's policies that use or guess lengths.
 _ORDERS_BY_LENGTH = ("hrrn", "shortest-prefill-first")
 _FORM = "NAME@" + ",".join(f"{name}=..." for name in _SETTINGS)
 
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """Written `fcfs`, `fcfs@conservativeness=0.3` or `fcfs@conservativeness=0.3,clip=1024`.
+    """A policy with settings, written `fcfs`, `fcfs@conservativeness=0.3` or
+    `fcfs@conservativeness=0.3,clip=1024`.
 
     policy: a value of --schedule-policy.
-    conservativeness: SGLang's --schedule-conservativeness, by which it scales the share of its cap
-        that an answer is expected to use (SGLang: 1).
-    clip_tokens: SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION, the most tokens that an answer is expected
-        to have (SGLang: 4096).
-    Both None where the server is left as it is.
+    conservativeness: SGLang's --schedule-conservativeness, which scales the expected share of an
+        answer's cap (SGLang: 1).
+    clip_tokens: SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION, the maximum expected length of an answer
+        (SGLang: 4096).
+
+    Both settings are None if the server keeps its defaults.
     """
 
     policy: str
@@ -37,9 +39,9 @@ class Rival:
 
     @classmethod
     def parse(cls, spec: str) -> Self:
-        """Parse a policy with its settings. Raises ValueError, which says the allowed values.
+        """Parse a policy with its settings. Raises ValueError with the allowed values.
 
-        The server says whether there is such a policy, as it knows its own.
+        The server reports unknown policies, because only it knows its own.
         """
         policy, has_settings, rest = spec.partition("@")
         if not policy:
@@ -93,7 +95,7 @@ class Rival:
 
 
 def policy_argument(text: str) -> str:
-    """A policy on a command line, as it is written there."""
+    """Return a policy of the command line unchanged, after a check."""
     try:
         Rival.parse(text)
     except ValueError as error:
@@ -104,8 +106,8 @@ def policy_argument(text: str) -> str:
 def by_arrival(spec: str) -> str:
     """Return a policy with the same admission that serves requests in order of arrival.
 
-    It measures the rate that a server sustains. Beyond that, an order by length serves short
-    requests alone, which take less.
+    It measures the rate that a server sustains. Beyond that rate, an order by length would serve
+    only short requests, which take less.
     """
     policy, at, settings = spec.partition("@")
     if policy in policy_names():

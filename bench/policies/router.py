@@ -1,4 +1,4 @@
-"""What picks the engine of a request."""
+"""The interface of routers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from bench.policies.cluster_view import ClusterView
 
 
 class Router(ABC):
-    """Picks a node. Keeps nothing but what it counts or draws itself."""
+    """Picks the node of a request. It keeps only its own counts and random draws."""
 
     def __init__(self, seed: int = 0) -> None:
         self._generator = np.random.default_rng(seed)
 
     @abstractmethod
     def pick(self, view: ClusterView) -> int:
-        """The node for the request of the view."""
+        """Return the node for the view's request."""
 
     def pick_pair(self, prefill: ClusterView, decode: ClusterView) -> tuple[int, int]:
-        """Where nodes either prefill or decode: one of each. In the view of those that prefill a
-        request is unfinished until its first token comes, in the other one until its last."""
+        """Return a prefill node and a decode node, if nodes either prefill or decode.
+
+        In the prefill nodes' view a request is unfinished until its first token comes, in the other
+        view until its last.
+        """
         return self.pick(prefill), self.pick(decode)

@@ -1,4 +1,4 @@
-"""Dispatchers before several engines, by name: stock ones, and one by predicted cost."""
+"""Routers for several engines, by name: stock ones, and one by predicted cost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sage_sched.distribution import Floats
 
 
 class RoundRobin(Router):
-    """One after the other (SGLang's round_robin)."""
+    """Picks one node after the other (SGLang's round_robin)."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__(seed)
@@ -23,14 +23,16 @@ class RoundRobin(Router):
 
 
 class TotalRequests(Router):
-    """The fewest unfinished requests (SGLang's total_requests, routers' least load)."""
+    """Picks the node with the fewest unfinished requests (SGLang's total_requests, routers' least
+    load)."""
 
     def pick(self, view: ClusterView) -> int:
         return int(np.argmin(view.by_node()))
 
 
 class PowerOfTwo(Router):
-    """The one of two random nodes with fewer unfinished requests (routers' power_of_two)."""
+    """Picks two random nodes, and of these the one with fewer unfinished requests (routers'
+    power_of_two)."""
 
     def pick(self, view: ClusterView) -> int:
         two = self._generator.permutation(view.num_nodes)[:2]
@@ -38,16 +40,20 @@ class PowerOfTwo(Router):
 
 
 class TotalTokens(Router):
-    """The fewest tokens of unfinished requests, ties by their number (SGLang's total_tokens)."""
+    """Picks the node with the fewest tokens of unfinished requests; breaks ties by their number
+    (SGLang's total_tokens)."""
 
     def pick(self, view: ClusterView) -> int:
         return _least(view.by_node(view.tokens), view.by_node())
 
 
 class CacheAware(Router):
-    """SGLang's router by its own defaults: the fewest requests if one node has both 64 more than
-    another and half as many again; else the node that has the longest prefix, if that is 0.3 of the
-    prompt; else the fewest requests (there: the smallest tree)."""
+    """SGLang's router with its own defaults.
+
+    If one node has both 64 more requests than another and half as many again, it picks the node
+    with the fewest requests. Else it picks the node with the longest cached prefix, if that is 0.3
+    of the prompt; else the fewest requests (SGLang: the smallest tree).
+    """
 
     _most_more, _most_times, _least_share = 64, 1.5, 0.3
 
@@ -61,20 +67,20 @@ class CacheAware(Router):
 
 
 class MinLoad(Router):
-    """The fewest seconds of prefill that wait, and of a decode step (ProServe's Min-Load, which
-    knows as much as GoRouting does)."""
+    """Picks the node with the fewest seconds of waiting prefills and of a decode step (ProServe's
+    Min-Load, which knows as much as GoRouting does)."""
 
     def pick(self, view: ClusterView) -> int:
         return int(np.argmin(waiting_s(view)))
 
 
 class PredictedCost(Router):
-    """The node where the request costs all requests together the fewest seconds.
+    """Picks the node where the request costs all requests together the fewest seconds.
 
-    While the uncached part of its prompt is prefilled, it and all others there wait. Then each of
-    the others makes its steps longer, for as long as both are predicted to run, and it makes theirs
-    longer, which is taken to be as much again. So a cached prefix attracts it as far as that saves
-    time.
+    While the uncached part of its prompt is prefilled, it and all other requests there wait. Then
+    each of the others makes its steps longer, while both are predicted to run. It makes theirs
+    longer too, by an amount assumed to be equal. So a cached prefix attracts a request only by the
+    time that it saves.
     """
 
     def pick(self, view: ClusterView) -> int:
@@ -101,7 +107,7 @@ ROUTERS = tuple(_BY_NAME)
 
 
 def router_named(name: str, seed: int = 0) -> Router:
-    """The dispatcher of this name. Raises ValueError, which lists the known ones."""
+    """Return the router of this name. Raises ValueError, which lists the known ones."""
     try:
         return _BY_NAME[name](seed)
     except KeyError:

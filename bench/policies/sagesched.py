@@ -1,4 +1,4 @@
-"""SageSched as published, without the bounds and prices of `sage`."""
+"""SageSched as published, without the bounds and costs of `sage`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from sage_sched.view import SchedulerView
 
 
 def resource_bound_cost(server: ServerFacts) -> Cost:
-    """KV tokens held, summed over decode steps; attention work grows alike (section 3.2)."""
+    """Return the cost in KV tokens held, summed over decode steps. Attention work grows in the same
+    way (section 3.2)."""
     return lambda input_tokens, output_tokens, cached_tokens=0: (
         output_tokens * output_tokens / 2 + input_tokens * output_tokens
     )
 
 
 def output_cost(server: ServerFacts) -> Cost:
-    """Decode steps (Fig. 10)."""
+    """Return the cost in decode steps (Fig. 10)."""
     return num_steps
 
 
 def overall_cost(server: ServerFacts) -> Cost:
-    """Tokens, an output token priced as two of input (Fig. 10)."""
+    """Return the cost in tokens, where an output token counts as two input tokens (Fig. 10)."""
     return lambda input_tokens, output_tokens, cached_tokens=0: (
         input_tokens - cached_tokens + 2.0 * output_tokens
     )
@@ -65,7 +66,7 @@ class SageSched(Policy):
     """Serves the smallest Gittins index of the predicted cost first, and preempts for a smaller one
     (SageSched, section 3.3).
 
-    Nothing bounds how often or how long a request waits, and a move costs nothing.
+    There is no bound on waits, and a move costs nothing.
     """
 
     Parameters = SageSchedParameters

@@ -1,4 +1,5 @@
-"""SRPT by true remaining cost, as a reference: simulated only, as no server knows true lengths."""
+"""SRPT by true remaining cost, as a reference. Simulated only, because no server knows true
+lengths."""
 
 from __future__ import annotations
 
@@ -22,15 +23,13 @@ class SrptOracleParameters:
     """Settings of srpt-oracle."""
 
     preempt_margin: Annotated[float, Meta(ge=0, le=MOST)] = 0.5
-    """How much more, as a share, must be left of a running request than of the waiting one to
-    which it is to yield."""
+    """A waiting request preempts a running one if this much more is left of the running one, as a
+    share."""
 
 
 class SrptOracle(Policy):
-    """Least remaining measured cost first, by the one length of a distribution that is the truth.
-
-    Only a simulator hands out such distributions.
-    """
+    """Serves the least remaining measured cost first, by a distribution with one length, the true
+    one. Only a simulator hands out such distributions."""
 
     Parameters = SrptOracleParameters
 
@@ -39,19 +38,19 @@ class SrptOracle(Policy):
         self._cost = seconds_on(server)
 
     def on_arrival(self, job: Job) -> bool:
-        """Raises ValueError unless its distribution is the truth."""
+        """Compute the cost. Raises ValueError unless its distribution is the truth."""
         if job.distribution is None or job.distribution.source != "truth":
             raise ValueError("srpt-oracle needs true lengths, which no server has")
         job.memo = self._spent(job, int(job.distribution.lengths[0]))
         return True
 
     def on_server(self, server: ServerFacts) -> None:
-        """All costs are others."""
+        """Use the new step times for all costs."""
         super().on_server(server)
         self._cost = seconds_on(server)
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        """The remaining cost."""
+        """Return the remaining cost."""
         assert isinstance(job.memo, float)
         return job.memo - (self._spent(job, job.generated_tokens) if job.generated_tokens else 0.0)
 
@@ -61,7 +60,7 @@ class SrptOracle(Policy):
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:
-        """If less is left of the waiting job, the price of the move added to it, by
-        preempt_margin."""
+        """Preempt if the waiting job has less left, by preempt_margin, with the price of the move
+        added to it."""
         margin = 1.0 + self.parameters.preempt_margin
         return bool(margin * (self.key(waiting, view) + price_s) < self.key(running, view))

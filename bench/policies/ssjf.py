@@ -1,4 +1,4 @@
-"""SSJF: the shortest predicted answer first, to its end."""
+"""SSJF: serves the shortest predicted answer first, without preemption."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from sage_sched.view import SchedulerView
 
 
 class Ssjf(Policy):
-    """Speculative shortest job first (Qiu et al. 2024): by the predicted mean length; not
-    preemptive, and without a guard against starvation."""
+    """Speculative shortest job first (Qiu et al. 2024), by the predicted mean length. Not
+    preemptive, and without a starvation bound."""
 
     def on_arrival(self, job: Job) -> bool:
         """Compute its mean length."""
@@ -19,6 +19,6 @@ class Ssjf(Policy):
         return True
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        """The predicted mean length."""
+        """Return the predicted mean length."""
         assert isinstance(job.memo, float)
         return job.memo

@@ -1,4 +1,4 @@
-"""TRAIL: the shortest predicted remaining length first, limited preemption."""
+"""TRAIL: serves the shortest predicted remaining length first, with limited preemption."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from sage_sched.policy import Policy
 from sage_sched.probe import Edges
 from sage_sched.view import SchedulerView
 
-# The paper's rank of minus infinity: before any remaining length, and among themselves by arrival.
+# The paper's rank of minus infinity: before any remaining length. Such requests keep their order of
+# arrival.
 _FIRST = -1.0
 
 
@@ -24,13 +25,16 @@ class TrailParameters:
     """Settings of trail and trail-prompt."""
 
     limit: Annotated[float, Meta(ge=1e-9, le=MOST)] = 0.8
-    """A request no longer yields past this share of its first prediction (the paper's c)."""
+    """A request is not preempted past this share of its first prediction (the paper's c)."""
 
 
 @dataclass(slots=True)
 class _Memo:
-    """end_tokens: the predicted length of the answer. limit_tokens: the age from which on it no
-    longer yields."""
+    """A job's prediction.
+
+    end_tokens: the predicted length of the answer.
+    limit_tokens: the age from which on it is not preempted.
+    """
 
     end_tokens: float
     limit_tokens: float
@@ -45,13 +49,13 @@ class TrailPrompt(Policy):
     """TRAIL by the prompt alone (Shahout et al., ICLR 2025, section 4.2: TRAIL-BERT).
 
     A request's rank is its first prediction minus its age. From limit times its first prediction
-    on, it goes before all others and never leaves (appendix C: a rank of minus infinity).
+    on, it goes before all others and is never preempted (appendix C: a rank of minus infinity).
     """
 
     Parameters = TrailParameters
 
     def on_arrival(self, job: Job) -> bool:
-        """Its predicted length."""
+        """Compute its predicted length."""
         if job.distribution is None:
             return False
         first_tokens = job.mean_tokens()
@@ -59,7 +63,7 @@ class TrailPrompt(Policy):
         return True
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        """The predicted remaining length."""
+        """Return the predicted remaining length."""
         memo, age = _memo(job), job.generated_tokens
         if age and age >= memo.limit_tokens:
             return _FIRST
@@ -68,7 +72,7 @@ class TrailPrompt(Policy):
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:
-        """If less is left of the waiting job."""
+        """Preempt if the waiting job has less left."""
         return self.key(waiting, view) < self.key(running, view)
 
     def _limit_tokens(self, first_tokens: float) -> float:
@@ -79,19 +83,19 @@ class TrailPrompt(Policy):
 class Trail(TrailPrompt):
     """TRAIL with hidden states.
 
-    The prompt's forecast orders requests that have not begun. From the prefill on the remaining
+    The prompt's prediction orders requests that have not begun. From the prefill on the remaining
     length is predicted anew at each token (bench.policies.trail_filter).
     """
 
     refresh_interval_tokens = 1
 
     def refiner(self, edges: Edges) -> TrailFilter:
-        """The filter, over bins of the width of the first."""
+        """Return the filter, whose bins have the width of the first one."""
         return TrailFilter(float(edges[1]))
 
     def on_prediction(self, job: Job) -> None:
-        """Return its remaining length. The limit is that of the first prediction by a hidden
-        state, the middle of its likeliest bin."""
+        """Take in its remaining length. The limit follows the first prediction by a hidden state,
+        the middle of its likeliest bin."""
         refined = job.refined
         if refined is None:
             return

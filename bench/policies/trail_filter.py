@@ -1,5 +1,4 @@
-"""TRAIL's filter over the remaining length of an answer (Shahout et al., ICLR 2025, section
-3.1)."""
+"""TRAIL's filter for the remaining length of an answer (Shahout et al., ICLR 2025, section 3.1)."""
 
 from __future__ import annotations
 
@@ -12,17 +11,17 @@ import numpy as np
 from sage_sched.distribution import Floats, Refined
 from sage_sched.job import Job
 
-# The least probability, so that a score that is wrong for sure can be corrected.
+# The minimum probability, so that a wrong but certain score can be corrected.
 _LEAST = 1e-12
 
 
 def moved_down(q: Floats, width_tokens: float, num_tokens: int = 1) -> Floats:
     """Return the bins of q, shape (..., bins), after num_tokens: T q.
 
-    T[i, i] = 1 - 1 / width, T[i, i + 1] = 1 / width: lengths are alike within a bin, so at each
-    token one in width moves to the bin below. (The matrix printed in appendix A has 1 / width
-    below the diagonal, which would move them up; section 3.1 is right.) Of the first bin, one in
-    width has ended; given that it has not, the rest is scaled to sum to 1.
+    T[i, i] = 1 - 1 / width, T[i, i + 1] = 1 / width: lengths are spread evenly within a bin, so at
+    each token one in width moves to the bin below. (The matrix printed in appendix A has 1 / width
+    below the diagonal, which would move them up; section 3.1 is right.) In the first bin, one in
+    width has ended. Given that it has not, the rest is scaled to sum to 1.
     """
     for _ in range(num_tokens):
         down = np.zeros_like(q)
@@ -35,8 +34,8 @@ def moved_down(q: Floats, width_tokens: float, num_tokens: int = 1) -> Floats:
 def filtered(q: Floats, p: Floats, width_tokens: float, num_tokens: int = 1) -> Floats:
     """Filter by the text of section 3.1: q(t) ~ (T q(t-1)) * p(t); shapes (..., bins).
 
-    As step 2 is printed, the prior moves on without the scores, so that all evidence but the latest
-    is lost.
+    In step 2 as printed, the prior moves on without the scores, so all evidence but the latest is
+    lost.
     """
     return _normalized(moved_down(q, width_tokens, num_tokens) * p)
 
@@ -54,21 +53,21 @@ class _Evidence:
 
 
 class TrailFilter:
-    """The filter of one server (sage_sched.probe.refining.Refiner): at every token, by the scores
-    alone.
+    """The filter of one server (sage_sched.probe.refining.Refiner). It uses the scores alone, at
+    every token.
 
-    The paper's filter is fitted to nothing, and has never seen the prompt's forecast.
+    The paper's filter is not fitted, and does not use the prompt's prediction.
     """
 
     def __init__(self, width_tokens: float) -> None:
-        """width_tokens: of a bin."""
+        """width_tokens: the width of a bin."""
         self._width_tokens = width_tokens
 
     def refine(self, jobs: Sequence[Job], ages: Sequence[int], log_p: Floats) -> list[Job]:
         """See sage_sched.probe.refining.Refiner."""
         p = np.exp(log_p)
-        # If a job has two scores, one age comes after the other; and those of one gap, more
-        # than a token where a message was late, go together.
+        # If a job has two scores, they are applied in order of age. Scores with the same gap (more
+        # than a token if a message was late) are applied together.
         alike: dict[tuple[int, int], list[int]] = {}
         turns, last = Counter[Job](), dict[Job, int]()
         for row, (job, age_tokens) in enumerate(zip(jobs, ages, strict=True)):
@@ -92,7 +91,10 @@ class TrailFilter:
     def _step(
         self, jobs: Sequence[Job], ages: Sequence[int], rows: Sequence[int], gap: int, p: Floats
     ) -> None:
-        """gap: tokens since the last scores; 0 if these are the first."""
+        """Apply the scores p to these rows.
+
+        gap: tokens since the last scores; 0 if these are the first.
+        """
         if gap:
             known = [
                 evidence.q for r in rows if isinstance(evidence := jobs[r].evidence, _Evidence)

@@ -1,4 +1,4 @@
-"""UniBoost: first come, first served, less a boost that small requests get; no prediction."""
+"""UniBoost: first come, first served, with a boost for small requests. No prediction."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ class UniBoostParameters:
 
 
 class UniBoost(Policy):
-    """`key = arrival - (1/g) ln(1 / (1 - exp(-g w)))` (UniBoost, ICML 2026; the boost is that of
-    Yu and Scully 2024, which minimizes the tail's decay in an M/G/1 queue).
+    """`key = arrival - (1/g) ln(1 / (1 - exp(-g w)))` (UniBoost, ICML 2026; the boost is that of Yu
+    and Scully 2024, which minimizes the tail's decay in an M/G/1 queue).
 
-    arrival is in tokens that the server has served, the clock that all ranks share; w is
-    the known part of the work, the prompt's uncached tokens; 1/g is boost_pools KV pools of tokens.
+    arrival: in served tokens, the clock that all ranks share.
+    w: the known part of the work, the prompt's uncached tokens.
+    1/g: boost_pools KV pools of tokens.
     """
 
     Parameters = UniBoostParameters
@@ -38,6 +39,6 @@ class UniBoost(Policy):
         return True
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        """The boosted arrival."""
+        """Return the boosted arrival."""
         assert isinstance(job.memo, float)
         return job.memo

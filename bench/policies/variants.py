@@ -1,4 +1,4 @@
-"""Policies of ours with one thing changed or left out."""
+"""Our policies with one thing changed or left out."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from sage_sched.view import SchedulerView
 
 
 class UrgencyOrder(Urgency):
-    """urgency without yields."""
+    """urgency without preemption."""
 
     should_preempt = Policy.should_preempt
 
 
 class UrgencyArrival(Urgency):
-    """urgency with the jobs of a bucket by arrival."""
+    """urgency, with the jobs of a bucket in order of arrival."""
 
     def key(self, job: Job, view: SchedulerView) -> float:
         return self._bucket(job)
