@@ -1,5 +1,5 @@
-"""From a prompt to the distribution of its answer's length, by the lengths of similar prompts.
+"""Predicts the distribution of an answer's length from the lengths of answers to similar prompts.
 
 Rooms, each of which imports only those before it: `store`, `predict`, then `service` and `data`;
-`urgency` rests on `data`, `probe` on none. The files beside them are what all of them share.
+`urgency` imports `data`, `probe` none. All of them share the files beside them.
 """

@@ -1,4 +1,4 @@
-"""What commands ask a running server of SGLang, with its key."""
+"""Sends the requests of commands to a running SGLang server, with its key."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sage_sched.fields import UserError
 
 _KEY_VARIABLE = "SAGE_ADMIN_KEY"
 _TIMEOUT_S = 60.0
-# More than any answer or key has.
+# More than the size of any answer or key.
 _MOST_BYTES = 64 * 2**20
 _MOST_KEY_CHARS = 4096
 
 
 class NoAnswerError(UserError):
-    """No server answers, or not as one of SGLang does."""
+    """No server answers, or its answer is not one of SGLang's."""
 
 
 class RefusedError(UserError):
@@ -33,10 +33,10 @@ class RefusedError(UserError):
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
-        """Never: the key is for the server that was named."""
+        """Follow no redirect: the key is for the named server only."""
 
 
-# Nor is the key for a proxy that the environment names.
+# The key is not for a proxy from the environment either.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
 
 
@@ -49,8 +49,8 @@ def add_key(parser: argparse.ArgumentParser, whose: str) -> None:
 
 
 def key_of(file: str | None) -> str:
-    """The key in a file, or else in the environment; "" if there is none. Raises UserError, which
-    does not show it, and OSError."""
+    """Return the key in a file, or else in the environment; "" if there is none. Raises UserError,
+    which does not show it, and OSError."""
     if file is None:
         place, key = f"environment variable {_KEY_VARIABLE}", os.environ.get(_KEY_VARIABLE, "")
     else:
@@ -62,8 +62,11 @@ def key_of(file: str | None) -> str:
 
 
 def ask(address: str, key: str, body: Any = None) -> Any:
-    """The JSON that a server answers to a GET, or to a POST of body. Neither a proxy nor a redirect
-    is followed, so the key reaches that server alone. Raises NoAnswerError and RefusedError."""
+    """Return a server's JSON answer to a GET, or to a POST of body.
+
+    Neither a proxy nor a redirect is followed, so the key reaches that server alone. Raises
+    NoAnswerError and RefusedError.
+    """
     request = urllib.request.Request(
         address,
         data=None if body is None else json.dumps(body).encode(),
@@ -73,7 +76,7 @@ def ask(address: str, key: str, body: Any = None) -> Any:
         try:
             with _OPENER.open(request, timeout=_TIMEOUT_S) as answer:
                 said = answer.read(_MOST_BYTES)
-                if answer.length:  # is missing still
+                if answer.length:  # the rest is missing
                     raise http.client.IncompleteRead(said, answer.length)
                 return json.loads(said)
         except urllib.error.HTTPError as error:

@@ -1,4 +1,4 @@
-"""Our files in the user's cache: learned, and no harm if they are lost."""
+"""Reads and writes our files in the user's cache. They are learned, so losing them does no harm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 
 
 def expanded(path: str | Path) -> Path:
-    """Absolute, with ~ as the home folder. Raises OSError if there is no such name or home."""
+    """Return the absolute path, with ~ as the home folder. Raises OSError if there is no such name
+    or home."""
     if "\0" in str(path):
         raise OSError(f"{str(path)!r} is no name of a file")
     try:
@@ -20,19 +21,20 @@ def expanded(path: str | Path) -> Path:
 
 
 def cache_folder() -> Path:
-    """The folder for files that have no configured place. Raises OSError if the user has none."""
+    """Return the folder for files that have no configured place. Raises OSError if the user has
+    none."""
     return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "sage-sched"
 
 
 def read_own(path: Path, max_bytes: int | None = None) -> bytes:
-    """The file's content, or its first max_bytes. Raises OSError unless it is this user's own file,
-    and no link: whoever else can write it could have us believe anything."""
+    """Return the file's content, or its first max_bytes. Raises OSError unless it is this user's
+    own file, and no link: another user who can write it could forge its content."""
     with open(path, "rb", opener=_open_own) as file:
         return file.read(max_bytes)
 
 
 def replace_own(path: Path, content: bytes) -> None:
-    """Replace a file, or a link, as a whole; only its user can read it. Raises OSError."""
+    """Replace a file, or a link, as a whole. Only its user can read it. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     fd, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")  # mode 0600
     try:
@@ -46,7 +48,7 @@ def replace_own(path: Path, content: bytes) -> None:
 
 
 def own_file(path: str, flags: int) -> int:
-    """Opener for open(): only the owner may read what it creates, and no link is followed."""
+    """Open a file for open(): only the owner may read a new file, and no link is followed."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 

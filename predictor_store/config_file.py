@@ -1,4 +1,4 @@
-"""Reading --sage-config."""
+"""Reads --sage-config."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sage_sched.fields import ConfigError
 
 
 def read_config(path: str | None) -> SageConfig:
-    """The configuration in a TOML or YAML file (by its ending), or the defaults for None.
+    """Return the configuration in a TOML or YAML file (by its ending), or the defaults for None.
 
     Raises ConfigError, which names the file.
     """
@@ -35,6 +35,6 @@ def read_config(path: str | None) -> SageConfig:
 def _sections(text: str, form: str) -> Any:
     try:
         return tomllib.loads(text) if form == "TOML" else yaml.safe_load(text) or {}
-    except Exception as error:  # of dates, numbers and tags PyYAML raises what Python does
-        # It says which line. YAML's message has several lines.
+    except Exception as error:  # for dates, numbers and tags PyYAML raises Python's own errors
+        # The error says which line. YAML's message has several lines.
         raise ConfigError(f"it is not {form}: {' '.join(str(error).split())}") from error

@@ -1,4 +1,4 @@
-"""Shared by all commands: checks of options' values, and output for people or programs."""
+"""Shared by all commands: checks options' values, and prints for people or programs."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ def server_url(text: str) -> str:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """The option of a command that has numbers to tell."""
+    """Add the option --json of a command that prints numbers."""
     parser.add_argument(
         "--json", action="store_true", help="print JSON, for a program, in the place of text"
     )
 
 
 def add_store(parser: argparse.ArgumentParser) -> None:
-    """The option of a command that works on the predictor's store."""
+    """Add the option --store of a command that works on the predictor's store."""
     parser.add_argument(
         "--store", default="", metavar="DIR", help="default: sage-sched/store in the user's cache"
     )
 
 
 def can_plot() -> bool:
-    """Whether pictures can be drawn. Otherwise stderr says how to get them."""
+    """Whether pictures can be drawn. If not, stderr says how to enable them."""
     if importlib.util.find_spec("matplotlib") is not None:
         return True
     print('no pictures: pip install "sage-sched[plots]"', file=sys.stderr)
@@ -63,13 +63,13 @@ def can_plot() -> bool:
 
 
 def speaker(args: argparse.Namespace) -> Callable[..., None]:
-    """A print for people; with --json it prints nothing."""
+    """Return a print function for people; with --json it prints nothing."""
     return (lambda *_, **__: None) if args.json else print
 
 
 def printable(text: object) -> str:
-    """With escapes for control characters and the like: what clients and servers chose must not act
-    on a terminal, or look like lines of ours."""
+    """Escape control characters and the like. Text from clients and servers must not act on a
+    terminal, or look like lines of ours."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(text)
     )
@@ -80,7 +80,7 @@ def print_json(found: Any) -> None:
 
 
 def print_found(found: Mapping[str, Any], as_json: bool) -> None:
-    """Print what a command has found: as JSON, or one name and value a line."""
+    """Print a command's results: as JSON, or one name and value a line."""
     if as_json:
         print_json(found)
     else:
@@ -97,8 +97,8 @@ def _lines(found: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def keep_quiet() -> None:
-    """Call it before packages are imported: they then do not warn about themselves, look for
-    nothing in a network, and without a terminal show no progress bars."""
+    """Keep packages quiet. Call it before they are imported: they then print no warnings about
+    themselves, do not use the network, and without a terminal show no progress bars."""
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -107,9 +107,9 @@ def keep_quiet() -> None:
 
 
 def take_any_output() -> None:
-    """Call it first: what cannot be encoded is then printed with escapes, and what is printed to a
-    closed stream is lost."""
-    # Else the next file to be opened, such as a store, would become stdout or stderr.
+    """Make any output printable. Call it first: unencodable characters are then escaped, and output
+    to a closed stream is lost."""
+    # Otherwise the next opened file, such as a store, would become stdout or stderr.
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
@@ -121,12 +121,13 @@ def take_any_output() -> None:
 
 
 def stop_printing() -> None:
-    """Nobody reads any more (`head` has seen enough): printing on must not fail."""
+    """Stop printing, because the reader has closed the pipe (`head`, for example). Later prints
+    must not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def stop_printing_if_full() -> None:
-    """Of an error that was told: that stdout takes no more must not be told again at exit."""
+    """Do not report at exit that stdout is full, because that error was reported already."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -1,4 +1,4 @@
-"""Lets a CUDA build of torchvision be imported beside a CPU build of torch.
+"""Lets a CUDA build of torchvision be imported together with a CPU build of torch.
 
 torchvision registers shape functions for operators that its CUDA library would define. Without
 these its import fails, and with it the import of any transformers model.
@@ -10,7 +10,7 @@ import importlib.util
 from functools import cache
 from pathlib import Path
 
-# Only their names count: without the library nothing can call them.
+# Only their names matter: without the library they cannot be called.
 _OPERATORS = (
     "nms", "qnms", "roi_align", "qroi_align", "_roi_align_backward", "roi_pool",
     "_roi_pool_backward", "ps_roi_align", "_ps_roi_align_backward", "ps_roi_pool",

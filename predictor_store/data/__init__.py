@@ -1,4 +1,4 @@
-"""The store of past prompts, filled from logs and data sets, and shown.
+"""Fills the store of past prompts from logs and data sets, and shows it.
 
-Doors: `observations` (prompts and lengths out of files), `warm` and `store_info` (commands).
+Doors: `observations` (prompts and lengths from files), `warm` and `store_info` (commands).
 """

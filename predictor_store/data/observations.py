@@ -1,4 +1,4 @@
-"""Prompts and the lengths of their answers, out of logs and data sets."""
+"""Reads prompts and the lengths of their answers from logs and data sets."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _MOST_NAMED = 40
 class Observation:
     """A prompt and the length of its answer, in tokens.
 
-    prompt: the excerpt that is embedded; prompt_chars: of the whole, 0 if that is all.
-    output_tokens: 0 if only its text, output, is known. input_tokens: 0 if unknown. censored: the
-    answer was cut off at output_tokens by its cap.
+    prompt: the excerpt that is embedded.
+    prompt_chars: the length of the whole prompt; 0 if the excerpt is all of it.
+    output_tokens: 0 if only the answer's text, output, is known. input_tokens: 0 if unknown.
+    censored: whether the answer was cut off at output_tokens by its cap.
     """
 
     prompt: str
@@ -35,20 +36,21 @@ class Observation:
 class Observations:
     """Iterates over the observations in files and folders, and counts the other rows.
 
-    tokenizer: with one, an answer's text is as good as a recorded length, and prompts that are
-    token ids are read.
+    tokenizer: if there is one, an answer's text is as good as a recorded length, and prompts that
+    are token ids are read.
     """
 
     def __init__(
         self, paths: Sequence[str], options: ReadOptions | None = None, tokenizer: Any = None
     ) -> None:
-        """Raises DatasetError if one of them cannot be read."""
+        """Read these files and folders. Raises DatasetError if one of them cannot be read."""
         self._reader = LogReader(paths, options, tokenizer)
         self._has_tokenizer = tokenizer is not None
         self.sources = self._reader.sources()
 
     def __iter__(self) -> Iterator[Observation]:
-        """Raises DatasetError if a file breaks, or none has a usable row."""
+        """Yield the observations. Raises DatasetError if a file breaks, or none has a usable
+        row."""
         for source in self.sources:
             for place, request in source:
                 try:

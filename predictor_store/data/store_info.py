@@ -1,4 +1,4 @@
-"""sage-sched store info: what a store holds."""
+"""sage-sched store info: shows the contents of a store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises StoreError if there is no store or it is damaged."""
+    """Print the contents of the store. Raises StoreError if there is no store or it is damaged."""
     print_found(facts(folder_of(StoreConfig(path=args.store))), args.json)
     return 0
 
@@ -30,8 +30,9 @@ def run(args: argparse.Namespace) -> int:
 def facts(folder: Path) -> dict[str, Any]:
     """Return the contents of the store in folder, and check each record.
 
-    Nothing is changed, and a server may have it open. predictions: RollingQuality.summary, as a
-    worker has left it. Raises StoreError.
+    Nothing is changed, and a server may have the store open. Raises StoreError.
+
+    predictions: RollingQuality.summary, as the last worker wrote it.
     """
     if not has_store(folder):
         raise StoreError(f"there is no store in {folder}: `sage-sched warm` makes one")

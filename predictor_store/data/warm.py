@@ -1,4 +1,4 @@
-"""sage-sched warm: fill a store from prompts and lengths that were observed elsewhere."""
+"""sage-sched warm: fills a store from prompts and lengths that were observed elsewhere."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ from predictor_store.torchvision_schemas import define_missing
 from sage_sched.app.config import ENCODERS, StoreConfig
 from sage_sched.fields import parse_section
 
-# Committed together. The embedder sorts them by length, so that short ones are not padded.
+# Observations committed together. The embedder sorts them by length, so that short ones are not
+# padded.
 _CHUNK = 256
 
 T = TypeVar("T")
@@ -49,9 +50,9 @@ def warm_store(
     config: StoreConfig,
     encoder: str = DEFAULT_ENCODER,
 ) -> int:
-    """Put observations, oldest first, into the store in the folder path. Returns its records.
+    """Put observations, oldest first, into the store in the folder path. Return its records.
 
-    Makes the store if there is none. Killed on the way, it leaves a valid store with some of them.
+    Makes the store if there is none. If it is killed, the store is valid and has some of them.
     Raises StoreError, also if the disk is full.
     """
     config = dataclasses.replace(config, path=str(path))
@@ -106,7 +107,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises UserError if a dataset, the tokenizer or the store is bad."""
+    """Fill the store. Raises UserError if a dataset, the tokenizer or the store is bad."""
     say = speaker(args)
     print_found(_warm(args, say), args.json)
     return 0
@@ -143,7 +144,7 @@ def _warm(args: argparse.Namespace, say: Callable[..., None]) -> dict[str, Any]:
 
 
 def uniform_sample(rows: Iterable[T], size: int, seed: int = 0) -> list[T]:
-    """size of the rows, each equally likely, in their order (Vitter 1985, algorithm R)."""
+    """Return size of the rows in their order, each equally likely (Vitter 1985, algorithm R)."""
     chosen: list[tuple[int, T]] = []
     rng = random.Random(seed)
     for i, row in enumerate(rows):
@@ -178,7 +179,7 @@ def load_tokenizer(model_path: str) -> Any:
     name = str(folder) if is_folder else model_path
     try:
         return AutoTokenizer.from_pretrained(name, local_files_only=True)
-    # transformers raises whatever its layers raise.
+    # transformers raises any error that its layers raise.
     except Exception as error:
         reason = " ".join(str(error).split())
         if not is_folder and isinstance(error, OSError):
@@ -187,7 +188,7 @@ def load_tokenizer(model_path: str) -> Any:
 
 
 def quantiles(lengths: list[int]) -> dict[str, float]:
-    """The mean, and quantiles by name."""
+    """Return the mean, and quantiles by name."""
     found = np.quantile(lengths, [0.1, 0.5, 0.9, 0.99, 1.0]).tolist()
     names = ("mean", "p10", "p50", "p90", "p99", "max")
     return dict(zip(names, [float(np.mean(lengths)), *found], strict=True))

@@ -1,4 +1,4 @@
-"""The times of one file: their unit, their zone, and the guesses about both."""
+"""Reads the times of one file, and guesses their unit and zone."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 from predictor_store.logs.errors import RowError
 
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-# The rest of an hour at fewer requests a second is no traffic that a scheduler matters for.
+# A unit that makes the log slower than this is implausible: at such a rate no scheduler matters.
 _LEAST_RATE = 0.05
-# A unit that makes the log this fast is not believed.
+# A unit that makes the log faster than this is implausible.
 MOST_RATE = 1000.0
 # Fewer numbers do not show their unit.
 _LEAST_NUMBERS = 20
@@ -27,8 +27,8 @@ _MALFORMED = "with a time that cannot be read"
 class Clock:
     """Reads times, and reports their unit after the last.
 
-    unit: the one given by --time-unit. zone: of dates without one; None means UTC, and the
-    summary says so.
+    unit: the one given by --time-unit.
+    zone: of dates without one; None means UTC, and the summary says so.
     """
 
     def __init__(self, unit: str | None = None, zone: tzinfo | None = None) -> None:
@@ -42,8 +42,11 @@ class Clock:
 
     def read(self, value: object, unit: str | None = None, usual: str = "") -> float:
         """Return a time: in seconds if it is a date or its unit is known, else unchanged (see
-        scale). unit: of the format or the field's name. usual: the unit to take unless it is
-        implausible. Raises RowError."""
+        scale).
+
+        unit: of the format or the field's name. usual: the unit to take unless it is implausible.
+        Raises RowError.
+        """
         if isinstance(value, datetime):
             return self._of_date(value)
         if isinstance(value, str) and not _NUMBER.fullmatch(value):
@@ -70,7 +73,8 @@ class Clock:
         return UNITS[self.guess()[0]] if self._numbers else 1.0
 
     def guess(self) -> tuple[str, str]:
-        """The unit of plain numbers, and why it is taken; "" for the reason if it is certain."""
+        """Return the unit of plain numbers, and the reason for it; "" for the reason if the unit is
+        certain."""
         numbers = np.array(self._numbers)
         size = float(np.median(np.abs(numbers)))
         for unit, seconds in UNITS.items():
@@ -101,7 +105,7 @@ class Clock:
         return self._usual, f"in s it would be {rate:.2g} requests/s" if fits_seconds else ""
 
     def said(self) -> str:
-        """The unit and zone, for people; "" if there were no times."""
+        """Return the unit and zone, for people; "" if there were no times."""
         if self._numbers:
             unit, why = self.guess()
             usual = ", as usual in this format" if unit == self._usual else ""

@@ -1,4 +1,4 @@
-"""Reads data sets of conversations. The first question and its answer count."""
+"""Reads data sets of conversations: the first question and its answer."""
 
 from __future__ import annotations
 

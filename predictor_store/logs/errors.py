@@ -1,4 +1,4 @@
-"""Errors of a file, and of a row in it."""
+"""Defines the errors of a file, and of a row in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class DatasetError(UserError):
 class RowError(Exception):
     """One row is left out.
 
-    kind: the reason, as it is counted: "12 that failed". detail: the values of this row.
+    kind: the reason as it is counted: "12 that failed". detail: the values of this row.
     """
 
     def __init__(self, kind: str, detail: str = "") -> None:
@@ -21,4 +21,4 @@ class RowError(Exception):
 
 
 class NoRequestError(Exception):
-    """The row is sound, and is no request with an answer: a span, an event, a header."""
+    """The row is sound, but it is no request with an answer: a span, an event, a header."""

@@ -1,4 +1,4 @@
-"""Fields of a row, by any of the names that tools give them."""
+"""Finds the fields of a row by any of the names that tools give them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Row:
         self.usage = usage
 
     def find(self, meaning: str, *paths: str) -> Any:
-        """The first of these fields that has a value; None if none has. Dots lead into objects."""
+        """Return the first of these fields that has a value; None if none has. Dots lead into
+        objects."""
         for path in paths:
             value = value_at(self.data, path)
             if value is not None:
@@ -38,17 +39,17 @@ class Row:
         return None
 
     def tokens(self, meaning: str, *paths: str) -> int | None:
-        """The same, a number of tokens. Raises RowError."""
+        """Return the first of these fields as a number of tokens. Raises RowError."""
         value = self.find(meaning, *paths)
         return None if value is None else whole(value, meaning)
 
     def seconds(self, meaning: str, *paths: str, unit: str = "s") -> float | None:
-        """The same, a length of time in seconds. Raises RowError."""
+        """Return the first of these fields as a duration in seconds. Raises RowError."""
         value = self.find(meaning, *paths)
         return None if value is None else duration_s(value, meaning, unit)
 
     def text(self, *paths: str) -> str:
-        """The same, as a name; "" if there is none."""
+        """Return the first of these fields as a name; "" if there is none."""
         value = self.find("", *paths)
         return "" if value is None else str(value)
 
@@ -57,7 +58,7 @@ class Row:
 
 
 def value_at(data: Any, path: str) -> Any:
-    """None where there is none, or an empty one."""
+    """Return the value at a path; None if it is missing or empty."""
     if isinstance(data, Mapping) and path in data:
         value = data[path]
     elif "." in path:
@@ -75,7 +76,7 @@ def value_at(data: Any, path: str) -> Any:
 
 
 def parsed(value: Any) -> Any:
-    """An object or array that stands in a text; any other value as it is."""
+    """Parse an object or array inside a text. Return any other value unchanged."""
     if not isinstance(value, str) or not value.lstrip().startswith(("{", "[", '"')):
         return value
     try:
@@ -85,9 +86,9 @@ def parsed(value: Any) -> Any:
 
 
 def whole(value: Any, name: str) -> int:
-    """A number of tokens. Raises RowError."""
+    """Return a number of tokens. Raises RowError."""
     try:
-        # A column with gaps comes out of a table as floats, and out of CSV as a text.
+        # A table gives a column with gaps as floats, and CSV gives texts.
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         number = -1.0
@@ -97,7 +98,7 @@ def whole(value: Any, name: str) -> int:
 
 
 def duration_s(value: Any, name: str, unit: str) -> float:
-    """Raises RowError."""
+    """Return a duration in seconds. Raises RowError."""
     try:
         number = float(value) * UNITS[unit]
     except (TypeError, ValueError, OverflowError):
@@ -109,7 +110,7 @@ def duration_s(value: Any, name: str, unit: str) -> float:
 
 @functools.lru_cache(10_000)
 def plain_name(name: str) -> tuple[str, str | None]:
-    """A field's name without case, marks and unit, and the unit if it ends in one."""
+    """Return a field's name without case, marks and unit, and the unit if the name ends in one."""
     words = [word.lower() for word in _WORD.findall(name)]
     unit = _UNIT_WORDS.get(words[-1]) if len(words) > 1 else None
     return "".join(words[:-1] if unit else words), unit

@@ -1,4 +1,4 @@
-"""The parts of a log format."""
+"""Defines the parts of a log format."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from predictor_store.logs.request import LoggedRequest
 class Context:
     """The state that a format needs beside the row.
 
-    clock: of the file. tokenizer: decodes token ids; None if there is none. asked: of all files so
-    far, requests whose answers stand elsewhere, by id. notes: on the whole file, for people.
+    clock: of the file.
+    tokenizer: decodes token ids; None if there is none.
+    asked: requests of all files so far whose answers are elsewhere, by id.
+    notes: on the whole file, for people.
     """
 
     clock: Clock
@@ -29,9 +31,12 @@ class Context:
 class Format:
     """A format of logs or data sets.
 
-    name: for --format. title: whose it is and how to get it, for people. example: a row. gives:
-    what it has, for people. recognizes: whether a row is of this format. read: the requests of a
-    row; raises RowError, NoRequestError or MALFORMED.
+    name: for --format.
+    title: whose it is and how to get it, for people.
+    example: a row.
+    gives: the facts that it contains, for people.
+    recognizes: whether a row is of this format.
+    read: yields the requests of a row; raises RowError, NoRequestError or MALFORMED.
     """
 
     name: str

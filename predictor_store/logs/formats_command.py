@@ -1,4 +1,4 @@
-"""sage-sched formats: the formats of logs that whatif and warm read."""
+"""sage-sched formats: lists the formats of logs that whatif and warm read."""
 
 from __future__ import annotations
 

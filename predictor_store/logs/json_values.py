@@ -1,5 +1,5 @@
-"""The JSON values of a text, one after the other: those of an array, or objects over any number of
-lines each."""
+"""Reads the JSON values of a text one after the other: those of an array, or objects that may each
+cover several lines."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-# Before a value of an array, or after its last.
+# The text before a value of an array, or after its last.
 _BETWEEN = re.compile(r"\s*(\[\s*\]|[\[\],])\s*")
-# Read at a time.
+# Characters read at a time.
 _CHARS = 2**20
-# A longer value is not held.
+# Longer values are not held.
 MOST_CHARS = 2**29
-# No word or number of JSON that is cut off is longer.
+# No truncated word or number of JSON is longer.
 _TOKEN_CHARS = 40
 
 
 def json_values(pieces: Iterator[str], *, is_array: bool) -> Iterator[Any]:
-    """Little more than one value is held at a time. Raises ValueError where it is no such text."""
+    """Yield the values. Holds little more than one value at a time. Raises ValueError if the text
+    is no such JSON."""
     decode = json.JSONDecoder().raw_decode
     text, at, number, is_whole = "", 0, 0, False
     while True:
@@ -70,7 +71,7 @@ def _may_go_on(error: Exception, text: str) -> bool:
 
 
 def _more(text: str, pieces: Iterator[str]) -> tuple[str, bool]:
-    """The text with about as much again, at least _CHARS, and whether that is all."""
+    """Return the text with about as much again, at least _CHARS, and whether that is all."""
     held, num_chars, wanted = [text], len(text), max(_CHARS, 2 * len(text))
     for piece in pieces:
         held.append(piece)

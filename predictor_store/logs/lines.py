@@ -1,4 +1,4 @@
-"""Lines of text out of a file that may be compressed, with a progress bar."""
+"""Reads lines of text from a file that may be compressed, with a progress bar."""
 
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ MOST_LINE_CHARS = 2**26
 
 
 def text_lines(file: IO[bytes], encoding: str = "utf-8-sig") -> Iterator[str]:
-    """The lines of a text. They end with a line feed, a carriage return or both. A byte that is no
-    UTF-8 spoils its own line. A longer line than any that is meant comes in pieces, so that a
-    damaged or hostile file takes no more memory than another."""
+    """Yield the lines of a text.
+
+    They end with a line feed, a carriage return or both. A byte that is not UTF-8 spoils only its
+    own line. Overlong lines are split, so that a damaged or hostile file takes no more memory than
+    another.
+    """
     text = io.TextIOWrapper(file, encoding, "replace", newline=None)
     while line := text.readline(MOST_LINE_CHARS):
         yield line
 
 
 def magic_of(path: Path) -> bytes:
-    """The first bytes of a file. Raises DatasetError for an archive, OSError."""
+    """Return the first bytes of a file. Raises DatasetError for an archive, and OSError."""
     with path.open("rb") as file:
         magic = file.read(4)
     if magic in _ARCHIVES or magic[:2] in _ARCHIVES:
@@ -40,8 +43,8 @@ def magic_of(path: Path) -> bytes:
 
 @contextlib.contextmanager
 def opened_lines(path: Path) -> Iterator[Iterator[str]]:
-    """The lines of a file: text, gzip or zstd. Raises OSError, EOFError and zlib.error where it is
-    damaged."""
+    """Open the lines of a file: text, gzip or zstd. Raises OSError, EOFError and zlib.error if it
+    is damaged."""
     magic = magic_of(path)
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(path.open("rb"))

@@ -1,4 +1,4 @@
-"""Prompts, answers and token counts of chats, completions and responses."""
+"""Finds prompts, answers and token counts in chats, completions and responses."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def is_turn(value: Any) -> bool:
 
 def said(turn: Any, number: int) -> tuple[str, str | None]:
     """Return the speaker of a turn ("user", "assistant" or another name), and the text."""
-    if isinstance(turn, str):  # UltraChat: they take turns
+    if isinstance(turn, str):  # UltraChat: speakers alternate
         return ("user", "assistant")[number % 2], turn
     if not isinstance(turn, Mapping):
         return "", None
@@ -89,7 +89,7 @@ def turns_of(chat: Any) -> list[tuple[str, str | None]]:
 
 
 def first_exchange(chat: Any) -> tuple[str, str | None]:
-    """The first question of a human, and the answer to it; ("", None) if there is none."""
+    """Return the first question of a human, and the answer to it; ("", None) if there is none."""
     turns = turns_of(chat)
     for number, (speaker, text) in enumerate(turns):
         if speaker == "user" and text:
@@ -99,8 +99,8 @@ def first_exchange(chat: Any) -> tuple[str, str | None]:
 
 
 def last_exchange(chat: Any) -> tuple[str, str | None]:
-    """Return the last question of a human, by which a server predicts the last answer, and that
-    answer if it is there."""
+    """Return the last question of a human and the answer if it is there. A server predicts the last
+    answer from this question."""
     turns = turns_of(chat)
     answer = turns.pop()[1] if turns and turns[-1][0] == "assistant" else None
     asked = next((text for speaker, text in reversed(turns) if speaker == "user" and text), "")
@@ -139,8 +139,7 @@ def _is_thought(part: Any) -> bool:
 
 
 def usage_tokens(usage: Any) -> tuple[int | None, int | None]:
-    """Input and output tokens, with those read from a cache and those of reasoning. Raises
-    RowError."""
+    """Return input and output tokens, including cached and reasoning tokens. Raises RowError."""
     usage = parsed(usage)
     if not isinstance(usage, Mapping):
         return None, None
@@ -161,7 +160,7 @@ def usage_tokens(usage: Any) -> tuple[int | None, int | None]:
 def _with_reasoning(
     usage: Mapping[str, Any], num_in: int | None, num_out: int | None
 ) -> int | None:
-    """Add reasoning tokens if the total says that they count apart, as xAI's do."""
+    """Add reasoning tokens if the total shows that they are counted separately, as xAI's are."""
     total = usage.get("total_tokens")
     names = ("completion_tokens_details.reasoning_tokens", "reasoning_tokens")
     reasoning = next((n for name in names if (n := value_at(usage, name))), None)
@@ -171,7 +170,8 @@ def _with_reasoning(
     return num_out + more if whole(total, "total_tokens") == num_in + num_out + more else num_out
 
 
-# Anthropic and Gemini count these beside the others; OpenAI counts them among them.
+# Anthropic and Gemini count these in addition to the other input tokens; OpenAI includes them
+# there.
 _INPUT_PARTS: dict[str | None, tuple[str, ...]] = {
     "input_tokens": ("cache_read_input_tokens", "cache_creation_input_tokens"),
 }
@@ -184,7 +184,8 @@ _OUTPUT_PARTS: dict[str | None, tuple[str, ...]] = {
 def _langfuse_tokens(
     usage: Mapping[str, Any], num_in: int | None, num_out: int | None
 ) -> tuple[int | None, int | None]:
-    """Its buckets are apart, unless the total says that they are not."""
+    """Return input and output tokens. The buckets are separate, unless the total shows that they
+    are not."""
     total, base = usage.get("total"), (num_in or 0) + (num_out or 0)
     if total is not None and whole(total, "total") == base:
         return num_in, num_out
@@ -203,13 +204,14 @@ def _langfuse_tokens(
 
 
 def num_answers(response: Any) -> int:
-    """Usage counts the tokens of all choices of a request."""
+    """Return the number of a response's answers: usage counts the tokens of all choices of a
+    request."""
     choices = response.get("choices") if isinstance(response, Mapping) else None
     return max(1, len(choices)) if isinstance(choices, list) else 1
 
 
 def was_cut(reason: Any) -> bool:
-    """Whether a finish reason says that the answer was to go on."""
+    """Whether a finish reason says that the answer was cut off."""
     if isinstance(reason, list):
         return any(map(was_cut, reason))
     if isinstance(reason, Mapping):
@@ -218,6 +220,7 @@ def was_cut(reason: Any) -> bool:
 
 
 def cap_of(row: Row, *places: str) -> int | None:
-    """The most tokens that a request asks for, of any of these objects; None if it does not say."""
+    """Return the most tokens that a request asks for, from any of these objects; None if it does
+    not say."""
     paths = [f"{place}.{name}" if place else name for place in places for name in CAPS]
     return row.tokens("cap", *paths)

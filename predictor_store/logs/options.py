@@ -1,4 +1,4 @@
-"""Options of commands that read logs."""
+"""Defines the options of commands that read logs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_options(args: argparse.Namespace) -> ReadOptions:
-    """filters: of a command that has that option."""
+    """Return the options for reading. Only some commands have the option --filter."""
     filters = dict(getattr(args, "filter", ()))
     return ReadOptions(args.format, args.time_unit, args.tz, filters)
 

@@ -1,4 +1,4 @@
-"""Requests of files in any of the formats."""
+"""Reads the requests of files in any of the formats."""
 
 from __future__ import annotations
 
@@ -22,15 +22,20 @@ from predictor_store.logs.request import LoggedRequest
 from predictor_store.logs.rows import raw_rows
 from sage_sched.fields import MALFORMED
 
-# Rows by which a format is recognised.
+# Rows from which a format is recognised.
 _NUM_LOOKED_AT = 32
 _MOST_SEEN = 40
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Options of a user for all files. format: its name, "" to recognise it; time_unit: of plain
-    numbers; zone: of dates without one; filters: values, as text, that fields must have."""
+    """A user's options for all files.
+
+    format: its name, "" to recognise it.
+    time_unit: of plain numbers.
+    zone: of dates without one.
+    filters: values, as text, that fields must have.
+    """
 
     format: str = ""
     time_unit: str | None = None
@@ -40,8 +45,12 @@ class ReadOptions:
 
 @dataclass(slots=True)
 class Counts:
-    """Rows of a file. left_out: by reason; first: the place and details of the first of each.
-    other: rows that are no requests. filtered: left out by the user's filters."""
+    """Counts the rows of a file.
+
+    left_out: by reason; first: the place and details of the first row of each reason.
+    other: rows that are no requests.
+    filtered: rows left out by the user's filters.
+    """
 
     read: int = 0
     used: int = 0
@@ -57,7 +66,10 @@ class Counts:
 
 @dataclass(slots=True)
 class Source:
-    """One file. seen: names of its fields. used: the field that was taken for each meaning."""
+    """One file.
+
+    seen: names of its fields. used: the field that was taken for each meaning.
+    """
 
     path: str
     format: Format
@@ -68,7 +80,7 @@ class Source:
     seen: set[str] = field(default_factory=set)
 
     def __iter__(self) -> Iterator[tuple[str, LoggedRequest]]:
-        """(place, request) of all that can be read. Raises DatasetError."""
+        """Yield (place, request) for all readable requests. Raises DatasetError."""
         for place, raw in raw_rows(self.path):
             if isinstance(raw, RowError) or not isinstance(raw, Mapping):
                 self.counts.read += 1
@@ -101,7 +113,7 @@ class Source:
 class LogReader:
     """Reads files, or all files in folders, in any of the formats.
 
-    skipped: files of folders that are no logs, and why.
+    skipped: files of folders that are no logs, and the reasons.
     """
 
     def __init__(
@@ -114,7 +126,7 @@ class LogReader:
         self._asked: dict[str, LoggedRequest] = {}
 
     def sources(self) -> list[Source]:
-        """Each file's, to be read in this order. Raises DatasetError."""
+        """Return the source of each file, to be read in this order. Raises DatasetError."""
         found = []
         for path in self.paths:
             files = _files_in(path)
@@ -128,7 +140,7 @@ class LogReader:
         if not found:
             more = f"; {self.skipped[0]}" if self.skipped else ""
             raise DatasetError(f"{', '.join(self.paths)}: no log found{more}")
-        # Answers of a batch are read after its prompts.
+        # The answers of a batch are read after its prompts.
         return sorted(found, key=lambda source: source.format.name != "openai-batch-input")
 
     def _opened(self, path: str) -> Source:
@@ -145,7 +157,8 @@ class LogReader:
 
 
 def _files_in(path: str) -> list[str]:
-    """The files of a folder, without hidden ones; [] if it is none. Raises DatasetError."""
+    """Return the files of a folder, without hidden ones; [] if it is no folder. Raises
+    DatasetError."""
     try:
         folder = expanded(path)
         if not folder.is_dir():

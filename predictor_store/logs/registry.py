@@ -1,4 +1,4 @@
-"""All formats, and which of them a file is in."""
+"""Lists all formats, and recognises the format of a file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from predictor_store.logs.formats import (
     wildchat,
 )
 
-# The first that recognises a row has it.
+# If several recognise a row, the first one reads it.
 FORMATS: tuple[Format, ...] = (
     sglang.FORMAT, shadow.FORMAT, bench_serving.FORMAT, aiperf.FORMAT, guidellm.FORMAT,
     inference_perf.FORMAT, dynamo.FORMAT, bailian.FORMAT, mooncake.FORMAT, weka.FORMAT,
@@ -41,7 +41,7 @@ FORMATS: tuple[Format, ...] = (
     ultrachat.FORMAT, openai_chat.FORMAT, sharegpt.FORMAT, table.FORMAT,
 )  # fmt: skip
 BY_NAME = {each.name: each for each in FORMATS}
-# Objects that stand around rows in exports, and lists in them.
+# Objects and lists that exports put around rows.
 _AROUND = (
     "row", "_source", "hits", "event", "standard_logging_object", "record", "log", "json",
     "jsonPayload", "data", "value",
@@ -50,15 +50,18 @@ _MOST_LEVELS = 4
 
 
 def format_of(row: Mapping[str, Any]) -> Format | None:
-    """The first format that recognises it."""
+    """Return the first format that recognises the row."""
     return next((each for each in FORMATS if each.recognizes(row)), None)
 
 
 def rows_within(
     row: Mapping[str, Any], wanted: Format | None = None, level: int = 0
 ) -> list[Mapping[str, Any]]:
-    """The row, or, if no format recognises it, the rows that it holds, as exports have them in a
-    list or an object. wanted: the only format that counts."""
+    """Return the row or, if no format recognises it, the rows inside it, as exports have them in a
+    list or an object.
+
+    wanted: the only format that counts.
+    """
     is_known = wanted.recognizes(row) if wanted else format_of(row) is not None
     if is_known or level == _MOST_LEVELS:
         return [row]
@@ -75,7 +78,7 @@ def rows_within(
 
 
 def detected(rows: Iterable[Any]) -> Format | None:
-    """The format of most of these rows."""
+    """Return the format of most of these rows."""
     votes = Counter[str]()
     for row in rows:
         if isinstance(row, Mapping):

@@ -1,4 +1,4 @@
-"""A request as a row of a log gives it."""
+"""Describes a request of a log."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from sage_sched.distribution import LengthDistribution
 class LoggedRequest:
     """One request of a log. A default value means that the row does not say it.
 
-    arrival: on the log's clock, in the unit of its Clock; end: of its last token, on the same one.
-    output_tokens: with reasoning. output: the answer's text, None if it is not there.
+    arrival: on the log's clock, in the unit of its Clock. end: of its last token, on the same
+        clock.
+    output_tokens: with reasoning. output: the answer's text, None if it is missing.
     cap_tokens: its max_new_tokens; 0 if it has none, so that the rest of the context is its cap.
-    is_cut: something other than the model's own end ended the answer.
-    prompt: the text that a server would predict by. ids: the prompt's token ids.
-    blocks: of the prompt, each standing for itself and all before it; block_tokens: its size.
+    is_cut: whether the answer did not end by the model's own choice.
+    prompt: the text from which a server would predict. ids: the prompt's token ids.
+    blocks: of the prompt; each number identifies its block and all before it. block_tokens: their
+        size.
     ttlt_s: the time to the last token.
-    session: names what the request belongs to; "" for nothing. id, parent: the request, and the one
-    whose answer it waited for. pause_s: between that answer and this request.
-    forecast: what a server in shadow mode predicted.
+    session: names the conversation or program of the request; "" for none. id, parent: the request,
+        and the request whose answer it waited for. pause_s: between that answer and this request.
+    forecast: the prediction of a server in shadow mode.
     """
 
     arrival: float | None = None

@@ -1,5 +1,8 @@
-"""Raw rows of a file, each with its place, whatever the file is: JSON lines, a JSON array, JSON
-over many lines, CSV, Parquet or a server's log; gzip and zstd too."""
+"""Reads the raw rows of a file, each with its place.
+
+A file may be JSON lines, a JSON array, JSON over many lines, CSV, Parquet or a server's log; gzip
+and zstd too.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,10 @@ class CsvRow(dict[str, Any]):
 
 
 def raw_rows(dataset: str) -> Rows:
-    """(place, row) for each row of a file; place is "file:line" or "file: row number", from 1. The
-    row is a RowError if it cannot be read. Raises DatasetError."""
+    """Yield (place, row) for each row of a file. Raises DatasetError.
+
+    place is "file:line" or "file: row number", from 1. The row is a RowError if it cannot be read.
+    """
     try:
         path = expanded(dataset)
         if not path.is_file():
@@ -95,7 +100,7 @@ def _broken_off(error: Exception) -> RowError:
 
 
 def _columns(first: str, path: Path) -> list[str]:
-    """The names in a CSV file's first line, or [] if it is no such file."""
+    """Return the names in a CSV file's first line, or [] if it is no CSV file."""
     if first.lstrip().startswith(("{", "[")):
         return []
     separator = max(_SEPARATORS, key=first.count)
@@ -110,7 +115,7 @@ def _csv_rows(path: Path, names: list[str], rows: Iterator[tuple[int, str]]) -> 
     *names, separator = names
     csv.field_size_limit(MOST_LINE_CHARS)  # prompts are long
     next(rows)
-    # csv takes a text that goes over several lines, so that it is to see the lines itself.
+    # csv joins a text that covers several lines, so it must see the lines itself.
     reader = csv.reader((line for _, line in rows), delimiter=separator)
     for number in itertools.count(2):
         place = f"{path}: row {number}"
@@ -142,7 +147,7 @@ def _parquet_rows(path: Path) -> Rows:
 
 
 def _in_microseconds(table: Any) -> Any:
-    """Python's dates have no nanoseconds."""
+    """Round times to microseconds, because Python's dates have no nanoseconds."""
     import pyarrow
 
     fields = [

@@ -1,7 +1,7 @@
-"""Lines of an SGLang server's own log, among which its request log stands.
+"""Finds the request log in the lines of an SGLang server's own log.
 
-That is --log-requests with --log-requests-format json, in a server's log or in files of
---log-requests-target (sglang/srt/utils/request_logger.py and log_utils.py).
+The request log comes from --log-requests with --log-requests-format json, in a server's log or in
+files of --log-requests-target (sglang/srt/utils/request_logger.py and log_utils.py).
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ from typing import Any
 from predictor_store.logs.errors import RowError
 
 _LINE = re.compile(r"\[\d{4}-\d\d-\d\d ")
-# The most text held back of lines that may be noise, with the overhead of each line.
+# The most text of possible noise lines that is held back, and the overhead of each line.
 _MOST_STRAY_CHARS, _STRAY_CHARS = 2**24, 200
 _TEXT_FORMAT = "] Finish: obj="
 
 
 def is_line(line: str) -> bool:
-    """Whether a server wrote it: it begins with date and time."""
+    """Whether a server wrote the line: it begins with date and time."""
     return _LINE.match(line) is not None
 
 
 def without_noise(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """Yield numbers and lines of a server's log, without warnings and progress bars between its
-    own lines. Yield all lines of any other file; lines that begin no JSON object come last."""
+    """Yield numbers and lines of a server's log, without warnings and progress bars between its own
+    lines.
+
+    All lines of any other file are yielded; lines that begin no JSON object come last.
+    """
     strays, num_chars, is_log = list[tuple[int, str]](), 0, False
     for number, line in numbered:
         if is_line(line):
@@ -45,7 +48,7 @@ def without_noise(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, st
 
 
 def rows_of_line(line: str) -> list[Any]:
-    """The JSON of a line, or a RowError; nothing of a server's line that has none."""
+    """Return the JSON of a line, or a RowError; nothing for a server's line without JSON."""
     is_server = is_line(line)
     try:
         return [json.loads(line[line.find("{") :] if is_server else line)]

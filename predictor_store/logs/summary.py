@@ -1,5 +1,5 @@
-"""The first lines of output of a command that reads logs: the format, its times, the rows used,
-and warnings about an implausible log."""
+"""Writes the first lines of output of a command that reads logs: the format, its times, the rows
+used, and warnings about an implausible log."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from predictor_store.logs.reader import LogReader, Source
 
 _MOST_FILES = 5
 _ORDER = ("arrival", "input", "output", "cap", "blocks")
-# Below it, a log of more than an hour has gaps that are no traffic, or another unit.
+# Below this rate, a log of more than an hour has gaps without traffic, or another unit.
 _LEAST_RATE, _LONG_S = 0.01, 3600.0
-# The share of answers of one length; the rank correlation of places and arrivals; the ratio of
-# the log's time to that of its middle 98 %.
+# Limits of plausibility: the share of answers of one length; the rank correlation of places and
+# arrivals; the ratio of the log's time to the time of its middle 98 %.
 _SAME_SHARE, _LEAST_ORDER, _FAR = 0.9, 0.3, 100.0
-# Fewer requests show none of that.
+# Fewer requests do not show any of this.
 _LEAST_REQUESTS = 20
 
 
@@ -123,6 +123,7 @@ def cautions_of_lengths(output_tokens: Sequence[int], num_cut: int) -> list[str]
 
 
 def _rank_correlation(times: NDArray[np.float64]) -> float:
-    """Between places in the log and times; newest first counts as an order too."""
+    """Return the rank correlation between places in the log and times. Newest first counts as an
+    order too."""
     ranks = np.argsort(np.argsort(times, kind="stable"), kind="stable")
     return abs(float(np.corrcoef(ranks, np.arange(times.size))[0, 1]))

@@ -1,4 +1,4 @@
-"""Lengths of texts in tokens."""
+"""Counts the tokens of texts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""From a prompt to the distribution of its answer's length.
+"""Predicts the distribution of an answer's length from its prompt.
 
 Doors: `asked` and `features` for the process that asks, which loads no encoder; `embedder`, `model`
-(ModelHistory), `predictor` and `quality` for whoever predicts. `history`, `index`, `regression`,
-`minilm` and `static_encoder` are what these rest on.
+(ModelHistory), `predictor` and `quality` for the process that predicts. These use `history`,
+`index`, `regression`, `minilm` and `static_encoder`.
 """

@@ -1,4 +1,4 @@
-"""What a request tells about its answer's length besides the prompt's words."""
+"""Turns a request's fields, apart from its prompt's words, into features of its answer's length."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-# Change it with the meaning of the numbers, so that no store mixes old and new ones.
+# Raise it if the meaning of the numbers changes, so that no store mixes old and new ones.
 VERSION = 1
 _NUM_SYSTEM = 8
 NUM_FEATURES = 16 + _NUM_SYSTEM
-# The first ones separate records; see kind_of.
+# The first numbers separate records; see kind_of.
 _NUM_KIND = 5
-# More of a session's answers tell less.
+# More of a session's answers do not improve predictions.
 NUM_RECENT = 15
 _Number = Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]
 _Name = Annotated[str, msgspec.Meta(max_length=200)]
@@ -25,10 +25,10 @@ _Name = Annotated[str, msgspec.Meta(max_length=200)]
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The answers that a session has had.
+    """The answers of a session so far.
 
-    lengths: of the last NUM_RECENT that were not cut off, in tokens, the newest last. total_tokens:
-    of the last prompt and its answer.
+    lengths: of the last NUM_RECENT uncut answers, in tokens, the newest last. total_tokens: of the
+        last prompt and its answer.
     """
 
     num_answers: int = 0
@@ -36,7 +36,8 @@ class Session:
     total_tokens: int = 0
 
     def after(self, input_tokens: int, output_tokens: int, *, cut: bool = False) -> Self:
-        """cut: the answer would have been longer; nobody knows by how much."""
+        """Return the session after one more answer. cut: whether the answer would have been longer,
+        by an unknown length."""
         lengths = self.lengths if cut else (*self.lengths, max(output_tokens, 1))[-NUM_RECENT:]
         return type(self)(self.num_answers + 1, lengths, input_tokens + output_tokens)
 
@@ -48,12 +49,13 @@ OWN, STOPPED, SHAPED = ".", "|", "="
 
 
 class Scope(NamedTuple):
-    """Whose answers these are, and whose requests they tell of.
+    """The limits of some answers, which decide the requests that these answers help to predict.
 
-    adapter: of LoRA; "" for none. limits: names what else the client asked for that decides where
-    an answer ends; "" for nothing. end: OWN if an answer ends by itself, and so tells of any
-    request; STOPPED if one of the limits ended it, and without them it would have been longer;
-    SHAPED if its words are not the model's own choice, which tells nothing of other requests.
+    adapter: of LoRA; "" for none.
+    limits: names the request's other options that decide where an answer ends; "" for none.
+    end: OWN if an answer ends by itself, and so helps to predict any request. STOPPED if one of the
+        limits ended it: without them it would have been longer. SHAPED if its words are not the
+        model's own choice, so that it does not help to predict other requests.
     """
 
     adapter: str = ""
@@ -67,22 +69,28 @@ class Scope(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As messages and stores have it. An adapter's name comes last, as it may be cut off."""
+        """Return the scope's name in messages and stores. An adapter's name comes last, because it
+        may be cut off."""
         return f"{self.end}{self.limits}\n{self.adapter}" if self.limits else self.adapter
 
     def stopped(self) -> Self:
-        """Of an answer that its limits have ended."""
+        """Return the scope of an answer that its limits have ended."""
         return self._replace(end=STOPPED) if self.limits and self.end == OWN else self
 
 
 class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A request's fields; 0, false or "" for what it does not say.
+    """A request's fields; 0, false or "" for missing ones.
 
-    thinks: 1 if thinking is asked for, -1 if it is forbidden. effort: 1 for more than usual, -1 for
-    less. tool_choice: 1 if a tool must be used, -1 if none may be. is_constrained: to a JSON
-    schema, a grammar and so on. num_turns: messages of a chat. input_tokens: of the whole prompt,
-    about. max_tokens: the cap. num_stops: stop strings. system: names the system prompt. session:
-    names the conversation.
+    thinks: 1 if thinking is asked for, -1 if it is forbidden.
+    effort: 1 for more than usual, -1 for less.
+    tool_choice: 1 if a tool must be used, -1 if none may be used.
+    is_constrained: to a JSON schema, a grammar and so on.
+    num_turns: messages of a chat.
+    input_tokens: of the whole prompt, approximately.
+    max_tokens: the cap.
+    num_stops: stop strings.
+    system: names the system prompt.
+    session: names the conversation.
     """
 
     thinks: _Number = 0
@@ -98,7 +106,8 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     session: _Name = ""
 
     def features(self, session: Session = NEW_SESSION) -> NDArray[np.float32]:
-        """float32, shape (NUM_FEATURES,), each of the order of 1. All 0 if nothing is said."""
+        """Return features, float32, shape (NUM_FEATURES,), each of the order of 1. All 0 if no
+        field is set."""
         thinks, effort, choice = np.sign([self.thinks, self.effort, self.tool_choice])
         kind = (thinks, effort, self.num_tools > 0, choice, self.is_constrained)
         new_tokens = self.input_tokens - session.total_tokens
@@ -125,19 +134,19 @@ NOTHING_ASKED = Asked()
 
 
 def kind_of(features: NDArray[np.float32]) -> int:
-    """A number for thinking, effort, tools, tool choice and format. With these, the same words may
-    be answered at quite different length."""
+    """Return a number for thinking, effort, tools, tool choice and format. They can change the
+    length of an answer to the same words considerably."""
     return int(features[:_NUM_KIND].astype(np.int64) @ 3 ** np.arange(_NUM_KIND))
 
 
 def digest(*texts: str) -> str:
-    """A short name for texts."""
+    """Return a short name for texts."""
     whole = "\0".join(texts).encode("utf-8", "replace")
     return hashlib.blake2b(whole, digest_size=12).hexdigest()
 
 
 def _signs(system: str) -> NDArray[np.float32]:
-    """Random signs that belong to a system prompt. A regression can tell a few prompts apart."""
+    """Return random signs for a system prompt. They let a regression distinguish a few prompts."""
     if not system:
         return np.zeros(_NUM_SYSTEM, np.float32)
     bits = hashlib.blake2b(system.encode("utf-8", "replace"), digest_size=1).digest()[0]

@@ -1,5 +1,5 @@
-"""A prompt's vector: its meaning by an encoder, features of its wording, and what else its request
-tells (predictor_store.predict.asked)."""
+"""Makes a prompt's vector: an encoder's embedding, features of its wording, and features of the
+request (predictor_store.predict.asked)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from predictor_store.predict.minilm import MiniLM
 from predictor_store.predict.static_encoder import StaticEncoder
 from sage_sched.app.config import PredictorConfig
 
-# How many numbers come after the encoder's part of a vector.
+# How many numbers follow the encoder's part of a vector.
 NUM_BESIDE = NUM_FEATURES + asked.NUM_FEATURES
 DEFAULT_ENCODER = PredictorConfig().encoder
-# More than either encoder reads of almost any text; bounds what a tokenizer does with one of 1 MB.
+# More than either encoder reads of almost any text. It bounds the tokenizer's work on a text of 1
+# MB.
 MAX_CHARS = 2_000
 # By the names of predictor.encoder. searched: the columns that a search reads; None: all of them.
 ENCODER_TYPES: dict[str, type[StaticEncoder] | type[MiniLM]] = {
@@ -27,28 +28,32 @@ ENCODER_TYPES: dict[str, type[StaticEncoder] | type[MiniLM]] = {
 
 
 def dimension(encoder: str = DEFAULT_ENCODER) -> int:
-    """The size of a whole vector. The encoder's part comes first."""
+    """Return the size of a whole vector. The encoder's part comes first."""
     return ENCODER_TYPES[encoder].num_dimensions + NUM_BESIDE
 
 
 def fingerprint(encoder: str = DEFAULT_ENCODER) -> str:
-    """Names whatever decides the vectors; two stores with equal ones can share them."""
+    """Return a name for everything that decides the vectors. Two stores with equal ones can share
+    them."""
     return f"{ENCODER_TYPES[encoder].fingerprint()}/features {VERSION}.{asked.VERSION}"
 
 
 class Embedder:
-    """encoder: see PredictorConfig. num_threads: None for all cores."""
+    """Embeds texts. encoder: see PredictorConfig. num_threads: None for all cores."""
 
     def __init__(self, encoder: str = DEFAULT_ENCODER, num_threads: int | None = None) -> None:
         self.encoder = encoder
         self._encoder = ENCODER_TYPES[encoder](num_threads)
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Float32, shape (len(texts), dimension(self.encoder)), of any text whatever: the encoder's
-        vector of unit length, predictor_store.predict.features, and zeros for Asked.features."""
+        """Return the vectors of any texts, float32, shape (len(texts), dimension(self.encoder)).
+
+        A vector has the encoder's vector of unit length, predictor_store.predict.features, and
+        zeros for Asked.features.
+        """
         if not texts:
             return np.empty((0, dimension(self.encoder)), np.float32)
-        # UTF-8, which the tokenizer takes, has no lone surrogates.
+        # The tokenizer takes UTF-8, which has no lone surrogates.
         read = [text[:MAX_CHARS].encode("utf-8", "replace").decode("utf-8") for text in texts]
         encoded = self._encoder.encode(read)
         features = np.array([features_of(text) for text in texts])

@@ -1,4 +1,4 @@
-"""Features of a prompt's wording that tell something about its answer's length."""
+"""Computes features of a prompt's wording that predict its answer's length."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 NUM_FEATURES = 14
-# Change it with the features, so that no store mixes old and new ones.
+# Raise it if the features change, so that no store mixes old and new ones.
 VERSION = 1
-# The task is stated at a prompt's start or at its end.
+# A prompt states its task at its start or at its end.
 _HEAD_CHARS = _TAIL_CHARS = 2_000
 MAX_EXCERPT_CHARS = _HEAD_CHARS + _TAIL_CHARS
 
@@ -44,16 +44,17 @@ _CODE = re.compile(
 
 
 def excerpt(text: str) -> str:
-    """The part of a prompt that is read: a short one whole, start and end of a long one."""
+    """Return the part of a prompt that is read: a short prompt whole, and the start and end of a
+    long one."""
     if len(text) <= MAX_EXCERPT_CHARS:
         return text
     return text[:_HEAD_CHARS] + text[-_TAIL_CHARS:]
 
 
 def features_of(text: str) -> NDArray[np.float32]:
-    """float32, shape (NUM_FEATURES,), each of the order of 1, of any text whatever.
+    """Return the features of any text, float32, shape (NUM_FEATURES,), each of the order of 1.
 
-    The patterns are English. For other languages only the embedding tells something.
+    The patterns are English. For other languages only the embedding carries information.
     """
     text = excerpt(text)
     per_char = 1.0 / (len(text) + 1)

@@ -1,4 +1,5 @@
-"""Past answers in memory: an index of vectors, and their lengths. The oldest leave first."""
+"""Keeps past answers in memory: an index of vectors, and their lengths. The oldest are dropped
+first."""
 
 from __future__ import annotations
 
@@ -16,20 +17,20 @@ from predictor_store.predict.index import VectorIndex, embeddings
 from predictor_store.predict.regression import MIN_PROMPTS, GeneralLength, LengthScore
 from predictor_store.store.file import Record
 
-# A score is fitted to this many of the newest records; more only take longer.
+# A score is fitted to this many of the newest records. More only take longer.
 _MAX_FITTED = 20_000
-# It is fitted anew when this share of the history is new.
+# The score is fitted again when this share of the history is new.
 _REFIT_SHARE = 0.05
-# So many times more records than are sought are looked at, at most.
+# A search looks at up to this many times the records that it seeks.
 _MOST_WIDENED = 64
-# So many answers with some limits tell where such an answer ends.
+# This many answers with the same limits show where such an answer ends.
 _LEAST_KNOWN = 30
-# The vectors of one prompt, give or take a number or a name in it.
+# Vectors of at least this cosine are of one prompt, give or take a number or a name in it.
 SAME_COSINE = 0.99
 
 
 class Place(NamedTuple):
-    """A record: its slot, and its stamp, as another may have taken the slot since."""
+    """A record: its slot, and its stamp, because another record may have taken the slot since."""
 
     slot: int
     stamp: int
@@ -41,7 +42,7 @@ Fitted = tuple[LengthScore, NDArray[np.float64]] | None
 class Fitting(NamedTuple):
     """A fit to a copy of the records, so that the history can be used meanwhile.
 
-    slots, stamps: int64, of the records, see Place. fit: does it, see LengthScore.fit.
+    slots, stamps: int64, of the records, see Place. fit: runs the fit, see LengthScore.fit.
     """
 
     slots: NDArray[np.int64]
@@ -50,14 +51,19 @@ class Fitting(NamedTuple):
 
 
 class History:
-    """At most capacity records. When it is full, warm records leave first, then the oldest.
+    """Keeps at most capacity records. When it is full, warm records are dropped first, then the
+    oldest.
 
-    Arrays by slot, of shape (capacity,), in use from 0 to len(self) - 1: lengths, int64; censored
-    and warm, bool; unfinished, bool (the answer is still growing: it is censored, and no score is
-    fitted to it); scopes (the adapter's) and limits, int64, see number_of(); limited and shaped,
-    bool (its end is not OWN; it is SHAPED; see asked.Scope); kinds, int64, see asked.kind_of;
-    scores, float64, see LengthScore; excess, float64, see GeneralLength.level_after; features,
-    float32, of shape (capacity, num_features).
+    Arrays by slot have shape (capacity,) and are in use from 0 to len(self) - 1:
+    lengths: int64.
+    censored, warm: bool.
+    unfinished: bool; the answer is still growing: it is censored, and no score is fitted to it.
+    scopes, limits: int64, of the adapter and of the limits, see number_of().
+    limited, shaped: bool; whether its end is not OWN, and whether it is SHAPED (asked.Scope).
+    kinds: int64, see asked.kind_of.
+    scores: float64, see LengthScore.
+    excess: float64, see GeneralLength.level_after.
+    features: float32, of shape (capacity, num_features).
     """
 
     def __init__(
@@ -68,8 +74,10 @@ class History:
         general: GeneralLength | None = None,
         columns: NDArray[np.int64] | None = None,
     ) -> None:
-        """Vectors are an embedding, of unit length, and then features. general: None if nothing is
-        known of lengths in general. columns: see VectorIndex."""
+        """Make an empty history. A vector is an embedding of unit length, followed by features.
+
+        general: None if no general lengths are known. columns: see VectorIndex.
+        """
         self.capacity = capacity
         self.lengths = np.zeros(capacity, np.int64)
         self.censored = np.zeros(capacity, np.bool_)
@@ -105,18 +113,18 @@ class History:
 
     @staticmethod
     def number_of(name: str) -> int:
-        """A number for an adapter or limits of this name; 0 for ""."""
+        """Return a number for an adapter or limits of this name; 0 for ""."""
         return hash(name)
 
     def strange(self, limits: int) -> NDArray[np.bool_]:
-        """Which records have an end that tells only of requests with their own limits, which are
-        not these."""
+        """Return which records were ended by other limits than these, and so do not help to
+        predict."""
         num = len(self)
         strange: NDArray[np.bool_] = self.limited[:num] & (self.limits[:num] != limits)
         return strange
 
     def knows(self, scope: asked.Scope) -> bool:
-        """Whether enough answers are known to foresee where an answer of this scope ends."""
+        """Whether enough answers are known to predict where an answer of this scope ends."""
         if scope.end == asked.OWN:
             return True
         same = self.limits[: len(self)] == self.number_of(scope.limits)
@@ -131,8 +139,11 @@ class History:
         return np.array([self._num_of_prompt[of] for of in self._prompts[slots].tolist()], np.int64)
 
     def add(self, record: Record, *, unfinished: bool = False) -> Place | None:
-        """None if the record is a warm one and only history could make room for it. unfinished:
-        amend() will follow; until then the record is censored."""
+        """Add a record; return its place, or None if it is a warm one and only history could make
+        room for it.
+
+        unfinished: amend() will follow. Until then the record is censored.
+        """
         warm, vector = record.origin == "warm", record.vector
         embedding, excess = vector[: self._dimension], self._excess(record)
         if len(self) < self.capacity:
@@ -166,7 +177,7 @@ class History:
         return Place(slot, self._num_added)
 
     def amend(self, place: Place, record: Record, *, unfinished: bool = False) -> bool:
-        """Sets the answer's new length. False if the one at place has left."""
+        """Set the answer's new length. Return False if the record at place has been dropped."""
         slot, stamp = place
         if self._stamps[slot] != stamp:
             return False
@@ -185,12 +196,12 @@ class History:
         cut: NDArray[np.bool_] | None = None,
         hidden: NDArray[np.bool_] | None = None,
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Cosines, float32, falling, and slots, int64: num_nearest each, or as many as there are.
-        If more records than that are of this very prompt, the newest of these.
+        """Return cosines, float32, falling, and slots, int64: num_nearest each, or as many as there
+        are. If more records than that are of this very prompt, return the newest of these.
 
-        cut, hidden: which records tell little and nothing, shape (len(self),). Hidden ones are
-        passed over. There are more than num_nearest if most of these are cut, as anybody can make
-        many cut answers at no cost: then until a quarter of num_nearest are not.
+        cut, hidden: records that carry little and no information, shape (len(self),). Hidden ones
+        are left out. If most of num_nearest are cut, more are returned, until a quarter of
+        num_nearest are uncut: any client can make many cut answers at no cost.
         """
         hidden = np.zeros(len(self), np.bool_) if hidden is None else hidden
         told = ~hidden if cut is None else ~(hidden | cut)
@@ -216,15 +227,16 @@ class History:
         return cosines, slots
 
     def vectors(self, slots: NDArray[np.int64]) -> NDArray[np.float32]:
-        """A copy, shape (len(slots), embedding_dimension + num_features)."""
+        """Return a copy of the vectors, shape (len(slots), embedding_dimension + num_features)."""
         return np.hstack([embeddings(self._index.codes(slots)), self.features[slots]])
 
     def described(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What a LengthScore reads, a row each."""
+        """Return the inputs of a LengthScore, one row each."""
         return vectors if self.general is None else self.general.described(vectors)
 
     def fitting(self) -> Fitting | None:
-        """Of a score to the newest records; None if too few are new since the last fit."""
+        """Return the fit of a score to the newest records; None if too few are new since the last
+        fit."""
         if self._num_unfitted <= _REFIT_SHARE * len(self):
             return None
         self._num_unfitted = 0
@@ -243,7 +255,7 @@ class History:
         return Fitting(slots, self._stamps[slots], fit)
 
     def install(self, fitting: Fitting, fitted: Fitted) -> None:
-        """Takes over the result of Fitting.fit. None changes nothing."""
+        """Take over the result of Fitting.fit. None changes nothing."""
         if fitted is None:
             return
         self.score, held_out = fitted
@@ -253,7 +265,7 @@ class History:
         self.scores[rest] = self.score.of(self.described(self.vectors(rest)))
 
     def fit(self) -> None:
-        """Fits a score at once. Takes 0.3 s at 10,000 records."""
+        """Fit a score at once. Takes 0.3 s at 10,000 records."""
         if (fitting := self.fitting()) is not None:
             self.install(fitting, fitting.fit())
 
@@ -268,15 +280,15 @@ class History:
             return 0.0
         added = float(self.general.of(record.vector[np.newaxis])[0])
         excess = float(np.log(max(record.output_tokens, 1))) - added
-        # A cut answer would have been longer.
+        # An answer that its limits ended would have been longer.
         known = self.excess[: len(self)][~self.limited[: len(self)]]
         return max(excess, self.general.level_after(known)) if record.censored else excess
 
 
 def _prompt_number(vector: NDArray[np.float32]) -> int:
-    # A prompt's vectors differ in their last bits by the batch that it was embedded in. Rounded so,
-    # one in a thousand pairs comes apart. A fit sums prompts in the order of their numbers, so
-    # these must not differ between processes, as Python's own hashes do.
+    # A prompt's vectors differ in their last bits by the batch that it was embedded in. With this
+    # rounding, one in a thousand pairs gets different numbers. A fit sums prompts in the order of
+    # their numbers, so these must not differ between processes, as Python's own hashes do.
     rounded = np.round(vector[:16] * 100).astype(np.int8)
     digest = hashlib.blake2b(rounded.tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, signed=True)

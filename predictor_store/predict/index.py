@@ -1,4 +1,4 @@
-"""Nearest-neighbour search over embeddings, which are kept as whole numbers of 8 bits."""
+"""Searches nearest neighbours among embeddings, which are kept as 8-bit integers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 class VectorIndex:
     """Embeddings of unit length, by slot, from 0 to len(self) - 1.
 
-    columns: the numbers of an embedding that a search reads, which decides how long it takes. What
-    it finds is then ordered by all numbers. None: it reads all.
+    columns: the numbers of an embedding that a search reads, which decides its duration. The found
+    embeddings are then ordered by all numbers. None: a search reads all.
     """
 
     def __init__(self, dimension: int, columns: NDArray[np.int64] | None = None) -> None:
@@ -33,7 +33,7 @@ class VectorIndex:
         return int(self._searched.ntotal)
 
     def add(self, embedding: NDArray[np.float32]) -> None:
-        """Into the next slot."""
+        """Add an embedding in the next slot."""
         self._searched.add(self._whole(embedding)[np.newaxis])
 
     def replace(self, slot: int, embedding: NDArray[np.float32]) -> None:
@@ -44,13 +44,13 @@ class VectorIndex:
             _codes_of(self._read_index)[slot] = whole[self._columns] + 128
 
     def codes(self, slots: NDArray[np.int64]) -> NDArray[np.int8]:
-        """A copy of the embeddings as they are kept: whole numbers, shape (n, dimension)."""
+        """Return a copy of the embeddings as they are kept: integers, shape (n, dimension)."""
         return (_codes_of(self._whole_index)[slots] ^ 128).view(np.int8)
 
     def nearest(
         self, embedding: NDArray[np.float32], num_nearest: int
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Cosines, float32, falling, and slots, int64: num_nearest each, or as many as there
+        """Return cosines, float32, falling, and slots, int64: num_nearest each, or as many as there
         are."""
         k = min(num_nearest, len(self))
         if k == 0:
@@ -61,13 +61,13 @@ class VectorIndex:
         return products[0] / self._steps**2, slots[0]
 
     def _whole(self, embedding: NDArray[np.float32]) -> NDArray[np.float32]:
-        # A query too: in a large index, FAISS takes its numbers for whole ones.
+        # A query is rounded too: in a large index, FAISS takes its numbers for integers.
         return np.asarray(np.rint(self._steps * embedding).clip(-128, 127), np.float32)
 
 
 def _codes_of(index: faiss.IndexScalarQuantizer) -> NDArray[np.uint8]:
-    """The index's memory, shape (n, dimension), 128 above the numbers themselves. Not to be kept:
-    the index moves it when it grows."""
+    """Return the index's memory, shape (n, dimension), 128 above the numbers themselves. Do not
+    keep it: the index moves it when it grows."""
     if index.ntotal == 0:
         return np.empty((0, index.code_size), np.uint8)
     codes = faiss.rev_swig_ptr(index.codes.data(), index.ntotal * index.code_size)
@@ -75,28 +75,28 @@ def _codes_of(index: faiss.IndexScalarQuantizer) -> NDArray[np.uint8]:
 
 
 def empty_index(dimension: int) -> faiss.IndexScalarQuantizer:
-    """For whole numbers from -128 to 127. A search takes a quarter of the time that float32 takes,
-    as it has a quarter to read."""
+    """Return an index for integers from -128 to 127. A search takes a quarter of the time that
+    float32 takes, because it has a quarter to read."""
     return faiss.IndexScalarQuantizer(
         dimension, faiss.ScalarQuantizer.QT_8bit_direct_signed, faiss.METRIC_INNER_PRODUCT
     )
 
 
 def steps_per_unit(dimension: int) -> np.float32:
-    """The factor of a unit vector's numbers before rounding. One in a thousand numbers may be so
-    large that it is cut off; a cosine is off by 0.001."""
+    """Return the factor of a unit vector's numbers before rounding. About one in a thousand numbers
+    is cut off. A cosine is off by 0.001."""
     return np.float32(127 * max(1.0, dimension**0.5 / 12))
 
 
 def embeddings(codes: NDArray[np.int8]) -> NDArray[np.float32]:
-    """From VectorIndex.codes, of the same shape."""
+    """Return the embeddings of VectorIndex.codes, of the same shape."""
     return np.asarray(codes.astype(np.float32) / steps_per_unit(codes.shape[1]), np.float32)
 
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """FAISS would search with all of OpenMP's threads, even for one vector. They would take the
-    engine's cores, and hang in a process forked from one that has used them."""
+    """Limit FAISS to one thread. It would search with all of OpenMP's threads, even for one vector.
+    They would take the engine's cores, and hang in a process forked from one that has used them."""
     num_threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
     try:

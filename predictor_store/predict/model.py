@@ -1,4 +1,4 @@
-"""What a worker knows of one model: its store, its history, its sessions and its forecasts."""
+"""Holds a worker's state for one model: its store, its history, its sessions and its forecasts."""
 
 from __future__ import annotations
 
@@ -37,17 +37,19 @@ _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
 def folder_of_model(config: StoreConfig, model: str) -> Path:
-    """The folder in which a service keeps what it learns of this model."""
+    """Return the folder of a service's store for this model."""
     name = quote(model, safe=" ", errors="surrogatepass")
     if len(name) > _MAX_NAME_CHARS:
         name = name[:_MAX_NAME_CHARS] + hashlib.sha256(name.encode("ascii")).hexdigest()[:16]
-    # No name is "." or "..", or that of a file of the store.
+    # No name is "." or "..", or the name of a file of the store.
     return folder_of(config) / f"model {name}"
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """Counters since the process began; num_records and num_unwritten are of now. quality: see
-    RollingQuality.summary."""
+    """Counters since the process began. num_records and num_unwritten are present values.
+
+    quality: see RollingQuality.summary.
+    """
 
     process: int
     num_records: _Count = 0
@@ -62,10 +64,10 @@ class Stats(msgspec.Struct, frozen=True):
 
 
 class ModelHistory:
-    """Used by one thread at a time."""
+    """Predicts and records for one model. Used by one thread at a time."""
 
     def __init__(self, config: SageConfig) -> None:
-        """Raises StoreError."""
+        """Open the store of the configuration. Raises StoreError."""
         self._config = config
         encoder = config.predictor.encoder
         self._store = Store(config.store, fingerprint(encoder), dimension(encoder))
@@ -82,22 +84,23 @@ class ModelHistory:
         # The engine goes first. On Linux, nice() affects the calling thread alone.
         self._fitter = ThreadPoolExecutor(1, initializer=lambda: os.nice(_NICENESS))
         self._fit: tuple[Fitting, Future[Any]] | None = None
-        # Some are about what clients send; see Worker.
+        # Some count clients' messages; see Worker.
         names = ("num_recorded", "num_going_on", "num_unrecorded", "num_dropped", "num_malformed")
         self.counts = Counter(dict.fromkeys(names, 0))
         self.prior = predictor.prior(self._history)
         self._num_new = 0
         self._quality = RollingQuality()
-        # The session that had the newest answer is last.
+        # The session with the newest answer is last.
         self._sessions = OrderedDict[str, Session]()
 
     def described(self, vector: NDArray[np.float32], asked: Asked) -> NDArray[np.float32]:
-        """The prompt's vector with Asked.features."""
+        """Return the prompt's vector with Asked.features."""
         session = self._sessions.get(asked.session, NEW_SESSION)
         return np.append(vector[:-NUM_FEATURES], asked.features(session))
 
     def forecast(self, vector: NDArray[np.float32], scope: str, session: str = "") -> Forecast:
-        """vector: of described(). scope: a name of asked.Scope. session: see Asked."""
+        """Return the forecast for a vector of described(). scope: a name of asked.Scope. session:
+        see Asked."""
         if threshold := self._config.predictor.threshold:
             said = predict_by_threshold(self._history, vector, threshold)
             return Forecast(said or self.prior, self.prior)
@@ -108,14 +111,17 @@ class ModelHistory:
         return Forecast(said, self.prior)
 
     def served(self, forecast: Forecast) -> LengthDistribution | None:
-        """What the request gets: the blind distribution while predictions are worse than it."""
+        """Return the distribution for the request: the blind one while predictions are worse than
+        it."""
         return forecast.blind if self._quality.widened else forecast.said
 
     def goes_on(self, record: Record, place: Place | None) -> Place | None:
-        """An answer has this many tokens and is still growing. Returns the place of its record.
+        """Record that an answer has this many tokens and is still growing. Return the place of its
+        record.
 
-        Short answers end first. Without this, a young history would know only these, and predict
-        too short ones. record: censored. place: what goes_on() returned for this answer before.
+        Short answers end first. Without this, a young history would know only these, and its
+        predictions would be too short. record: censored. place: the result of goes_on() for this
+        answer before.
         """
         self.counts["num_going_on"] += 1
         if place is not None:
@@ -125,7 +131,8 @@ class ModelHistory:
     def record(
         self, record: Record, forecast: Forecast, session: str, place: Place | None = None
     ) -> None:
-        """An answer has ended. forecast: of forecast(). session: see Asked. place: of goes_on()."""
+        """Record an ended answer. forecast: from forecast(). session: see Asked. place: from
+        goes_on()."""
         if session:
             had = self._sessions.pop(session, NEW_SESSION)
             self._sessions[session] = had.after(
@@ -133,8 +140,9 @@ class ModelHistory:
             )
             if len(self._sessions) > _MAX_SESSIONS:
                 self._sessions.popitem(last=False)
-        # Nobody knows how long a cut answer would have become. What clients end as they like is
-        # judged where enough of its kind has been seen, or one client could spoil the figures.
+        # The full length of a cut answer is unknown. Answers that clients can end at will are
+        # judged only if enough of the same scope have been seen; otherwise one client could spoil
+        # the figures.
         is_judged = not record.censored and self._history.knows(Scope.read(record.scope))
         if is_judged and self._quality.add(forecast, record.output_tokens):
             if self._quality.widened:
@@ -151,7 +159,7 @@ class ModelHistory:
         self.counts["num_recorded"] += 1
 
     def commit(self) -> bool:
-        """Writes the ended answers. Returns whether the prior is a new one."""
+        """Write the ended answers. Return whether the prior is a new one."""
         self._store.flush()
         self._refit()
         if self._num_new * 100 <= len(self._history):
@@ -176,7 +184,7 @@ class ModelHistory:
         self._store.close()
 
     def _refit(self) -> None:
-        """Fits in a thread. Numpy releases the interpreter's lock, so predictions go on."""
+        """Fit in a thread. Numpy releases the interpreter's lock, so predictions go on."""
         if self._fit is not None and self._fit[1].done():
             fitting, future = self._fit
             self._fit = None

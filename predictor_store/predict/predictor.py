@@ -1,4 +1,4 @@
-"""From similar past prompts to the distribution of an answer's length."""
+"""Predicts the distribution of an answer's length from similar past prompts."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from predictor_store.predict.history import SAME_COSINE, History
 from predictor_store.predict.regression import PRIOR_WORTH, LengthScore
 from sage_sched.distribution import LengthDistribution, Source
 
-# A prediction looks at this many past prompts, the most similar ones.
+# The number of past prompts, the most similar ones, that a prediction uses.
 NUM_NEAREST = 256
-# Distinct lengths that travel with a request.
+# Distinct lengths that are sent with a request.
 MAX_ATOMS = 64
-# How fast weight falls with distance in meaning, for the near and for the wide neighbourhood, and
+# How fast weight falls with distance in meaning, for the near and for the wide neighbourhood; and
 # how many near records weigh as much as the wide ones.
 _NEAR_SLOPE, _WIDE_SLOPE = 15.0, 5.0
 _WIDE_WORTH = 16.0
-# How fast weight falls with distance in score, in shares of the score's error. It falls more slowly
-# if fewer than so many records are that near; otherwise one stranger would decide for an outlier.
+# How fast weight falls with distance in score, as a share of the score's error. It falls more
+# slowly if fewer than _NUM_IN_SCORE records are that near. Otherwise one unrelated record would
+# decide for an outlier.
 _SCORE_SHARE = 0.3
 _NUM_IN_SCORE = 8
-# So many similar records of this server weigh as much as all that are not its own.
+# This many similar records of this server weigh as much as all records from elsewhere.
 _FOREIGN_WORTH = 32.0
-# So many answers of the same session weigh as much as everything else.
+# This many answers of the same session weigh as much as everything else.
 _SESSION_WORTH = 16.0
-# So many of the same kind (asked.kind_of) weigh as much as all of other kinds.
+# This many records of the same kind (asked.kind_of) weigh as much as all records of other kinds.
 _OTHER_WORTH = 4.0
-# So many similar records weigh as much as what is known of lengths in general, which is left out
-# if it would weigh next to nothing.
+# This many similar records weigh as much as general lengths, which are left out if they would weigh
+# next to nothing.
 _GENERAL_WORTH = 8.0
 _LEAST_GENERAL = 0.01
 
 
 class Beside(NamedTuple):
-    """Lengths in general, equally likely, shape (n,), and their share of a distribution."""
+    """General lengths (GeneralLength), equally likely, shape (n,), and their share."""
 
     lengths: NDArray[np.int64]
     share: float
@@ -47,9 +48,10 @@ class Beside(NamedTuple):
 def predict(
     history: History, vector: NDArray[np.float32], scope: str = ""
 ) -> LengthDistribution | None:
-    """From the NUM_NEAREST nearest records, by _weights, and from lengths in general.
+    """Return the prediction from the NUM_NEAREST nearest records, by _weights, and from general
+    lengths.
 
-    None if there are no records and nothing is known in general. scope: a name of asked.Scope. Of
+    None if there are no records and no general lengths. scope: a name of asked.Scope. Of the
     answers with other limits, only those that ended by themselves count as ended.
     """
     of = Scope.read(scope)
@@ -59,7 +61,7 @@ def predict(
     cut = history.censored[: len(history)] | strange
     cosines, slots = history.nearest(vector, NUM_NEAREST, cut, hidden)
     foreign = history.warm[slots] | (history.scopes[slots] != adapter)
-    if of.limits:  # else all that is left tells of it
+    if of.limits:  # otherwise all remaining records help
         foreign |= history.limits[slots] != limits
     weights, share = _weights(history, vector, cosines.astype(np.float64), slots, foreign)
     source: Source = "warm" if weights[foreign].sum() > weights.sum() / 2 else "history"
@@ -74,7 +76,7 @@ def predict(
 
 
 def within_session(said: LengthDistribution, lengths: Sequence[int]) -> LengthDistribution:
-    """Mixed with the session's last answers, of these lengths in tokens."""
+    """Mix a prediction with the session's last answers, of these lengths in tokens."""
     if not lengths:
         return said
     own = LengthDistribution.from_samples(lengths, "history")
@@ -83,8 +85,10 @@ def within_session(said: LengthDistribution, lengths: Sequence[int]) -> LengthDi
 
 
 def prior(history: History) -> LengthDistribution | None:
-    """The distribution for any prompt: all records, equally weighted, and lengths in general. None
-    if nothing is known. An end that limits made counts as one only if there are no others."""
+    """Return the distribution for any prompt: all records, equally weighted, and general lengths.
+
+    None if there are neither. An end by limits counts as an end only if there are no other ends.
+    """
     strange = history.strange(history.number_of(""))
     if strange.all():
         strange = np.zeros(len(history), np.bool_)
@@ -104,11 +108,12 @@ def _weights(
     slots: NDArray[np.int64],
     foreign: NDArray[np.bool_],
 ) -> tuple[NDArray[np.float64], float]:
-    """The records' weights, and that of lengths in general. Their sum is 1, or 0 without either.
+    """Return the records' weights, and the weight of general lengths. Their sum is 1, or 0 if there
+    are neither.
 
-    There are four neighbourhoods, each wider than the one before, and each counts as far as its
-    evidence goes: the same prompt; prompts near in meaning and in score; prompts less near in
-    meaning; and prompts anywhere. Records of one prompt share weight: one prompt that was asked a
+    There are four neighbourhoods, each wider than the one before: the same prompt, prompts near in
+    meaning and in score, prompts less near in meaning, and prompts anywhere. Each counts in
+    proportion to its evidence. Records of one prompt share weight: one prompt that was asked a
     hundred times is one neighbour. All constants are the best or next to it on each of six datasets
     (docs/predictor.md).
     """
@@ -139,17 +144,18 @@ def _nearness_in_score(
     distance = np.abs(history.scores[slots] - score.of(history.described(vector[np.newaxis])))
     last = min(_NUM_IN_SCORE, distance.size) - 1
     width = max(_SCORE_SHARE * score.spread, float(np.partition(distance, last)[last]))
-    # Not 0: nearness in meaning tells the far ones apart.
+    # Not 0: nearness in meaning distinguishes the far ones.
     return np.maximum(np.exp(-0.5 * np.square(distance / width)), 1e-9)
 
 
 def _one_after_another(
     neighbourhoods: NDArray[np.float64], rest_worths: tuple[float, ...], anywhere: bool
 ) -> tuple[NDArray[np.float64], float]:
-    """The weights of all records, and that of what comes after the last neighbourhood.
+    """Return the weights of all records, and the weight of general lengths, which come last.
 
-    neighbourhoods: shape (m, n); one without weight is passed over. rest_worths: for each, how many
-    samples the rest after it is worth. anywhere: whether something comes after the last.
+    neighbourhoods: shape (m, n); one without weight is skipped.
+    rest_worths: for each, how many samples the rest after it is worth.
+    anywhere: whether general lengths come last.
     """
     sums, worths = neighbourhoods.sum(1), _worths(neighbourhoods)
     is_last = [not anywhere and not sums[i + 1 :].any() for i in range(len(sums))]
@@ -163,7 +169,7 @@ def _one_after_another(
 
 
 def _worths(weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How many samples of equal weight each row is worth (Kish)."""
+    """Return how many samples of equal weight each row is worth (Kish)."""
     squares = np.einsum("ij,ij->i", weights, weights)
     return np.asarray(np.square(weights.sum(1)) / np.where(squares > 0, squares, 1.0), np.float64)
 
@@ -176,8 +182,11 @@ def distribution(
     beside: Beside | None = None,
     cut: NDArray[np.bool_] | None = None,
 ) -> LengthDistribution | None:
-    """From the records in these slots. weights, cut (which were longer than is known): shape
-    (len(slots),). None if there are none, and nothing beside."""
+    """Return the distribution of the records in these slots; None if there are none, and nothing
+    beside.
+
+    weights, cut (answers that would have been longer): shape (len(slots),).
+    """
     lengths, censored = history.lengths[slots], history.censored[slots] if cut is None else cut
     if beside is not None:
         num = beside.lengths.size

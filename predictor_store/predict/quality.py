@@ -1,4 +1,4 @@
-"""How good predictions have been lately, and whether they are worth more than none."""
+"""Measures how good recent predictions are, and whether they are better than none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sage_sched.distribution import LengthDistribution
 
-# Whether predictions are used is decided by this many answers.
+# The number of answers that decides whether predictions are used.
 WINDOW = 500
 # With fewer answers, figures mean nothing.
 LEAST_TO_TELL = 50
@@ -19,9 +19,10 @@ LEAST_TO_TELL = 50
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What was known of an answer before it began.
+    """The prediction for an answer before it began.
 
-    said: for this prompt; None if nothing was known. blind: the distribution of all lengths then.
+    said: for this prompt; None if there was no prediction. blind: the distribution of all lengths
+        at that time.
     """
 
     said: LengthDistribution | None = None
@@ -29,22 +30,23 @@ class Forecast:
 
 
 class RollingQuality:
-    """Over the last WINDOW answers that came to their own end.
+    """Scores the last WINDOW answers that came to their own end.
 
-    widened: over WINDOW answers, predictions were worse (by CRPS) than the distribution of all
-    lengths, and they have not been better over as many since. Requests then get that distribution;
-    predictions are still made and scored.
+    widened: whether predictions were worse (by CRPS) than the distribution of all lengths over
+        WINDOW answers, and have not been better over WINDOW answers since. If so, requests get that
+        distribution. Predictions are still made and scored.
     """
 
     def __init__(self) -> None:
         self.widened = False
-        # The mean, the answer's length, both CRPS, and whether it was in the central 80 %.
+        # The predicted mean, the answer's length, both CRPS, and whether it was in the central 80
+        # %.
         self._scored = deque[tuple[float, ...]](maxlen=WINDOW)
         # Answers since `widened` has changed.
         self._num_since = 0
 
     def add(self, forecast: Forecast, output_tokens: int) -> bool:
-        """An answer came to its own end. Returns whether `widened` has changed."""
+        """Count an answer that came to its own end. Return whether `widened` has changed."""
         said, blind = forecast.said, forecast.blind
         if said is None or blind is None:
             return False
@@ -55,8 +57,8 @@ class RollingQuality:
         if self._num_since < WINDOW:
             return False
         _, _, crps, blind_crps, _ = np.array(self._scored, float).T
-        # In sum, a few long answers decide, which anybody can ask for. So it has to be true, too,
-        # where each counts alike.
+        # In the sum, a few long answers decide, and any client can ask for those. So predictions
+        # must also be worse if each answer counts alike.
         excess = np.array([(crps - blind_crps).sum(), _shares(crps, blind_crps).sum()])
         changes = bool((excess < 0).any() if self.widened else (excess > 0).all())
         if changes:
@@ -65,8 +67,8 @@ class RollingQuality:
         return changes
 
     def summary(self) -> dict[str, Any]:
-        """How many answers there were, mean CRPS in tokens, its gain over the blind distribution's,
-        the share in the central 80 %, and Spearman's rho of the mean."""
+        """Return the number of answers, mean CRPS in tokens, its gain over the blind
+        distribution's, the share in the central 80 %, and Spearman's rho of the mean."""
         scored = self._scored
         if not scored:
             return {"widened": self.widened, "num_answers": 0}
@@ -84,12 +86,12 @@ class RollingQuality:
 
 
 def _shares(crps: NDArray[np.float64], blind_crps: NDArray[np.float64]) -> NDArray[np.float64]:
-    """By how much each prediction was worse than the blind one, from -1 to 1."""
+    """Return how much worse each prediction was than the blind one, from -1 to 1."""
     return np.asarray((crps - blind_crps) / np.maximum(crps + blind_crps, 1e-9), np.float64)
 
 
 def spearman(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    """Correlation of ranks, ties sharing theirs; 0 if either is constant."""
+    """Return the correlation of ranks, ties sharing theirs; 0 if either is constant."""
     if np.ptp(x) == 0 or np.ptp(y) == 0:
         return 0.0
     return float(np.corrcoef(_ranks(x), _ranks(y))[0, 1])

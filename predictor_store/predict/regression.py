@@ -1,6 +1,6 @@
-"""Regressions of an answer's length on its prompt's vector: a server's own, and a shipped one.
+"""Fits regressions of an answer's length on its prompt's vector: a server's own, and a shipped one.
 
-Both are of the natural logarithm of output tokens.
+Both predict the natural logarithm of output tokens.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 MIN_PROMPTS = 30
 # Anything from 1 to 10 does as well (leave-one-prompt-out error on six datasets).
 _RIDGE = 3.0
-# So many repeated answers tell how much answers to one prompt differ.
+# This many repeated answers show how much answers to one prompt differ.
 _MIN_REPEATS = 20
 PRIOR_WORTH = 3.0
-# Scales what a prompt adds to lengths in general, beside the numbers of its vector.
+# Scales a prompt's term of general lengths, relative to the numbers of its vector.
 _GENERAL_SCALE = 3.5
 _LEAST_WORTH, _MOST_WORTH = 0.5, 8.0
 # Fitted by bench/predictor/general.py; by encoder.
@@ -33,13 +33,14 @@ _MOST_TOKENS = 2.0**20
 class LengthScore:
     """Ridge regression on a server's own answers.
 
-    A score is no prediction. It finds prompts whose answers are alike in length; the lengths of
+    A score is no prediction. It finds prompts whose answers have similar lengths. The lengths of
     these records then show the score's errors, too.
 
-    weights: float64, shape (dimension + 1,), the last for the constant. center: mean logarithm.
-    spread: standard deviation of the error at prompts left out. rest_worth: how many answers to the
-    very same prompt weigh as much as all that is known from other prompts; small if answers to one
-    prompt hardly differ.
+    weights: float64, shape (dimension + 1,), the last for the constant.
+    center: mean logarithm.
+    spread: standard deviation of the error at prompts left out.
+    rest_worth: how many answers to the very same prompt weigh as much as all other prompts; small
+        if answers to one prompt hardly differ.
     """
 
     weights: NDArray[np.float64]
@@ -48,18 +49,20 @@ class LengthScore:
     rest_worth: float
 
     def of(self, vectors: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Scores, float64, shape (n,), of vectors, shape (n, dimension)."""
+        """Return the scores, float64, shape (n,), of vectors, shape (n, dimension)."""
         return np.asarray(vectors @ self.weights[:-1] + self.weights[-1] + self.center, np.float64)
 
     @classmethod
     def fit(
         cls, vectors: NDArray[np.float32], lengths: NDArray[np.int64], prompts: NDArray[np.int64]
     ) -> tuple[Self, NDArray[np.float64]] | None:
-        """From n records: the score, and what each record would score had its prompt's answers
-        not been seen, float64, shape (n,). None with fewer than MIN_PROMPTS distinct prompts.
+        """Fit a score to n records; None with fewer than MIN_PROMPTS distinct prompts.
 
-        prompts: which prompt each record is of, numbers of any kind. Each counts once, with the
-        mean logarithm of its lengths, so that leaving it out leaves out all its answers.
+        Return the score, and each record's score from a fit without its prompt's answers, float64,
+        shape (n,).
+
+        prompts: the prompt of each record, as numbers of any kind. Each prompt counts once, with
+            the mean logarithm of its lengths, so that leaving it out leaves out all its answers.
         """
         distinct, first, of, counts = np.unique(
             prompts, return_index=True, return_inverse=True, return_counts=True
@@ -81,8 +84,9 @@ class LengthScore:
 
 
 def _rest_worth(deviations: NDArray[np.float64], counts: NDArray[np.int64], spread: float) -> float:
-    """Half an answer, and twice the ratio of the variance within prompts to that between them. (For
-    the mean of a normal distribution once would do; a distribution's shape needs more.)"""
+    """Return half an answer, plus twice the ratio of the variance within prompts to the variance
+    between them. (For the mean of a normal distribution once would do. A distribution's shape needs
+    more.)"""
     num_repeats = int((counts - 1).sum())
     if num_repeats < _MIN_REPEATS:
         return PRIOR_WORTH
@@ -93,13 +97,16 @@ def _rest_worth(deviations: NDArray[np.float64], counts: NDArray[np.int64], spre
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GeneralLength:
-    """What is known before any answer has ended: a level, which differs from server to server, what
-    the prompt adds to it, and an error.
+    """Predicts a length before any answer has ended: a level, which differs from server to server,
+    a term for the prompt, and an error.
 
-    fingerprint: of what made the vectors. weights: float64, shape (dimension,), for what a prompt's
-    vector adds. errors: float64, rising, equally likely. level: before any answer has ended.
-    level_worth: how many ended answers tell as much about the level. logs: float64, rising, equally
-    likely, of the length of an answer to an unknown prompt on an unknown server.
+    fingerprint: of the embedder that made the vectors.
+    weights: float64, shape (dimension,), for a prompt's term.
+    errors: float64, rising, equally likely.
+    level: before any answer has ended.
+    level_worth: how many ended answers weigh as much as this level.
+    logs: float64, rising, equally likely, of the length of an answer to an unknown prompt on an
+        unknown server.
     """
 
     fingerprint: str
@@ -111,40 +118,43 @@ class GeneralLength:
 
     @classmethod
     def shipped(cls, encoder: str) -> Self:
-        """For prompts' vectors by this encoder."""
+        """Return the shipped regression for prompts' vectors by this encoder."""
         fields: dict[str, Any] = json.loads(SHIPPED_FILE.read_text("ascii"))[encoder]
         arrays = {name: np.array(fields[name]) for name in ("weights", "errors", "logs")}
         return cls(**(fields | arrays))
 
     def of(self, vectors: NDArray[np.float32]) -> NDArray[np.float64]:
-        """What prompts add to the level, shape (n,), of vectors, shape (n, dimension)."""
+        """Return the prompts' terms, shape (n,), for vectors, shape (n, dimension)."""
         return np.asarray(vectors @ self.weights, np.float64)
 
     def level_after(self, excess: NDArray[np.float64]) -> float:
-        """The level, once answers have ended. excess: by how much the logarithms of their lengths
-        exceed what their prompts add."""
+        """Return the level after some answers have ended.
+
+        excess: the logarithms of their lengths less their prompts' terms.
+        """
         total = self.level * self.level_worth + float(excess.sum())
         return total / (self.level_worth + excess.size)
 
     def lengths(self, added: float, excess: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Tokens of an answer, equally likely. The less is known of the level, the wider."""
+        """Return the tokens of an answer, equally likely. The fewer answers have ended, the wider
+        they are."""
         level = self.level_after(excess)
         widened = np.sqrt(1 + 1 / (self.level_worth + excess.size))
         return _tokens(level + added + widened * self.errors)
 
     def described(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What a LengthScore reads: the vectors, and what their prompts add."""
+        """Return the inputs of a LengthScore: the vectors, and their prompts' terms."""
         added = _GENERAL_SCALE * self.of(vectors).astype(np.float32)
         return np.concatenate([vectors, added[:, np.newaxis]], axis=1)
 
     def first_score(self) -> LengthScore:
-        """The score until there is enough to fit one to."""
+        """Return the score to use until there are enough records for a fit."""
         weights = np.zeros(self.weights.size + 2)
-        weights[-2] = 1 / _GENERAL_SCALE  # of what the prompt adds; the last is the constant
+        weights[-2] = 1 / _GENERAL_SCALE  # of the prompt's term; the last is the constant
         return LengthScore(weights, self.level, float(self.errors.std()), PRIOR_WORTH)
 
     def of_any_prompt(self) -> NDArray[np.int64]:
-        """Tokens of an answer to an unknown prompt, equally likely."""
+        """Return the tokens of an answer to an unknown prompt, equally likely."""
         return _tokens(self.logs)
 
 

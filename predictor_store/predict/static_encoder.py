@@ -1,4 +1,5 @@
-"""Sentence vectors without a transformer: means of token vectors, in well under a millisecond.
+"""Makes sentence vectors without a transformer: means of token vectors, in well under a
+millisecond.
 
 The token vectors are distilled from MiniLM and shipped; token_vectors.md says how.
 """
@@ -18,25 +19,25 @@ from predictor_store.predict.minilm import WEIGHTS_DIGEST
 
 SHIPPED_FILE = Path(__file__).with_name("token_vectors.npz")
 TOKENIZER_FILE = Path(__file__).with_name("tokenizer.json")
-# Of the shipped file; `python -m bench.predictor.distil` prints it.
+# The digest of the shipped file; `python -m bench.predictor.distil` prints it.
 _DIGEST = "35fd684424aea95a963c9b2842a853a1b7840e8dadf97bf1a9c94caf1c66e97f"
 MAX_TOKENS = 400
-# How a prompt begins says what is asked for: its first tokens count once more, by themselves.
+# A prompt states its task at its beginning, so its first tokens count once more, by themselves.
 _NUM_FIRST = 12
 _FIRST_WEIGHT = 0.7
 # The dimensions of a token's vector.
 NUM_DIMENSIONS = 384
-# Part of the encoder's fingerprint: with a change of how vectors are made, a store of the old ones
-# is not read.
+# Part of the encoder's fingerprint. Raise it if vectors are made differently, so that a store of
+# old ones is not read.
 _RECIPE = 1
 
 
 class StaticEncoder:
-    """It uses one thread."""
+    """Encodes texts in one thread."""
 
     num_dimensions = 2 * NUM_DIMENSIONS
-    # The first principal axes of the whole and of the first tokens find the same neighbours as all
-    # axes do (docs/predictor.md).
+    # A search over the first principal axes of the whole and of the first tokens finds the same
+    # neighbours as a search over all axes (docs/predictor.md).
     searched: NDArray[np.int64] | None = np.r_[:128, NUM_DIMENSIONS : NUM_DIMENSIONS + 64]
 
     def __init__(self, num_threads: int | None = None) -> None:
@@ -50,11 +51,11 @@ class StaticEncoder:
         return f"token vectors {_RECIPE} of all-MiniLM-L6-v2/{MAX_TOKENS} tokens/{WEIGHTS_DIGEST}"
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Vectors of unit length, shape (len(texts), num_dimensions). texts: valid UTF-8."""
+        """Return vectors of unit length, shape (len(texts), num_dimensions). texts: valid UTF-8."""
         encoded = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         vectors = np.empty((len(texts), self.num_dimensions), np.float32)
         for vector, each in zip(vectors, encoded, strict=True):
-            ids = each.ids or [0]  # an empty prompt is taken for one of padding
+            ids = each.ids or [0]  # an empty prompt counts as one of padding
             tokens = self._rounded[ids] * self._scales[ids, np.newaxis]
             whole, first = np.split(vector, 2)
             whole[:] = _unit(tokens.mean(0))
@@ -69,8 +70,8 @@ def _unit(vector: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def token_vectors() -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Shapes (vocabulary, 384) and (vocabulary,): a row times its scale is a token's vector. Raises
-    ValueError if the shipped file is damaged."""
+    """Return arrays of shape (vocabulary, 384) and (vocabulary,): a row times its scale is a
+    token's vector. Raises ValueError if the shipped file is damaged."""
     content = SHIPPED_FILE.read_bytes()
     if digest(content) != _DIGEST:
         raise ValueError(f"{SHIPPED_FILE} is damaged")

@@ -1,4 +1,4 @@
-"""SageSched's predictor as published."""
+"""Predicts as SageSched's published predictor does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _FEWEST_MATCHES = 8
 def predict_by_threshold(
     history: History, vector: NDArray[np.float32], cosine: float
 ) -> LengthDistribution | None:
-    """Answers to prompts of at least this cosine, all with the same weight (section 3.1).
+    """Return the distribution of answers to prompts of at least this cosine, all with the same
+    weight (section 3.1).
 
     If there are too few, warm records (in the paper, requests of public datasets) are searched too.
     If these are too few as well, all records count. None if there are no records.

@@ -1,4 +1,4 @@
-"""sage-sched train-probe: from recorded hidden states to the file of a probe."""
+"""sage-sched train-probe: trains a probe on recorded hidden states and writes its file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, write, report. Raises RecordingError, TrainingError if the recording does not do."""
+    """Train, write, report. Raises RecordingError, or TrainingError if the recording is not
+    usable."""
     from predictor_store.probe.training import TrainingError, train
 
     say = speaker(args)
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def table(qualities: dict[str, Quality]) -> str:
-    """Markdown: MAE, CRPS and coverage by age."""
+    """Return a Markdown table of MAE, CRPS and coverage by age."""
     ages = sorted({age for quality in qualities.values() for age in quality})
     rows = [["MAE · CRPS (tokens) · 80 % interval", *(f"age {age}" for age in ages)]]
     for name, quality in qualities.items():

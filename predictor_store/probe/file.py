@@ -1,5 +1,5 @@
-"""The file of a probe: a small network that reads a model's hidden states, how to read it, and
-which model it is of."""
+"""Reads and writes the file of a probe: a small network that reads a model's hidden states, and the
+fingerprint of that model."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from sage_sched.fields import MALFORMED, UserError
 from sage_sched.probe import Edges
 
 FORMAT = "sage-sched probe 3"
-# What must be so, and what may be.
+# The required values of the metadata.
 _ALLOWED = {"format": FORMAT, "pooling": "last"}
 _ARRAYS = ("w1", "b1", "w2", "b2")
-# No probe has larger sizes; a file is not read to find out that it lied.
+# No probe has larger sizes. A file with larger ones is not read further.
 _MOST_HIDDEN, _MOST_BINS = 65_536, 256
 _MODELS_FILES = ("config.json", "tokenizer.json")
-# Read of each file of weights: its header, which names all tensors, and this many blocks.
+# Blocks read from each file of weights, besides its header, which names all tensors.
 _NUM_BLOCKS = 256
 _BLOCK_BYTES = 4096
 
 
 class ProbeFileError(UserError, ValueError):
-    """The file is no probe, or one of another model; the message says what was found."""
+    """The file is no probe, or a probe of another model. The message says why."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProbeFile:
-    """A network hidden -> inner -> ReLU -> bins, float32, and what belongs to it.
+    """A network hidden -> inner -> ReLU -> bins, float32, with its metadata.
 
-    w1: (inner, hidden). b1: (inner,). w2: (bins, inner). b2: (bins,). layer: whose output it reads,
-    from 0; of a prompt, at its last token. fingerprint: of the model. edges: of the bins.
+    w1: (inner, hidden). b1: (inner,). w2: (bins, inner). b2: (bins,).
+    layer: the layer whose output it reads, from 0; for a prompt, at its last token.
+    fingerprint: of the model. edges: of the bins.
     """
 
     w1: NDArray[np.float32]
@@ -53,7 +54,8 @@ class ProbeFile:
         return int(self.w1.shape[1])
 
     def log_p(self, states: NDArray[np.float32]) -> NDArray[np.float64]:
-        """ln P(what is left is in bin), shape (rows, bins), of states of shape (rows, hidden)."""
+        """Return ln P(the rest of the answer is in bin), shape (rows, bins), for states of shape
+        (rows, hidden)."""
         inner = np.maximum(states @ self.w1.T + self.b1, 0)
         logits = (inner @ self.w2.T + self.b2).astype(np.float64)
         logits -= logits.max(axis=1, keepdims=True)
@@ -61,7 +63,7 @@ class ProbeFile:
         return log_p
 
     def write(self, path: Path) -> None:
-        """As safetensors, all but the arrays as metadata."""
+        """Write it as safetensors, with everything but the arrays as metadata."""
         from safetensors.numpy import save_file
 
         about = {
@@ -77,7 +79,7 @@ class ProbeFile:
 
     @classmethod
     def read(cls, path: Path) -> ProbeFile:
-        """Raises ProbeFileError, OSError."""
+        """Read a probe. Raises ProbeFileError, OSError."""
         from safetensors import SafetensorError, safe_open
 
         path.stat()
@@ -117,10 +119,10 @@ class ProbeFile:
 
 
 def fingerprint(folder: Path) -> str:
-    """Tells one model's weights from another's without reading all of them: 16 hexadecimal digits,
-    from config, tokenizer and evenly sampled blocks of the weights.
+    """Return a fingerprint that distinguishes models' weights without reading all of them: 16
+    hexadecimal digits, from config, tokenizer and evenly sampled blocks of the weights.
 
-    Raises OSError, ValueError if there is no config.json, or a file of weights has no header.
+    Raises OSError, and ValueError if there is no config.json, or a file of weights has no header.
     """
     digest = hashlib.sha256()
     if not (folder / _MODELS_FILES[0]).is_file():

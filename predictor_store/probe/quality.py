@@ -1,4 +1,4 @@
-"""How good predictions of a growing answer's length are, on answers that no probe has seen."""
+"""Measures predictions of a growing answer's length, on answers that no probe has seen."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ from sage_sched.probe import Edges
 
 AGES = (0, 1, 4, 16, 64, 256)
 
-# The age, what was left, and its prediction: lengths and weights.
+# The age, the tokens that were left, and their prediction: lengths and weights.
 Prediction = tuple[int, int, NDArray[np.float64], NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Over answers at one age. mae: of the mean, tokens. crps: tokens. covered: the share of
-    central 80 % intervals that held the truth. number: of answers."""
+    """The score over answers at one age.
+
+    mae: of the mean, tokens. crps: tokens.
+    covered: the share of central 80 % intervals that held the truth.
+    number: of answers.
+    """
 
     mae: float
     crps: float
@@ -33,7 +37,7 @@ Quality = dict[int, Score]
 
 
 def quality_by_age(predictions: Iterable[Prediction]) -> Quality:
-    """At those of AGES for which there are predictions."""
+    """Return the scores at those of AGES that have predictions."""
     found: dict[int, list[tuple[float, float, bool]]] = {age: [] for age in AGES}
     for age, left, lengths, weights in predictions:
         if age in found:
@@ -49,7 +53,7 @@ def quality_by_age(predictions: Iterable[Prediction]) -> Quality:
 
 
 def by_prompt(recording: Recording, rows: NDArray[np.bool_]) -> Iterator[Prediction]:
-    """For each of the rows, from the prompt and the age."""
+    """Yield predictions for each of the rows, from the prompt and the age."""
     for row in np.flatnonzero(rows).tolist():
         answer, age = int(recording.answer[row]), int(recording.ages[row])
         of_prompt = recording.forecasts[answer]
@@ -62,8 +66,8 @@ def by_prompt(recording: Recording, rows: NDArray[np.bool_]) -> Iterator[Predict
 def by_probe(
     recording: Recording, log_p: NDArray[np.float64], edges: Edges, rows: NDArray[np.bool_]
 ) -> Iterator[Prediction]:
-    """For each of the rows, from its scores only, with each bin at its middle. The last bin has no
-    end; it is taken to be as wide as the one before."""
+    """Yield predictions for each of the rows, from its scores only, with each bin at its middle.
+    The last bin has no end, and counts as wide as the one before."""
     ends = np.append(edges[:-1], 2 * edges[-2] - edges[-3])
     middles: NDArray[np.float64] = (ends[:-1] + 1 + ends[1:]) / 2
     for row in np.flatnonzero(rows).tolist():

@@ -1,4 +1,4 @@
-"""What a server records of hidden states and answers, in a folder."""
+"""Reads and writes a server's recording of hidden states and answers, in a folder."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _ABOUT = "about.json"
 
 
 class RecordingError(UserError, ValueError):
-    """The folder holds no recording, or two that do not go together."""
+    """The folder holds no recording, or two that do not match."""
 
 
 def row_type(num_layers: int, hidden_size: int) -> np.dtype[np.void]:
-    """A row: whose it is, at which age, and the layers' states."""
+    """Return the type of a row: its request, its age, and the layers' states."""
     states = ("states", "<f2", (num_layers, hidden_size))
     return np.dtype([("arrival", "<i8"), ("age", "<i4"), states])
 
@@ -33,7 +33,7 @@ def about_recording(
     folder: Path, about: dict[str, Any], opener: Callable[[str, int], int] | None = None
 ) -> None:
     """Write down the states' layers, hidden_size and fingerprint. Raises OSError, and
-    RecordingError if the folder holds states of something else."""
+    RecordingError if the folder holds states of another model or other layers."""
     path = folder / _ABOUT
     if path.exists():
         known = json.loads(path.read_text())
@@ -48,8 +48,11 @@ def about_recording(
 class Recording:
     """Rows of states, and the answers that they belong to.
 
-    Of each row: states, float16, (rows, layers, hidden); ages, tokens; answer, its position. Of
-    each answer: lengths, is_cut, prompts (numbers, equal for equal ones), caps, forecasts.
+    states: float16, (rows, layers, hidden).
+    ages: of each row, in tokens.
+    answer: the position of each row's answer.
+    lengths, is_cut, caps, forecasts: of each answer.
+    prompts: of each answer, as numbers that are equal for equal prompts.
     """
 
     layers: tuple[int, ...]
@@ -65,7 +68,7 @@ class Recording:
 
     @classmethod
     def read(cls, folder: Path) -> Recording:
-        """Rows whose answers are complete. Raises RecordingError, OSError."""
+        """Return the rows whose answers are complete. Raises RecordingError, OSError."""
         if not (folder / _ABOUT).is_file():
             raise RecordingError(f"{folder} holds no recording: it has no {_ABOUT}")
         about = json.loads((folder / _ABOUT).read_text())
@@ -73,7 +76,7 @@ class Recording:
         known: dict[tuple[str, int], dict[str, Any]] = {}
         for path in sorted(folder.glob(f"*{ANSWERS}")):
             for line in path.read_text().splitlines():
-                with contextlib.suppress(json.JSONDecodeError):  # cut off, as the server was
+                with contextlib.suppress(json.JSONDecodeError):  # cut off when the server ended
                     answer = json.loads(line)
                     known[answer["session"], answer["arrival"]] = answer
         place = {key: i for i, key in enumerate(known)}

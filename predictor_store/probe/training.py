@@ -1,4 +1,4 @@
-"""Training a probe on what a server has recorded (docs/predictor.md)."""
+"""Trains a probe on a server's recording (docs/predictor.md)."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from sage_sched.fields import UserError
 from sage_sched.probe import from_steps, in_steps
 
 _INNER = 512
-# The bins and the rate of the paper (Shahout et al. 2025, section 3.1). Its batches are of 32 rows,
-# which would take hours on a CPU.
+# The bins and the learning rate of the paper (Shahout et al. 2025, section 3.1). Its batches have
+# 32 rows, which would take hours on a CPU.
 _TRAIL_BINS, _TRAIL_TOKENS = 10, 512
 _RATE = 1e-2
 _MOST_TOKENS = 1 << 24
 _BATCH_ROWS = 512
-# Rows of one answer are much alike: more of them teach little.
+# Rows of one answer are much alike, so more of them add little.
 _MOST_ROWS = 400_000
 _PATIENCE = 3
 
 
 class TrainingError(UserError, ValueError):
-    """The recording is not enough, or not usable; the message says why."""
+    """The recording is too small or not usable. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A probe, and how good predictions are on prompts that it has not seen: "prompt", by the
-    prompt and the age; and "probe", by the hidden states alone."""
+    """A probe, and the quality of predictions on prompts that it has not seen: "prompt", from the
+    prompt and the age; "probe", from the hidden states alone."""
 
     probe: ProbeFile
     qualities: dict[str, Quality]
@@ -48,8 +48,8 @@ def train(
     seed: int = 0,
     say: Callable[[str], None] = print,
 ) -> Trained:
-    """70 % of the prompts are trained on, 10 % choose layer and epoch, and 20 % are reported on.
-    Raises TrainingError."""
+    """Train a probe. 70 % of the prompts are trained on, 10 % choose layer and epoch, and 20 % are
+    reported on. Raises TrainingError."""
     share = recording.prompts[recording.answer] % np.uint64(10)
     fit, choose, report = share < 7, share == 7, share > 7
     for name, rows in (("train on", fit), ("choose by", choose), ("report on", report)):
@@ -86,7 +86,7 @@ def _fit(
     say: Callable[[str], None],
     name: str,
 ) -> tuple[float, list[NDArray[np.float32]]]:
-    """The best epoch's loss on the second of data, and its network."""
+    """Return the best epoch's loss on the second of data, and its network."""
     torch.manual_seed(seed)
     (states, bins, is_cut), chosen_by = [
         (torch.as_tensor(a), torch.as_tensor(b), torch.as_tensor(c)) for a, b, c in data
@@ -125,7 +125,7 @@ def _fit(
 
 
 def _loss(logits: torch.Tensor, bins: torch.Tensor, is_cut: torch.Tensor) -> torch.Tensor:
-    """-ln P of the true bin; for an answer that was cut off, of that bin and all above."""
+    """Return -ln P of the true bin; for a cut answer, -ln P of that bin and all above."""
     losses = cross_entropy(logits, bins, reduction="none")
     if is_cut.any():
         log_p = logits[is_cut].log_softmax(dim=-1)

@@ -27,7 +27,7 @@ from sage_sched.distribution import SOURCES, LengthDistribution
 logger = logging.getLogger(__name__)
 
 _LATENCY_WINDOW = 1_000
-# A server waits so long for a service, and then starts without it.
+# The time that a server waits for a service before it starts without it.
 _SERVICE_PATIENCE_S = 3.0
 # Each worker counts from its start; stats() adds up all workers.
 _TOTALS = (
@@ -37,10 +37,10 @@ _TOTALS = (
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What is known of an answer's length when its prompt arrives.
+    """The prediction for an answer when its prompt arrives.
 
-    handle: names the answer when its length is reported; None: do not report it. distribution: None
-    if nothing is known.
+    handle: names the answer when its length is reported; None: do not report it.
+    distribution: None if nothing is known.
     """
 
     handle: int | None
@@ -48,11 +48,14 @@ class Prediction:
 
 
 class PredictorClient:
-    """Used from one event loop's thread. If the worker is slow, hung or dead, requests get the
-    prior instead of a prediction, and nothing else changes."""
+    """Asks the prediction worker. Used from one event loop's thread.
+
+    If the worker is slow, hung or dead, requests get the prior instead of a prediction, and nothing
+    else changes.
+    """
 
     def __init__(self, config: SageConfig, model: str = "") -> None:
-        """model: whose history it is at a service (predictor.service)."""
+        """Make a client. model: names the model's history at a service (predictor.service)."""
         self._config = config
         self._is_own = not config.predictor.service
         self._supervisor = Supervisor(
@@ -61,23 +64,22 @@ class PredictorClient:
             self._lose,
         )
         self._link: Link | None = None
-        # The link that is read, by a descriptor of ours, in which loop.
+        # The link that is read, its own descriptor, and the loop that reads it.
         self._reading: tuple[asyncio.AbstractEventLoop, Link, int] | None = None
         self._waiting: dict[int, asyncio.Future[Prediction]] = {}
         self._is_silent = False
         self._next_handle = 0
         self._prior: LengthDistribution | None = None
         self._worker_stats: Stats | None = None
-        # Counted by the workers before this one.
+        # Counts of the workers before this one.
         self._past = Counter[str]()
         self._counts = Counter[str]()
         self._latencies_ms = deque[float](maxlen=_LATENCY_WINDOW)
 
     def start(self) -> None:
-        """Blocks until the worker is ready. Raises StoreError, PredictorError.
+        """Block until the worker is ready. Raises StoreError, PredictorError.
 
-        A service that is not there is no error: until it is, requests get the distribution of
-        lengths in general.
+        A missing service is no error: until it is there, requests get general lengths.
         """
         if self._is_own:
             self._supervisor.start()
@@ -88,14 +90,14 @@ class PredictorClient:
 
     @property
     def prior(self) -> LengthDistribution | None:
-        """The distribution for any prompt; None if nothing is known."""
+        """Return the distribution for any prompt; None if nothing is known."""
         return self._prior
 
     async def predict(self, text: str, scope: str = "", asked: Asked = NOTHING_ASKED) -> Prediction:
-        """Never raises. scope: a name of asked.Scope.
+        """Return the prediction for a prompt. Never raises. scope: a name of asked.Scope.
 
-        After predictor.deadline_ms the prior is returned, with a handle that is good. After a
-        missed deadline, nobody waits for the worker until it says something again.
+        After predictor.deadline_ms the prior is returned, with a valid handle. After a missed
+        deadline, no request waits for the worker until it sends a message again.
         """
         started = time.perf_counter()
         self._read_here()
@@ -137,21 +139,24 @@ class PredictorClient:
         censored: bool,
         stopped: bool = False,
     ) -> None:
-        """An answer has ended; call it for each answer to a prompt. Never blocks, never raises.
-        stopped: see asked.Scope."""
+        """Report an ended answer; call it for each answer to a prompt. Never blocks, never raises.
+
+        stopped: see asked.Scope.
+        """
         answer = Finished(handle, int(input_tokens), int(output_tokens), bool(censored), stopped)
         if not self._send(answer):
             self._counts["num_unrecorded"] += 1
 
     def goes_on(self, handle: int, input_tokens: int, output_tokens: int) -> None:
-        """The answer has so many tokens already. Never blocks, never raises; it may be lost."""
+        """Report that an answer has this many tokens already. Never blocks, never raises. It may be
+        lost."""
         self._send(GoesOn(handle, int(input_tokens), int(output_tokens)))
 
     def stats(self) -> dict[str, Any]:
-        """Counters since start.
+        """Return the counters since start.
 
-        As of now: the latencies, quality (RollingQuality.summary), num_awaited (predictions under
-        way), num_records and num_unwritten. A service counts for all clients of the model.
+        Present values: the latencies, quality (RollingQuality.summary), num_awaited (pending
+        predictions), num_records and num_unwritten. A service counts for all clients of the model.
         """
         latencies = self._latencies_ms or [0.0]
         counts = dict.fromkeys([f"num_predicted_{source}" for source in (*SOURCES, "none")], 0)
@@ -172,7 +177,7 @@ class PredictorClient:
         }
 
     def close(self) -> None:
-        """Blocks until the worker has written what it has."""
+        """Block until the worker has written its records."""
         self._supervisor.close()
         self._lose()
 
@@ -190,7 +195,7 @@ class PredictorClient:
             answer.set_result(Prediction(handle, self._prior))
 
     def _read_here(self) -> None:
-        """Lets the running loop read from the worker of now. Requests that wait for the one before
+        """Let the running loop read from the present worker. Requests that wait for the one before
         get the prior."""
         loop, link = asyncio.get_running_loop(), self._link
         if self._reading is not None:
@@ -223,7 +228,7 @@ class PredictorClient:
         match message:
             case Predicted(handle, lengths):
                 self._is_silent = False
-                # Past its deadline the request has gone on.
+                # After its deadline the request has gone on.
                 answer = self._waiting.get(handle)
                 if answer is not None and not answer.done():
                     answer.set_result(Prediction(handle, lengths.read() if lengths else None))
@@ -251,9 +256,9 @@ class PredictorClient:
         self._in_loop()
 
     def _in_loop(self) -> None:
-        """Calls _read_here in the loop that reads, if there is one."""
+        """Call _read_here in the loop that reads, if there is one."""
         if (reading := self._reading) is not None:
-            with contextlib.suppress(RuntimeError):  # it is closed
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 reading[0].call_soon_threadsafe(self._read_here)
 
 

@@ -1,4 +1,4 @@
-"""Where a predictor service listens: ZeroMQ endpoints, and who may use them."""
+"""Opens and connects the ZeroMQ endpoints of a predictor service, and decides who may use them."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from sage_sched.fields import UserError
 TOKEN_VARIABLE = "SAGE_PREDICTOR_TOKEN"
 _MIN_TOKEN_CHARS = 16
 _MAX_TOKEN_BYTES = 4096
-# The messages that wait for one peer, at either end; beyond it they are refused or dropped. A usual
-# prompt has 1 KB, the longest 16 KB.
+# The messages that wait for one peer, at either end. Further messages are refused or dropped. A
+# usual prompt has 1 KB, the longest 16 KB.
 _HIGH_WATER_MARK = 10_000
 # A connection must prove its key within this time.
 _HANDSHAKE_MS = 10_000
 _BACKLOG = 1024
 _HEARTBEAT_MS = 10_000
-# After so long a silence, the other host counts as gone.
+# After this much silence, the other host counts as gone.
 _GONE_MS = 60_000
-# For the last messages of a socket that is closed.
+# The time for the last messages of a closed socket.
 _LINGER_MS = 1_000
 LOST = (
     zmq.EVENT_DISCONNECTED
@@ -48,7 +48,7 @@ _MOST_TURNS, _TURN_SECONDS = 50, 0.1
 
 
 class PredictorError(UserError):
-    """A prediction worker did not come up, cannot be reached or refuses; the message says why."""
+    """A prediction worker did not start, cannot be reached or refuses. The message says why."""
 
 
 def default_address() -> Address:
@@ -56,8 +56,8 @@ def default_address() -> Address:
 
 
 def token_of(config: PredictorConfig) -> str:
-    """The token that a service on TCP asks for, from file or environment; "" if there is none.
-    Raises PredictorError."""
+    """Return the token of a service on TCP, from file or environment; "" if there is none. Raises
+    PredictorError."""
     named, token = TOKEN_VARIABLE, os.environ.get(TOKEN_VARIABLE, "").strip()
     if config.service_token_file:
         try:
@@ -75,7 +75,7 @@ def token_of(config: PredictorConfig) -> str:
 
 
 def listen(address: Address, token: str = "") -> zmq.Socket[bytes]:
-    """A ROUTER. token: for TCP. Raises PredictorError."""
+    """Listen on an address; return a ROUTER. token: for TCP. Raises PredictorError."""
     router = _socket(zmq.ROUTER)
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
     router.setsockopt(zmq.MAXMSGSIZE, MAX_BYTES)
@@ -98,18 +98,21 @@ def listen(address: Address, token: str = "") -> zmq.Socket[bytes]:
 
 
 def close(router: zmq.Socket[bytes]) -> None:
-    """Stops listening, and removes the file of a Unix socket."""
+    """Stop listening, and remove the file of a Unix socket."""
     at = router.getsockopt_string(zmq.LAST_ENDPOINT)
     if at.startswith("ipc://"):
-        # As long as it listens, no other service takes the path.
+        # While it listens, no other service takes the path.
         Path(at.removeprefix("ipc://")).unlink(missing_ok=True)
     router.close()
 
 
 def connect(address: Address, token: str = "") -> zmq.Socket[bytes]:
-    """A DEALER that does not reconnect; its monitor socket tells when it is LOST. It says nothing
-    until the service has proven that it knows the token. Raises OSError; PermissionError if the
-    socket is another user's, who would learn prompts."""
+    """Return a connected DEALER, which does not reconnect; its monitor socket reports when it is
+    LOST.
+
+    It sends nothing until the service has proven that it knows the token. Raises OSError;
+    PermissionError if the socket is another user's, who would learn prompts.
+    """
     if not address.is_tcp:
         path = expanded(address.path)
         owner = path.stat().st_uid
@@ -142,9 +145,9 @@ def _set_up_tcp(made: zmq.Socket[bytes]) -> None:
 
 
 def _service_key(token: str) -> bytes:
-    """The secret CURVE key of the service that has this token.
+    """Return the secret CURVE key of the service that has this token.
 
-    Its public key never crosses the wire, so only those with the token complete a handshake, on
+    Its public key never crosses the wire, so only holders of the token complete a handshake, on
     either side. scrypt makes guesses against a recorded handshake cost 50 ms each.
     """
     made = hashlib.scrypt(token.encode(), salt=b"sage-sched", n=1 << 14, r=8, p=1, dklen=32)
@@ -172,7 +175,7 @@ def _bind_path(router: zmq.Socket[bytes], path: Path) -> None:
 
 @contextlib.contextmanager
 def _in_turn(folder: Path) -> Iterator[None]:
-    """Lets one service at a time begin to listen in this folder: while one finds a socket dead,
+    """Let one service at a time begin to listen in this folder. While one finds a socket dead,
     another could put its own there. Goes on after a few seconds in any case."""
     fd = os.open(folder, os.O_RDONLY)
     try:
@@ -180,7 +183,7 @@ def _in_turn(folder: Path) -> Iterator[None]:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            except OSError:  # another has it, or there are no locks here
+            except OSError:  # another service has it, or there are no locks here
                 time.sleep(_TURN_SECONDS)
         yield
     finally:
@@ -188,7 +191,7 @@ def _in_turn(folder: Path) -> Iterator[None]:
 
 
 def remove_dead(path: Path) -> None:
-    """Removes the file that a killed service left. Raises PredictorError if it is anything else."""
+    """Remove the file that a killed service left. Raises PredictorError if it is anything else."""
     try:
         about = path.lstat()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""HTTP for routers, gateways and monitoring: POST /predict, GET /health and GET /metrics."""
+"""Serves HTTP for routers, gateways and monitoring: POST /predict, GET /health and GET /metrics."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from predictor_store.service.messages import Predict, Predicted, Refused, ToClie
 from predictor_store.service.worker import Worker
 from sage_sched.distribution import LengthDistribution
 
-# To a whole request's head: from the connection, and from the answer before.
+# The time for a whole request's head: after the connection, and after the answer before.
 _FIRST_SECONDS, _NEXT_SECONDS = 10.0, 60.0
-# From the head to the end of the body, and from there to the answer.
+# The time from the head to the end of the body, and from there to the answer.
 _BODY_SECONDS = _ANSWER_SECONDS = 10.0
 _MAX_BODY_BYTES = 1 << 20
 _GAUGES = {"num_records", "num_unwritten"}
@@ -63,10 +63,10 @@ class Asker:
 
 
 class HttpFront:
-    """Serves in the worker's own event loop."""
+    """Serves HTTP in the worker's own event loop."""
 
     def __init__(self, worker: Worker, token: str) -> None:
-        """token: what requests must carry."""
+        """Make a front. token: the token that requests must carry."""
         self._worker = worker
         self._token = token
         self.app = Starlette(
@@ -79,7 +79,7 @@ class HttpFront:
         )
 
     async def serve(self, listener: socket.socket) -> None:
-        """Until it is cancelled. Then it no longer listens."""
+        """Serve until cancelled. Then it no longer listens."""
         config = uvicorn.Config(
             self.app, http=_Hasty, ws="none", lifespan="off", log_config=None, access_log=False,
             server_header=False,
@@ -133,7 +133,7 @@ class HttpFront:
         return PlainTextResponse(generate_latest(registry))
 
     def collect(self) -> Iterator[Metric]:
-        """For prometheus_client: the counters of Stats, by model."""
+        """Yield the counters of Stats, by model, for prometheus_client."""
         by_model = self._worker.stats()
         for field in (name for name in Stats.__struct_fields__ if name.startswith("num_")):
             kind = GaugeMetricFamily if field in _GAUGES else CounterMetricFamily
@@ -151,7 +151,7 @@ class HttpFront:
 
 
 async def _body(request: Request) -> bytes:
-    """Raises HTTPException if it is too long, or too late."""
+    """Return the body. Raises HTTPException if it is too long, or too late."""
     body = bytearray()
     try:
         async with asyncio.timeout(_BODY_SECONDS):
@@ -180,8 +180,8 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 class _Hasty(H11Protocol):
-    """Hangs up on a client that does not send a whole head in time: uvicorn waits for it forever,
-    and strangers could take all descriptors."""
+    """Closes the connection of a client that does not send a whole head in time. uvicorn would wait
+    for it forever, and unknown clients could take all descriptors."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))

@@ -1,4 +1,4 @@
-"""A server's connection to its prediction worker, and the worker's process if it is its own."""
+"""Connects a server to its prediction worker, and holds the worker's process if it is its own."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ _CLOSE_TIMEOUT_SECONDS = 10
 
 
 class Link:
-    """Threads may share it, taking turns. process: None for a service, which others have started.
-    first: what the worker said when it was ready."""
+    """A connection to a worker. Threads may share it, taking turns.
+
+    process: None for a service, which was started elsewhere. first: the worker's first message,
+    when it was ready.
+    """
 
     first: Welcome
 
@@ -34,7 +37,8 @@ class Link:
         self._lock = threading.Lock()
 
     def say(self, message: messages.ToWorker) -> bool:
-        """Never blocks. False if the worker is gone, or too much waits for it."""
+        """Send a message. Never blocks. Return False if the worker is gone, or too many messages
+        wait for it."""
         data = messages.encode(message)
         with self._lock:
             try:
@@ -44,8 +48,11 @@ class Link:
         return True
 
     def heard(self) -> Iterator[messages.ToClient]:
-        """What has come. Read it whenever readable_fd is, and after each say(): ZeroMQ wakes a
-        reader once. Raises ValueError if the other side is no worker."""
+        """Yield the messages that have come.
+
+        Read it whenever readable_fd is readable, and after each say(): ZeroMQ wakes a reader once.
+        Raises ValueError if the other side is no worker.
+        """
         while True:
             with self._lock:
                 try:
@@ -55,12 +62,12 @@ class Link:
             yield messages.decode_to_client(data)
 
     def readable_fd(self) -> int:
-        """A descriptor of the caller's own, which stays valid when the link is closed."""
+        """Return a descriptor of the caller's own, which stays valid when the link is closed."""
         with self._lock:
             return -1 if self._dealer.closed else os.dup(self._dealer.fileno())
 
     def greet(self, model: str, patience_s: float = START_TIMEOUT_SECONDS) -> None:
-        """Blocks until the worker is ready. Raises StoreError, PredictorError."""
+        """Block until the worker is ready. Raises StoreError, PredictorError."""
         try:
             self.say(Hello(messages.VERSION, messages.valid(model)))
             match self._next(time.monotonic() + patience_s):
@@ -95,13 +102,13 @@ class Link:
         raise PredictorError("the prediction worker does not answer")
 
     def wait(self) -> None:
-        """Blocks until the worker is gone or this is closed, and hangs up. For one thread."""
+        """Block until the worker is gone or this is closed, and disconnect. For one thread."""
         recv_monitor_message(self._monitor)
         self._hang_up()
         self._monitor.close()
 
     def close(self) -> None:
-        """Blocks until the worker has written all that was said; then a server's own ends."""
+        """Block until the worker has handled all messages; then a server's own worker ends."""
         deadline_s = time.monotonic() + _CLOSE_TIMEOUT_SECONDS
         if self.say(Goodbye()):
             while time.monotonic() < deadline_s and self._dealer.poll(
@@ -114,7 +121,7 @@ class Link:
             self.process.close()
 
     def kill(self) -> None:
-        """Hangs up, and ends a server's own worker at once."""
+        """Disconnect, and end a server's own worker at once."""
         self._hang_up()
         if self.process is not None:
             self.process.kill()
@@ -123,7 +130,7 @@ class Link:
         with self._lock:
             if not self._dealer.closed:
                 # Otherwise ZeroMQ's own thread, which closes all sockets, would wait for ever to
-                # tell a monitor socket that is closed.
+                # report to a closed monitor socket.
                 self._dealer.disable_monitor()
                 self._dealer.close()
 
@@ -135,7 +142,7 @@ def _why(event: int) -> str:
 
 
 def start_worker(config: SageConfig) -> Link:
-    """Starts a process that ends with this one. Blocks until it is ready. Raises StoreError,
+    """Start a process that ends with this one. Blocks until it is ready. Raises StoreError,
     PredictorError."""
     path = private_path()
     process = OwnProcess(config, path)
@@ -145,7 +152,7 @@ def start_worker(config: SageConfig) -> Link:
 def connect_worker(
     config: SageConfig, model: str, patience_s: float = START_TIMEOUT_SECONDS
 ) -> Link:
-    """Connects to the service that config.predictor names. See start_worker."""
+    """Connect to the service that config.predictor names. See start_worker."""
     address = Address.parse(config.predictor.service)
     try:
         token = token_of(config.predictor) if address.is_tcp else ""

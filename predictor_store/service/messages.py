@@ -1,8 +1,9 @@
-"""Messages between HTTP processes and a prediction worker, as msgpack: one ZeroMQ frame each.
+"""Defines the messages between HTTP processes and a prediction worker, as msgpack: one ZeroMQ frame
+each.
 
-A client begins with Hello and hears Welcome or Refused. It then sends Predict, Finished and GoesOn,
-and ends with Goodbye, which comes back when all before it is written. The worker sends Predicted,
-and News once a second. Handles are each client's own.
+A client sends Hello first and receives Welcome or Refused. It then sends Predict, Finished and
+GoesOn. It ends with Goodbye, which comes back when all before it is written. The worker sends
+Predicted, and News once a second. Handles are each client's own.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _Handle = Annotated[int, msgspec.Meta(ge=-(2**53), lt=2**53)]
 
 
 class _Message(msgspec.Struct, tag=True, array_like=True):
-    """Array-like: a field has its place, not its name, in the message."""
+    """A message as an array: a field is identified by its place, not by its name."""
 
 
 class Hello(_Message):
@@ -38,7 +39,7 @@ class Hello(_Message):
 
 
 class Predict(_Message):
-    """scope: a name of predictor_store.predict.asked.Scope."""
+    """Asks for a prediction. scope: a name of predictor_store.predict.asked.Scope."""
 
     handle: _Handle
     text: Annotated[str, msgspec.Meta(max_length=MAX_EXCERPT_CHARS)]
@@ -47,7 +48,7 @@ class Predict(_Message):
 
 
 class Finished(_Message):
-    """An answer has ended. censored: it was cut off. stopped: see
+    """Reports an ended answer. censored: it was cut off. stopped: see
     predictor_store.predict.asked.Scope."""
 
     handle: _Handle
@@ -58,7 +59,7 @@ class Finished(_Message):
 
 
 class GoesOn(_Message):
-    """An answer has this many tokens so far."""
+    """Reports that an answer has this many tokens so far."""
 
     handle: _Handle
     input_tokens: _Tokens
@@ -82,7 +83,7 @@ class Lengths(msgspec.Struct, frozen=True, array_like=True):
         return None if distribution is None else cls(**distribution.as_fields())
 
     def read(self) -> LengthDistribution:
-        """Raises ValueError if the fields contradict one another."""
+        """Return the distribution. Raises ValueError if the fields contradict one another."""
         return LengthDistribution.from_fields(msgspec.structs.asdict(self))
 
 
@@ -99,14 +100,14 @@ class Refused(_Message):
 
 
 class Predicted(_Message):
-    """lengths: None if nothing is known."""
+    """Answers Predict. lengths: None if nothing is known."""
 
     handle: _Handle
     lengths: Lengths | None
 
 
 class News(_Message):
-    """prior: None if it has not changed."""
+    """Reports a worker's state once a second. prior: None if it has not changed."""
 
     stats: Stats
     prior: Lengths | None = None
@@ -122,5 +123,5 @@ decode_to_client = msgspec.msgpack.Decoder(ToClient).decode
 
 
 def valid(text: str) -> str:
-    """The text without lone surrogates, which UTF-8 does not have."""
+    """Return the text without lone surrogates, which UTF-8 does not have."""
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -17,13 +17,13 @@ from predictor_store.service.endpoint import PredictorError, remove_dead
 from predictor_store.store.file import StoreError
 from sage_sched.app.config import SageConfig
 
-# Loading takes seconds, and minutes on a host that is busy with other things.
+# Loading takes seconds, and minutes on a busy host.
 START_TIMEOUT_SECONDS = 600.0
 _CLOSE_TIMEOUT_SECONDS = 10.0
 WORKER_MODULE = "predictor_store.service.worker_process"
 # The line that a worker writes when it listens.
 READY = "ready\n"
-# It must not take cores from the engine, nor look for a network.
+# It must not take cores from the engine, nor use the network.
 _ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 _FOLDER_PREFIX, _SOCKET_NAME = "sage-sched-", "predictor.socket"
 _LEAST_AGE_S = 60.0
@@ -31,15 +31,15 @@ _LEAST_AGE_S = 60.0
 
 class OwnProcess:
     def __init__(self, config: SageConfig, path: str) -> None:
-        """Blocks until it listens on the Unix socket at path. Raises StoreError, PredictorError."""
+        """Start a worker; block until it listens on the Unix socket at path. Raises StoreError,
+        PredictorError."""
         Path(path).parent.mkdir(mode=0o700, exist_ok=True)
         sections = {
             "store": dataclasses.asdict(config.store),
             "predictor": dataclasses.asdict(config.predictor) | {"service": path},
         }
         # -P: modules are not looked for in the directory that the server was started in, which may
-        # have a queue.py, say.
-        # The folder of this package is added: it may be on no path.
+        # have a queue.py, for example. The folder of this package is added: it may be on no path.
         folders = (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", WORKER_MODULE, str(os.getpid()), json.dumps(sections)],
@@ -76,11 +76,11 @@ class OwnProcess:
         return self._process.pid
 
     def wait(self) -> None:
-        """Blocks until it has ended."""
+        """Block until it has ended."""
         self._process.wait()
 
     def close(self) -> None:
-        """Lets it write what it has heard. Blocks until it has ended."""
+        """Let it write the messages that it has received. Blocks until it has ended."""
         self._process.terminate()
         try:
             self._process.wait(_CLOSE_TIMEOUT_SECONDS)
@@ -93,16 +93,17 @@ class OwnProcess:
 
 
 def private_path() -> str:
-    """A new path for a Unix socket that only this user can reach; the worker removes its folder."""
+    """Return a new path for a Unix socket that only this user can reach. The worker removes its
+    folder."""
     _remove_left()
     return str(Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX)) / _SOCKET_NAME)
 
 
 def _remove_left() -> None:
-    """Folders of this user's servers that were killed together with their workers."""
+    """Remove folders of this user's servers that were killed together with their workers."""
     for left in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*/{_SOCKET_NAME}"):
         with contextlib.suppress(OSError, PredictorError):
-            # One that is new may be about to listen.
+            # A new folder may be about to be used.
             if time.time() - left.lstat().st_mtime > _LEAST_AGE_S:
                 remove_dead(left)
                 left.parent.rmdir()

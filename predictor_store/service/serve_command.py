@@ -1,4 +1,4 @@
-"""sage-sched predictor serve: one predictor for many servers."""
+"""sage-sched predictor serve: serves one predictor to many servers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serves until a signal ends it. Raises UserError if it cannot serve."""
+    """Serve until a signal ends it. Raises UserError if it cannot serve."""
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
     config = read_config(args.sage_config)
     if args.listen is not None:
@@ -59,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
     token = token_of(config.predictor) if at.is_tcp or args.http else ""
     if (at.is_tcp or args.http) and not token:
         raise PredictorError(f"a service on TCP needs a token: set {_TOKEN}")
-    # Strangers may take descriptors for some seconds each; let there be enough.
+    # Unknown clients may take descriptors for some seconds each, so raise their number to the
+    # limit.
     most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     router = endpoint.listen(at, token)

@@ -1,4 +1,4 @@
-"""The event loop that serves a worker's clients over ZeroMQ: one inference server, or many."""
+"""Runs the event loop that serves a worker's clients over ZeroMQ: one inference server, or many."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from predictor_store.service.messages import Goodbye, Hello, Refused
 from predictor_store.service.worker import Outgoing, Worker
 
 _REPORT_SECONDS = 1.0
-# At a time; then a batch of prompts is embedded.
+# Messages taken at a time. Then a batch of prompts is embedded.
 _MOST_TAKEN = 1_000
-# Batches, after it has been stopped.
+# Batches that are embedded after it has been stopped.
 _MOST_LAST = 100
 
 
 class Server:
-    """One thread. It closes the router at its end."""
+    """Serves a worker's clients in one thread. It closes the router at its end."""
 
     def __init__(
         self,
@@ -32,8 +32,11 @@ class Server:
         parent: int | None = None,
         beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        """parent: the process that this one ends with. beside: runs in the same loop, until it is
-        cancelled."""
+        """Make a server.
+
+        parent: the process that this one ends with. beside: runs in the same loop, until it is
+        cancelled.
+        """
         self._worker = worker
         self._router = router
         self._parent = parent
@@ -43,23 +46,23 @@ class Server:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def stop(self) -> None:
-        """Makes run() return. May be called in a signal handler, or another thread."""
+        """Make run() return. May be called in a signal handler, or another thread."""
         self._stopped = True
         self._wake()
 
     def hurry(self) -> None:
-        """From now on, what is heard is written at once. May be called as stop() may."""
+        """Write messages at once from now on. May be called where stop() may."""
         self._hurries = True
         self._wake()
 
     def _wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # its loop is closed
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._worker.heard.set)
 
     def run(self) -> None:
-        """Serves until stop(), or until the parent has ended. Then it no longer listens."""
-        # Whatever loop the process prefers: uvloop's goes by a clock of its own.
+        """Serve until stop(), or until the parent has ended. Then it no longer listens."""
+        # Not the loop that the process prefers: uvloop has a clock of its own.
         try:
             with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
                 runner.run(self._run())
@@ -69,7 +72,7 @@ class Server:
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._router.fileno(), self._worker.heard.set)
-        tasks = set[asyncio.Task[None]]()  # a loop alone does not keep them
+        tasks = set[asyncio.Task[None]]()  # the loop alone does not keep references to them
         if self._beside is not None:
             tasks.add(self._loop.create_task(self._beside()))
         next_report = time.monotonic() + _REPORT_SECONDS
@@ -88,16 +91,16 @@ class Server:
             self._worker.step()
 
     async def _wait_for_work(self, wait_s: float) -> None:
-        """Waits for at most wait_s. Other tasks get a turn in any case."""
+        """Wait for at most wait_s. Other tasks get a turn in any case."""
         await asyncio.sleep(0)
-        # ZeroMQ wakes a reader once, and not again for what came during a send.
+        # ZeroMQ wakes a reader once, and not again for messages that came during a send.
         if not self._worker.busy and not self._router.poll(0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._worker.heard.wait()
 
     def _take_in(self) -> int:
-        """How many messages it has taken, of those that have come."""
+        """Take in waiting messages, and return their number."""
         for taken in range(_MOST_TAKEN):
             try:
                 frames = self._router.recv_multipart(zmq.NOBLOCK)
@@ -134,6 +137,6 @@ class Server:
             try:
                 self._router.send_multipart([client, messages.encode(message)], zmq.NOBLOCK)
             except zmq.Again:
-                pass  # it takes nothing in, and does not wait for an answer any more
+                pass  # the client reads nothing, and waits for no answer any more
             except zmq.ZMQError:
-                self._worker.disconnect(client)  # it is gone
+                self._worker.disconnect(client)  # the client is gone

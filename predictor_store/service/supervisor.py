@@ -1,4 +1,4 @@
-"""Keeps one prediction worker: when it is lost, another is opened, after growing pauses."""
+"""Keeps one prediction worker: if it is lost, opens another after growing pauses."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from sage_sched.app.config import SageConfig
 
 logger = logging.getLogger(__name__)
 
-# Pauses are of 1, 2, 4 ... seconds up to this. A worker that has lived so long counts as sound.
+# Pauses are 1, 2, 4 ... seconds up to this. A worker that has lived this long counts as sound.
 _MAX_BACKOFF_SECONDS = 60.0
 
 
 class Watched(Protocol):
-    """A worker's process, or a link to it. wait blocks until it is lost, and close until it has
-    written what it has; kill ends it at once."""
+    """A worker's process, or a link to it.
+
+    wait blocks until it is lost. close blocks until it has written its records. kill ends it at
+    once.
+    """
 
     def wait(self) -> None: ...
     def close(self) -> None: ...
@@ -33,8 +36,8 @@ _Worker = TypeVar("_Worker", bound=Watched)
 class Supervisor(Generic[_Worker]):
     """Waits in a thread of its own until the worker is lost, and opens the next one there.
 
-    open_worker: blocks; raises StoreError, PredictorError. attach: told of each worker. lose:
-    called when it is lost.
+    open_worker: blocks; raises StoreError, PredictorError.
+    attach: called with each worker. lose: called when it is lost.
     """
 
     def __init__(
@@ -50,16 +53,16 @@ class Supervisor(Generic[_Worker]):
         self._worker: _Worker | None = None
         self._opened_at = 0.0
         self._num_failures = 0
-        # Why there is no worker, as was logged; "" if there is one.
+        # The logged reason why there is no worker; "" if there is one.
         self._told = ""
 
     def start(self) -> None:
-        """Blocks until a worker is ready. Raises StoreError, PredictorError."""
+        """Block until a worker is ready. Raises StoreError, PredictorError."""
         threading.Thread(target=self._keep, args=(self._open(),), daemon=True).start()
 
     def seek(self, patience_s: float) -> None:
-        """As start, but raises nothing, and blocks for patience_s at most. The worker is sought on
-        in a thread until there is one."""
+        """Start like start(), but raise nothing, and block for patience_s at most. A thread then
+        keeps trying until there is a worker."""
         is_settled = threading.Event()
 
         def keep() -> None:
@@ -72,7 +75,7 @@ class Supervisor(Generic[_Worker]):
             self._tell(f"it has not answered in {patience_s:.0f} s")
 
     def close(self) -> None:
-        """Blocks until the worker has written what it has. From now on no worker is opened."""
+        """Block until the worker has written its records. From now on no worker is opened."""
         self._closed.set()
         if self._worker is not None:
             self._worker.close()
@@ -96,7 +99,7 @@ class Supervisor(Generic[_Worker]):
             worker = None
 
     def _reopened(self) -> _Worker | None:
-        """Another worker. Blocks until it is ready; None if close() is called first."""
+        """Return another worker. Blocks until it is ready; None if close() is called first."""
         if time.monotonic() - self._opened_at > _MAX_BACKOFF_SECONDS:
             self._num_failures = 0
         while not self._closed.wait(min(2.0**self._num_failures, _MAX_BACKOFF_SECONDS)):
@@ -125,10 +128,10 @@ class Supervisor(Generic[_Worker]):
 
 
 class SharedWorker:
-    """The worker of a server that has several HTTP processes: they share it.
+    """The worker that the several HTTP processes of a server share.
 
     The server's main process starts it, and it ends with that process. config: for the HTTP
-    processes; its predictor.service is where the worker listens.
+    processes; its predictor.service is the worker's address.
     """
 
     def __init__(self, config: SageConfig) -> None:
@@ -137,7 +140,7 @@ class SharedWorker:
         self._supervisor = Supervisor(lambda: OwnProcess(config, service))
 
     def start(self) -> None:
-        """As Supervisor.start()."""
+        """Block until a worker is ready, as Supervisor.start() does."""
         self._supervisor.start()
 
     def close(self) -> None:

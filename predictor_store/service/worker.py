@@ -1,4 +1,4 @@
-"""What a prediction worker does: messages of its clients come in, messages to them go out.
+"""Does the work of a prediction worker: takes in clients' messages, and returns messages to them.
 
 It knows no socket; see predictor_store.service.server. One worker serves one server or many.
 """
@@ -37,16 +37,17 @@ from sage_sched.app.config import SageConfig
 
 # About 128 tokens, the most that MiniLM reads of a prompt.
 _MAX_READ_CHARS = 600
-# A batch of MiniLM takes as long as its longest prompt times their number, and each prompt waits
-# for all of it. 20 short prompts take as long as 4 long ones.
+# MiniLM takes as long for a batch as its longest prompt times their number, and each prompt waits
+# for the whole batch. 20 short prompts take as long as 4 long ones.
 _MAX_BATCH_CHARS = 4 * _MAX_READ_CHARS
-# Over all clients; beyond it the client that has most loses its oldest, and is told so.
+# Queued prompts of all clients. Beyond this, the client with the most loses its oldest, and is told
+# so.
 _MAX_QUEUED = 10_000
-# 3.1 KB each; an answer that ends after so many later prompts is not recorded.
+# Remembered prompts, 3.1 KB each. If this many prompts come later, an answer is not recorded.
 _MAX_HANDLES = 20_000
-# To one prompt, before it is embedded.
+# Answers to one prompt before it is embedded.
 _MAX_ANSWERS = 1_000
-# 20 MB each when full.
+# Histories in memory, 20 MB each when full.
 _MAX_MODELS = 64
 _MAX_CLIENTS = 1_000
 
@@ -57,9 +58,12 @@ Outgoing = tuple[Any, messages.ToClient]
 
 @dataclass(slots=True)
 class Prompt:
-    """What a client asked. came_s: when. finished: answers that ended before it was embedded.
-    vector, forecast: set once it is. place: where its answer's record is while the answer goes
-    on."""
+    """A client's prompt.
+
+    came_s: when it came. finished: answers that ended before it was embedded.
+    vector, forecast: set once it is embedded. place: of the record of its answer while the answer
+        grows.
+    """
 
     came_s: float
     text: str
@@ -81,7 +85,7 @@ class Prompt:
 
 @dataclass(slots=True)
 class Client:
-    """history: its model's. queue, embedded: by handle, oldest first."""
+    """A client. history: its model's. queue, embedded: by handle, oldest first."""
 
     history: ModelHistory
     queue: OrderedDict[int, Prompt] = field(default_factory=OrderedDict)
@@ -89,8 +93,11 @@ class Client:
 
 
 class Worker:
-    """by_model: each model that clients name has its own history; otherwise all share one. now: the
-    clock, in seconds."""
+    """The state of a worker, with its clients and histories.
+
+    by_model: whether each model that clients name has its own history; otherwise all share one.
+        now: the clock, in seconds.
+    """
 
     def __init__(
         self,
@@ -99,22 +106,22 @@ class Worker:
         by_model: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises StoreError, before the seconds that loading the encoder takes."""
+        """Make a worker. Raises StoreError, before loading the encoder, which takes seconds."""
         self._config = config
         self._by_model = by_model
         self._now = now
         # Prompts that have waited longer come last: their prediction would be late.
         self._patience_s = config.predictor.deadline_ms / 1e3 / 2
-        # The one that was named last is last.
+        # The history that was named last is last.
         self._histories = OrderedDict[str, ModelHistory]()
         if not by_model:
             self._histories[""] = ModelHistory(config)
         self._embedder = Embedder(config.predictor.encoder, num_threads=1)
         self._embedder.embed(["The first call is slower than all others."])
-        # By name; the first is to be served next.
+        # Clients by name; the first is served next.
         self._clients: OrderedDict[Hashable, Client] = OrderedDict()
         self._dropped: list[Outgoing] = []
-        # Set whenever a client has said something.
+        # Set whenever a message has come.
         self.heard = asyncio.Event()
 
     @property
@@ -124,7 +131,7 @@ class Worker:
     def connect(
         self, client: Hashable, model: str = "", *, only_asks: bool = False
     ) -> Welcome | Refused:
-        """The answer to the client's hello. If it is refused, it is not connected.
+        """Return the answer to the client's Hello. If it is refused, it is not connected.
 
         A model's history is loaded for its first client. client: names it; no other client has the
         same name. only_asks: it must not begin a new history.
@@ -148,7 +155,8 @@ class Worker:
         return Welcome(messages.VERSION, history.stats(), Lengths.of(history.prior))
 
     def _has_released(self) -> bool:
-        """Closes the history that was named the longest ago and has no client."""
+        """Close the history that was named the longest ago and has no client; return whether there
+        was one."""
         in_use = {id(by.history) for by in self._clients.values()}
         for key, history in self._histories.items():
             if id(history) not in in_use:
@@ -157,7 +165,7 @@ class Worker:
         return False
 
     def disconnect(self, client: Hashable) -> None:
-        """Forgets what it has asked and not been told yet."""
+        """Forget the client's unanswered prompts."""
         self._clients.pop(client, None)
 
     def count_malformed(self, client: Hashable) -> None:
@@ -165,7 +173,7 @@ class Worker:
             by.history.counts["num_malformed"] += 1
 
     def receive(self, client: Hashable, message: Predict | Finished | GoesOn) -> None:
-        """A message of a client. Ignored if it is not connected."""
+        """Take in a client's message. Ignored if the client is not connected."""
         by = self._clients.get(client)
         if by is None:
             return
@@ -181,8 +189,11 @@ class Worker:
                 of.place = by.history.goes_on(of.record(message), of.place)
 
     def step(self) -> list[Outgoing]:
-        """Embeds one batch of prompts and predicts for it, each client's in their order of arrival,
-        which their requests keep on the way to a scheduler."""
+        """Embed one batch of prompts and predict for it.
+
+        Each client's prompts come in their order of arrival, which their requests keep on the way
+        to a scheduler.
+        """
         batch = sorted(self._next_batch(), key=lambda each: each[1])
         vectors = self._embedder.embed([prompt.text for _, _, prompt in batch])
         dropped, self._dropped = self._dropped, []
@@ -192,7 +203,7 @@ class Worker:
         ]
 
     def report(self) -> list[Outgoing]:
-        """Commits ended answers, and returns each client's news of its model."""
+        """Commit ended answers, and return each client's news of its model."""
         news = dict[int, News]()
         for history in self._histories.values():
             has_new_prior = history.commit()
@@ -201,7 +212,7 @@ class Worker:
         return [(client, news[id(by.history)]) for client, by in self._clients.items()]
 
     def stats(self) -> dict[str, Stats]:
-        """By model."""
+        """Return the counters by model."""
         return {model: history.stats() for model, history in self._histories.items()}
 
     def close(self) -> None:
@@ -218,7 +229,7 @@ class Worker:
             most.history.counts["num_unrecorded"] += len(oldest.finished)
 
     def _next_batch(self) -> list[tuple[Hashable, int, Prompt]]:
-        # Clients take turns. Under overload each client's newest prompt goes first: the oldest are
+        # Clients take turns. Under overload each client's newest prompt goes first. The oldest are
         # late anyway, and are embedded later, for the history.
         batch: list[tuple[Hashable, int, Prompt]] = []
         longest, in_time_s = 0, self._now() - self._patience_s

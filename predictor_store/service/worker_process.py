@@ -1,8 +1,8 @@
-"""The process of a server's own prediction worker.
+"""Runs the process of a server's own prediction worker.
 
 `python -m predictor_store.service.worker_process PID CONFIG`, run by
 predictor_store.service.own_process: the worker ends with process PID, its parent. CONFIG has the
-sections store and predictor as a JSON object; the worker listens on predictor.service. Its first
+sections store and predictor as a JSON object. The worker listens on predictor.service. Its first
 line says that it is ready, or why not.
 """
 
@@ -27,8 +27,8 @@ _NICENESS = 19
 
 
 def main() -> None:
-    # Ctrl-C goes to the whole process group. The server answers what it has begun; then it kills
-    # its processes.
+    # Ctrl-C goes to the whole process group. The server finishes its requests, and then kills its
+    # processes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     config = SageConfig.parse(json.loads(sys.argv[2]))
     try:
@@ -37,9 +37,10 @@ def main() -> None:
         print(" ".join(str(error).split()), flush=True)
         return
     if config.predictor.encoder == "minilm":
-        # From here on the engine goes first. With all cores busy, the transformer at equal priority
-        # costs the engine a third of its throughput (`sage-sched bench`, 2 cores) and gains
-        # nothing. Means of token vectors take a millisecond a request, and stay at equal priority.
+        # From here on the engine has priority. With all cores busy, the transformer at equal
+        # priority costs the engine a third of its throughput (`sage-sched bench`, 2 cores) and
+        # gains nothing. Means of token vectors take a millisecond a request, and stay at equal
+        # priority.
         os.nice(_NICENESS)
     path = config.predictor.service
     with contextlib.closing(worker):
@@ -47,7 +48,7 @@ def main() -> None:
         signal.signal(signal.SIGINT, lambda *_: server.hurry())
         signal.signal(signal.SIGTERM, lambda *_: server.stop())
         print(READY, end="", flush=True)
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads the pipe from here on
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the server stops reading the pipe
         server.run()
         with contextlib.suppress(OSError):
             Path(path).parent.rmdir()

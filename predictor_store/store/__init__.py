@@ -1,4 +1,5 @@
-"""Past answers on disk: records, their file, and the lock of its folder.
+"""Keeps past answers on disk: records, their file, and the lock of its folder.
 
-Doors: `store` (Store, and where it is), `file` (Record, StoreError) and `lock` (who has a store).
+Doors: `store` (Store, and its place), `file` (Record, StoreError) and `lock` (the owner of a
+store).
 """

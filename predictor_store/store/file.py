@@ -1,4 +1,5 @@
-"""A store's file: an SQLite database of one row a record, each with its checksum."""
+"""Reads and writes a store's file: an SQLite database of one row a record, each with its
+checksum."""
 
 from __future__ import annotations
 
@@ -42,8 +43,9 @@ CREATE INDEX records_by_eviction ON records (origin = 'history', id);
 """
 
 
-# In the table meta: a number of the last opening. The file has it from then on, and each commit has
-# it too. By this a write-ahead log is told from one that another file at the same path has left.
+# In the table meta: a number of the last opening. It is written at the opening, and again by each
+# commit. It distinguishes the file's own write-ahead log from a log that another file at the same
+# path has left.
 OPENING = "opening"
 
 _FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -51,7 +53,7 @@ _FULL_CODES = (
     sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC,
     sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_TRUNCATE,
 )  # fmt: skip
-# The file may be sound: it is not ours to read or write, or not now.
+# The file may be sound, but this user cannot read or write it, or not now.
 _ACCESS_CODES = (
     sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM,
@@ -63,14 +65,14 @@ class StoreError(UserError):
 
 
 class AccessError(StoreError):
-    """The file cannot be read or written by this user, or not now. It may be sound."""
+    """This user cannot read or write the file, or not now. The file may be sound."""
 
 
 class NoRoomError(AccessError):
     """The disk is full."""
 
 
-# "history": seen by this server; "warm": put in from a dataset.
+# "history": recorded by this server; "warm": put in from a dataset.
 Origin = Literal["history", "warm"]
 
 
@@ -93,8 +95,10 @@ class Record:
 
 
 def create(path: Path, meta: dict[str, str]) -> None:
-    """A new file with no records. It is complete or absent, whenever the process is killed. What a
-    file that was there before has left is removed: SQLite would replay it into the new one."""
+    """Make a new file with no records. It is complete or absent, whenever the process is killed.
+
+    Leftovers of an earlier file are removed: SQLite would replay them into the new one.
+    """
     unfinished = path.with_suffix(".new")
     for left in (unfinished, *_beside(unfinished), *_beside(path)):
         left.unlink(missing_ok=True)
@@ -105,9 +109,9 @@ def create(path: Path, meta: dict[str, str]) -> None:
 
 
 def in_memory(path: Path, meta: dict[str, str]) -> sqlite3.Connection:
-    """A copy of the file at path, or a store with no records if there is none. Nothing is written
-    to disk. Raises StoreError as connect_to_read does."""
-    # Read in one thread, used in another, never in both.
+    """Return a copy of the file at path, or a store with no records if there is none. Nothing is
+    written to disk. Raises StoreError as connect_to_read does."""
+    # One thread reads it, another uses it, but never both at once.
     connection = sqlite3.connect(":memory:", check_same_thread=False)
     if path.exists():
         with contextlib.closing(connect_to_read(path)) as on_disk:
@@ -126,8 +130,8 @@ def _make_tables(connection: sqlite3.Connection, meta: dict[str, str]) -> None:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """To read and write. Raises StoreError unless the file at path is a sound store of this format.
-    A write-ahead log that is another file's is removed."""
+    """Connect to read and write. Raises StoreError unless the file at path is a sound store of this
+    format. Another file's write-ahead log is removed."""
     if _has_anothers_log(path):
         logger.warning("%s was moved or restored: what others have left beside it is removed", path)
         for left in _beside(path):
@@ -136,14 +140,16 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def connect_to_read(path: Path) -> sqlite3.Connection:
-    """As connect, but nothing on disk is changed. A server may have the store open."""
+    """Connect to read, as connect does, but change nothing on disk. A server may have the store
+    open."""
     if not _has_log(path) or _has_anothers_log(path):
         return _alone(path)
     return _with_log(path)
 
 
 def _beside(path: Path) -> list[Path]:
-    """What SQLite keeps beside a database while it is open, and after its process was killed."""
+    """Return the files that SQLite keeps beside a database while it is open, and after its process
+    was killed."""
     return [path.with_name(path.name + end) for end in ("-wal", "-shm", "-journal")]
 
 
@@ -189,7 +195,7 @@ def _with_log(path: Path) -> sqlite3.Connection:
 
 
 def _opened(path: Path, how: str, access: int, copy: Path | None = None) -> sqlite3.Connection:
-    if not os.access(path, access):  # SQLite does not say it
+    if not os.access(path, access):  # SQLite does not say so
         what = "read and write" if access & os.W_OK else "read"
         raise AccessError(f"this user has no permission to {what} the store {path}")
     if not path.is_file():  # SQLite would wait for a pipe, and call a folder damaged
@@ -207,7 +213,7 @@ def _opened(path: Path, how: str, access: int, copy: Path | None = None) -> sqli
 
 
 def explained(path: Path, error: OSError | sqlite3.Error) -> StoreError:
-    """What the error says of the store."""
+    """Return a StoreError that explains an error of the system or SQLite."""
     code = getattr(error, "sqlite_errorcode", None) or sqlite3.SQLITE_OK
     if getattr(error, "errno", None) in _FULL_ERRNOS or code in _FULL_CODES:
         return NoRoomError(f"cannot write the store {path}: {error}")
@@ -224,12 +230,12 @@ def _damaged(path: Path, what: object) -> StoreError:
 
 
 def read_meta(connection: sqlite3.Connection) -> dict[str, str]:
-    """The table meta: what the store was made with, and notes."""
+    """Return the table meta: the properties that the store was made with, and notes."""
     return dict(connection.execute("SELECT key, value FROM meta"))
 
 
 def read_records(connection: sqlite3.Connection, path: Path) -> Iterator[Record]:
-    """Oldest first. Raises StoreError at the first record that is not as it was written."""
+    """Yield the records, oldest first. Raises StoreError at the first damaged record."""
     dimension = int(read_meta(connection)["dimension"])
     try:
         rows = connection.execute(
@@ -237,7 +243,7 @@ def read_records(connection: sqlite3.Connection, path: Path) -> Iterator[Record]
             " FROM records ORDER BY id"
         )
         for record_id, *fields, crc32 in rows:
-            # In a damaged record each field may be of any type, the vector too.
+            # In a damaged record each field may have any type, the vector too.
             vector, num_out, num_in, censored, origin, scope, _ = fields
             sound = isinstance(vector, bytes) and len(vector) == 4 * dimension
             if not sound or _crc32(record_id, *fields) != crc32:

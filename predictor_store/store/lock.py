@@ -1,4 +1,4 @@
-"""The lock that gives a folder one writer. The kernel drops it when its holder dies."""
+"""Locks a folder, so that it has one writer. The kernel drops the lock when its holder dies."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from pathlib import Path
 
 
 def acquire(folder: Path) -> int | None:
-    """The descriptor that holds the folder's lock until closed; None if another process has it.
+    """Return the descriptor that holds the folder's lock until closed; None if another process has
+    it.
 
-    Raises OSError if the disk is full, or the lock file is a link: what it points to is not ours to
-    write to.
+    Raises OSError if the disk is full, or the lock file is a link: its target is not ours to write
+    to.
     """
     fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     with contextlib.ExitStack() as undo:
         undo.callback(os.close, fd)
-        # holder() locks for a moment too, to see whether somebody else has it.
+        # holder() locks for a moment too, to test whether another process has it.
         for _ in range(10):
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -34,12 +35,12 @@ def acquire(folder: Path) -> int | None:
 
 
 def holder(folder: Path) -> str | None:
-    """The process id of whoever holds the folder's lock; None if nobody does, or if this user may
-    not know."""
+    """Return the process id of the lock's holder; None if there is none, or if this user may not
+    know."""
     try:
         fd = os.open(folder / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        # No file, or a link, which is none of ours, or another user's.
+        # There is no file, or a link, which is not ours, or another user's file.
         if error.errno in (errno.ENOENT, errno.ELOOP, errno.EACCES):
             return None
         raise

@@ -1,6 +1,6 @@
-"""Answered prompts on disk: a folder with one database, written by one process at a time.
+"""Stores answered prompts on disk: a folder with one database, written by one process at a time.
 
-With store.on_disk false, records are only in memory; the folder is read and not changed.
+If store.on_disk is false, records are only in memory; the folder is read and not changed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sage_sched.app.config import StoreConfig
 logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 10.0
-# 3.1 KB each. More records than that are lost if the disk stays full.
+# Records, 3.1 KB each. If the disk stays full, further records are lost.
 _MAX_UNWRITTEN = 2_000
 
 
@@ -36,12 +36,12 @@ def folder_of(config: StoreConfig) -> Path:
 
 
 def file_of(folder: Path) -> Path:
-    """Where it is if it is a link: SQLite keeps its log there."""
+    """Return the store's file, or the target if it is a link: SQLite keeps its log there."""
     return Path(os.path.realpath(folder / "history.sqlite3"))
 
 
 def has_store(folder: Path) -> bool:
-    """Raises StoreError if this user may not know."""
+    """Whether the folder has a store. Raises StoreError if this user may not know."""
     try:
         return file_of(folder).exists()
     except OSError as error:
@@ -49,7 +49,8 @@ def has_store(folder: Path) -> bool:
 
 
 def recorded_capacity(folder: Path) -> int | None:
-    """What the store in folder was last opened with; None if there is none. Raises StoreError."""
+    """Return the capacity with which the store in folder was last opened; None if there is none.
+    Raises StoreError."""
     if not has_store(folder):
         return None
     with contextlib.closing(file.connect_to_read(file_of(folder))) as connection:
@@ -57,17 +58,17 @@ def recorded_capacity(folder: Path) -> int | None:
 
 
 class Store:
-    """At most config.capacity records. When it is full, the oldest warm ones leave first, then the
-    oldest.
+    """Keeps at most config.capacity records. When it is full, the oldest warm ones are dropped
+    first, then the oldest.
 
     Opening raises StoreError if the folder is in use, damaged, or made with another embedder.
-    Writing never raises: if the disk is full, records are kept, tried again later, and counted; so
-    they are if it is full at the opening. If the file is removed or replaced, what comes after is
-    written to the one that is there then, or to a new one.
+    Writing never raises: if the disk is full, also at the opening, records are kept, tried again
+    later, and counted. If the file is removed or replaced, later records are written to the present
+    one, or to a new one.
     """
 
     def __init__(self, config: StoreConfig, embedder: str, dimension: int) -> None:
-        """embedder: the fingerprint of whatever makes the vectors."""
+        """Open the store. embedder: the fingerprint of the embedder that makes the vectors."""
         self.folder = folder_of(config)
         self._path = file_of(self.folder)
         self._config = config
@@ -78,7 +79,7 @@ class Store:
         self.num_records = 0
         self.write_error: str | None = None
         self._lock_fd: int | None = None
-        # The file that is written to; None if there is none at present.
+        # The file that records are written to; None if there is none at present.
         self._file: tuple[int, int] | None = None
         try:
             self._open(on_disk=config.on_disk)
@@ -87,7 +88,8 @@ class Store:
             self._tell(error)
 
     def _open(self, *, on_disk: bool) -> None:
-        """not on_disk: a copy in memory. Raises StoreError, and has nothing open then."""
+        """Open the file, or a copy in memory unless on_disk. If it raises StoreError, nothing is
+        open."""
         path, meta = self._path, self._made_with | {"capacity": str(self._config.capacity)}
         with contextlib.ExitStack() as undo:
             try:
@@ -118,7 +120,7 @@ class Store:
             _note(connection, "capacity", str(capacity))
             _evict(connection, self.num_records - capacity)
         self._opening = before = meta.get(file.OPENING, "")
-        if _merge_log(connection):  # else what is left in the log would count as another file's
+        if _merge_log(connection):  # otherwise the rest of the log would count as another file's
             self._opening = secrets.token_hex(8)
             with connection:
                 _note(connection, file.OPENING, self._opening)
@@ -129,11 +131,11 @@ class Store:
         self.num_records = min(self.num_records, capacity)
 
     def load(self) -> list[Record]:
-        """All records that are written, oldest first. Raises StoreError if one is damaged."""
+        """Return all written records, oldest first. Raises StoreError if one is damaged."""
         return list(file.read_records(self._connection, self._path))
 
     def add(self, record: Record) -> None:
-        """To be written at the next flush."""
+        """Add a record. The next flush writes it."""
         self._unwritten.append(record)
         if len(self._unwritten) > _MAX_UNWRITTEN:
             self._unwritten.popleft()
@@ -144,7 +146,7 @@ class Store:
         return len(self._unwritten)
 
     def flush(self, *, now: bool = False) -> None:
-        """Commits what was added. After a failure it waits some seconds, unless now."""
+        """Commit the added records. After a failure it waits some seconds, unless now."""
         if not self._unwritten or (time.monotonic() < self._retry_at and not now):
             return
         try:
@@ -169,7 +171,7 @@ class Store:
         self.write_error = str(error)
 
     def _follow(self) -> None:
-        """Opens the file anew if it is not the one that was opened. Raises StoreError."""
+        """Open the file again if another one has replaced it. Raises StoreError."""
         is_there = self._file is not None and self._file == _identity(self._path)
         if is_there or not self._config.on_disk:
             return
@@ -181,7 +183,7 @@ class Store:
         self._open(on_disk=True)
 
     def note(self, key: str, value: str) -> None:
-        """Writes a note for `sage-sched store info`. It is lost if the disk does not take it."""
+        """Write a note for `sage-sched store info`. It is lost if the disk cannot take it."""
         with contextlib.suppress(sqlite3.Error), self._connection:
             _note(self._connection, key, value)
 
@@ -199,7 +201,7 @@ class Store:
         self._unwritten.clear()
 
     def close(self) -> None:
-        """Write what is left and let another process in."""
+        """Write the remaining records and release the lock for other processes."""
         self.flush(now=True)
         self.num_lost += len(self._unwritten)
         self._unwritten.clear()
@@ -219,8 +221,8 @@ class Store:
 
 
 def refuse_in_use(config: StoreConfig, patience_s: float = 5.0) -> None:
-    """Raises StoreError if another process has the store and keeps it for patience_s: a server that
-    is just ending gives it back before."""
+    """Raise StoreError if another process has the store and keeps it for patience_s. A server that
+    is just ending releases it before."""
     folder = folder_of(config)
     deadline_s = time.monotonic() + patience_s
     while config.on_disk and lock.holder(folder) is not None:
@@ -262,13 +264,13 @@ def _note(connection: sqlite3.Connection, key: str, value: str) -> None:
 
 
 def _merge_log(connection: sqlite3.Connection) -> bool:
-    """Writes the write-ahead log into the file. False if somebody who reads both is in the way."""
+    """Write the write-ahead log into the file. Return False if a reader of both prevents it."""
     is_busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     return not is_busy
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """None if there is no file."""
+    """Return the file's device and inode; None if there is no file."""
     try:
         about = path.stat()
     except OSError:

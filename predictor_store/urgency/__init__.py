@@ -1,4 +1,4 @@
-"""A model that guesses how urgent a prompt is.
+"""Guesses how urgent a prompt is, by a learned model.
 
 Doors: `head` (UrgencyHead) and the command in `command`.
 """

@@ -1,4 +1,4 @@
-"""sage-sched urgency train: from labelled prompts to a model of how urgent others are."""
+"""sage-sched urgency train: trains a model of how urgent prompts are, from labelled prompts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from predictor_store.logs.rows import raw_rows
 from predictor_store.terminal import add_json, print_json
 from predictor_store.urgency.head import NUM_LEVELS, UNDER_COST, fit
 
-# Levels up to this one are those that an operator wants to find.
+# An operator wants to find prompts of levels up to this one.
 _URGENT = 2
 
 
@@ -28,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises UserError if the labels cannot be learned from."""
+    """Train and write the model. Raises UserError if the labels are not usable."""
     texts, levels = read_labels(args.labels)
     head, _ = fit(texts, levels, UNDER_COST)
     head.write(args.out)
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_labels(dataset: str) -> tuple[list[str], list[int | None]]:
-    """Prompts and their levels. Raises DatasetError, which names the row."""
+    """Return prompts and their levels. Raises DatasetError, which names the row."""
     texts: list[str] = []
     levels: list[int | None] = []
     for place, row in raw_rows(dataset):
@@ -58,7 +58,7 @@ def read_labels(dataset: str) -> tuple[list[str], list[int | None]]:
 
 
 def report(confusion: Sequence[Sequence[int]]) -> str:
-    """How good the guesses for held-out prompts were. confusion: of an UrgencyHead."""
+    """Return a report on the guesses for held-out prompts. confusion: of an UrgencyHead."""
     lines = [
         "Of prompts that were held out (one fifth at a time), by the level that they are of:\n",
         "| level | prompts | guessed 1 | 2 | 3 | 4 | 5 |\n|---|---|---|---|---|---|---|",

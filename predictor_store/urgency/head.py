@@ -1,4 +1,4 @@
-"""A guess at how urgent a prompt is by its words, learned from labelled prompts."""
+"""Guesses from its words how urgent a prompt is, learned from labelled prompts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ FORMAT = "sage-sched urgency 1"
 # Learned from triage notes (docs/policies.md), as float16.
 BUILTIN = Path(__file__).with_name("builtin.safetensors")
 NUM_LEVELS = 5
-# A prompt of no level, as it is no such prompt, is served at this one.
+# The level at which a prompt without a level is served.
 MIDDLE = 3
-# On the triage data that it was tried on, this finds four fifths of levels 1 and 2, and a third of
-# all prompts are flagged.
+# On the triage data of its first trial, this finds four fifths of levels 1 and 2, and flags a third
+# of all prompts.
 UNDER_COST = 8.0
 _NUM_CLASSES = NUM_LEVELS + 1
 _NUM_WORDS = 1 << 15
@@ -35,18 +35,19 @@ Floats = NDArray[np.float64]
 
 
 class UrgencyFileError(UserError, ValueError):
-    """The file is no urgency model; the message says what was found."""
+    """The file is no urgency model. The message says why."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UrgencyHead:
     """A linear model of hashed words and pairs of words.
 
-    weights: float32, shape (words, classes): levels 1 to 5, and none. biases: shape (classes,).
-    temperature: divides the sums before they become probabilities. under_cost: how much worse a
-    guess of one level too few is than one too many. confusion: of prompts that were held out, how
-    many of each level (1 to 5, and none) were guessed to be of 1 to 5; six rows of five, () if
-    it was not counted.
+    weights: float32, shape (words, classes): levels 1 to 5, and none.
+    biases: shape (classes,).
+    temperature: divides the sums before they become probabilities.
+    under_cost: how much worse a guess of one level too few is than a guess of one too many.
+    confusion: for held-out prompts of each level (1 to 5, and none), how many were guessed to be of
+        1 to 5; six rows of five, () if it was not counted.
     """
 
     weights: NDArray[np.float32]
@@ -56,13 +57,13 @@ class UrgencyHead:
     confusion: tuple[tuple[int, ...], ...] = ()
 
     def probabilities(self, text: str) -> Floats:
-        """The probabilities of levels 1 to 5 and of none, shape (6,)."""
+        """Return the probabilities of levels 1 to 5 and of none, shape (6,)."""
         words = hashed(text)
         scale = 1.0 / math.sqrt(max(1, words.size))
         return _softmax(self.weights[words].sum(axis=0) * scale + self.biases, self.temperature)
 
     def level(self, text: str) -> int:
-        """The level of least expected loss."""
+        """Return the level of least expected loss."""
         return int(levels_of(self.probabilities(text)[None], self.under_cost)[0])
 
     def write(self, path: Path) -> None:
@@ -79,7 +80,7 @@ class UrgencyHead:
 
     @classmethod
     def read(cls, path: Path) -> UrgencyHead:
-        """Raises UrgencyFileError, OSError."""
+        """Read a model. Raises UrgencyFileError, OSError."""
         from safetensors import SafetensorError, safe_open
 
         path.stat()
@@ -112,16 +113,16 @@ class UrgencyHead:
 
 
 def hashed(text: str) -> NDArray[np.int64]:
-    """The numbers of a text's words and of pairs of neighbours, each once, sorted."""
+    """Return the numbers of a text's words and of pairs of neighbours, each once, sorted."""
     words = _WORD.findall(text[:_MAX_CHARS].lower().encode("ascii", "replace"))
     sums = [zlib.crc32(word) for word in words]
-    # The sum of "one two" from that of "one".
+    # The checksum of "one two" continues the checksum of "one".
     sums += [zlib.crc32(b" " + two, one) for one, two in zip(sums, words[1:], strict=False)]
     return np.unique(np.array(sums, np.int64) % _NUM_WORDS)
 
 
 def levels_of(probabilities: Floats, under_cost: float) -> NDArray[np.int64]:
-    """The level of least expected loss for each row of probabilities, shape (rows, 6)."""
+    """Return the level of least expected loss for each row of probabilities, shape (rows, 6)."""
     true = np.array([*range(1, NUM_LEVELS + 1), MIDDLE])
     said = np.arange(1, NUM_LEVELS + 1)
     off = said[None, :] - true[:, None]
@@ -133,9 +134,9 @@ def levels_of(probabilities: Floats, under_cost: float) -> NDArray[np.int64]:
 def fit(
     texts: Sequence[str], levels: Sequence[int | None], under_cost: float, seed: int = 0
 ) -> tuple[UrgencyHead, NDArray[np.int64]]:
-    """A head, and the level of each prompt by a head of the other four fifths of them.
+    """Fit a model. Return it, and each prompt's level by a model fitted to the other four fifths.
 
-    levels: 1 to 5; None for prompts of none. Raises UserError if there are too few.
+    levels: 1 to 5; None for prompts without a level. Raises UserError if there are too few.
     """
     classes = np.array([_NUM_CLASSES - 1 if level is None else level - 1 for level in levels])
     if len(texts) < 50 or np.unique(classes).size < 2:
@@ -159,7 +160,7 @@ def fit(
 
 
 def _word_matrix(texts: Sequence[str]) -> Any:
-    """A sparse row of unit length for each text, of its hashed words."""
+    """Return a sparse row of unit length for each text, of its hashed words."""
     from scipy.sparse import csr_array
 
     rows = [hashed(text) for text in texts]
@@ -170,8 +171,8 @@ def _word_matrix(texts: Sequence[str]) -> Any:
 
 
 def _ridge(words: Any, classes: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Weights, shape (words, classes), and biases of a ridge regression on class indicators. It is
-    solved in its dual form, as there are fewer prompts than words."""
+    """Return weights, shape (words, classes), and biases of a ridge regression on class indicators.
+    It is solved in its dual form, because there are fewer prompts than words."""
     wanted = np.eye(_NUM_CLASSES)[classes]
     biases: Floats = wanted.mean(axis=0)
     kernel = (words @ words.T).toarray() + _RIDGE * np.eye(words.shape[0])
@@ -179,7 +180,7 @@ def _ridge(words: Any, classes: NDArray[np.int64]) -> tuple[Floats, Floats]:
 
 
 def _calibrated(sums: Floats, classes: NDArray[np.int64]) -> float:
-    """The temperature at which the true classes are likeliest."""
+    """Return the temperature at which the true classes are likeliest."""
     choices = np.geomspace(0.01, 10, 60)
     rows = np.arange(len(classes))
     likely = [np.log(_softmax(sums, t)[rows, classes] + 1e-12).mean() for t in choices]

@@ -40,7 +40,7 @@ def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
             input_tokens=int(run["input_lens"][i]),
             output_tokens=output_tokens,
             output=texts[i] if texts else None,
-            # Its requests name the length that they want as their cap.
+            # The cap of its requests is the length that they ask for.
             cap_tokens=output_tokens,
             ttlt_s=float(ttfts[i]) + math.fsum(itls[i]) if ttfts and itls else None,
         )

@@ -45,7 +45,7 @@ def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
 
 
 def _with_texts(row: Row) -> LoggedRequest:
-    """A payload has no times."""
+    """Return the request of a payload, which has no times."""
     request, response = (value_at(row.data, f"payload.{of}") for of in ("request", "response"))
     num_in, num_out = usage_tokens(value_at(response, "usage"))
     return LoggedRequest(

@@ -11,7 +11,7 @@ from predictor_store.logs.messages import prompt_of
 from predictor_store.logs.request import LoggedRequest
 
 _BLOCK_TOKENS = 512
-# A prompt of fewer blocks does not show how long one is.
+# A prompt of fewer blocks does not show the size of a block.
 _LEAST_BLOCKS = 4
 
 

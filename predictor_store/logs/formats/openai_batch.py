@@ -1,5 +1,5 @@
 """Files of OpenAI's batch API, which vLLM's and SGLang's batch runners read and write too, and
-results of Anthropic's."""
+results of Anthropic's batch API."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _REASONS = ("choices.0.finish_reason", "stop_reason", "finish_reason", "incomple
 
 
 def _part(row: Mapping[str, Any], names: tuple[str, ...], wanted: tuple[str, ...]) -> str:
-    """The field whose object has one of these fields; "" if there is none."""
+    """Return the name of the field whose object has one of these fields; "" if there is none."""
     for name in names:
         value = parsed(row.get(name))
         if isinstance(value, Mapping) and any(value.get(each) is not None for each in wanted):
@@ -110,7 +110,8 @@ _TIMES = {*table.ARRIVAL, *table.END, *table.TTLT, *table.SESSION}
 
 
 def _times_of(row: Mapping[str, Any], response: Any) -> dict[str, Any]:
-    """The fields of a record that say when it was; the response's if it has none of its own."""
+    """Return the fields of a record that give its time, or the response's if it has none of its
+    own."""
     own = {name: value for name, value in row.items() if plain_name(name)[0] in _TIMES}
     created = {
         name: response[name]

@@ -39,7 +39,7 @@ _OUTPUTS = (
 )  # fmt: skip
 _PROMPTS = ("gen_ai.input.messages", "gen_ai.prompt", "input.value", "ai.prompt.messages")
 _ANSWERS = ("gen_ai.output.messages", "gen_ai.completion", "output.value", "ai.response.text")
-# They repeat the usage of the calls within them, or are no generation.
+# These repeat the usage of the calls within them, or generate nothing.
 _OTHERS = {"embeddings", "execute_tool", "invoke_agent", "create_agent", "invoke_workflow"}
 
 
@@ -52,7 +52,7 @@ def _names_usage(name: str) -> bool:
 
 
 def _spans_of(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The spans of a batch of OTLP's, of a trace, or the row itself."""
+    """Yield the spans of an OTLP batch or of a trace, or the row itself."""
     for name in ("resourceSpans", "resource_spans", "scopeSpans", "scope_spans", "spans"):
         if isinstance(row.get(name), list):
             for inner in row[name]:
@@ -131,7 +131,7 @@ def _value(value: Any) -> Any:
 
 
 def _numbered(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Messages whose parts stand in attributes of their own."""
+    """Return messages whose parts are in attributes of their own."""
     messages = list[dict[str, Any]]()
     while (content := attributes.get(f"gen_ai.prompt.{len(messages)}.content")) is not None:
         role = attributes.get(f"gen_ai.prompt.{len(messages)}.role", "user")

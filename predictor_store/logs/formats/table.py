@@ -1,4 +1,4 @@
-"""Tables of a user's own: a request per row, in fields with common names."""
+"""Reads a user's own tables: a request per row, in fields with common names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from predictor_store.logs.format import Context, Format
 from predictor_store.logs.messages import CHATS, answer_of, prompt_of, was_cut
 from predictor_store.logs.request import LoggedRequest
 
-# Without case, marks and unit, see plain_name. The first that a row has counts.
+# Names without case, marks and unit, see plain_name. The first that a row has counts.
 ARRIVAL = (
     "arrival", "arrivaltime", "arrivaltimestamp", "arrivedat", "requestarrival",
     "requestarrivaltime", "requestreceived", "receivedat", "requestedat", "requeststart",
@@ -80,7 +80,7 @@ def _is_row(row: Mapping[str, Any]) -> bool:
 
 
 def read(row: Row, context: Context) -> Iterator[LoggedRequest]:
-    """The one request of a row. Raises RowError."""
+    """Yield the one request of a row. Raises RowError."""
     fields = _fields_of(row.data)
     prompt = _text(fields, PROMPT)
     answer = _text(fields, ANSWER) if prompt or not _has_count(fields, OUTPUT) else None
@@ -95,7 +95,7 @@ def read(row: Row, context: Context) -> Iterator[LoggedRequest]:
         is_cut=row.data.get("is_cut") is True,
     )
     if prompt and "instruction" in fields and isinstance(row.data.get("input"), str):
-        # Alpaca: the subject of an instruction stands in another field.
+        # Alpaca has the subject of an instruction in another field.
         about = row.data["input"]
         request.prompt += f"\n\n{about}" if about and fields["instruction"][1] == prompt else ""
     for meaning, names in (("arrival", ARRIVAL), ("end", END)):

@@ -29,7 +29,7 @@ def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
     session = row.text("id") or f"session {len(context.asked)}"
     context.notes.add(_NOTE)
     block_tokens = row.tokens("block size", "block_size") or _BLOCK_TOKENS
-    # A block's number names it within its session alone, unless the scope says more.
+    # A block's number identifies it within its session only, unless the scope is global.
     is_global = row.data.get("hash_id_scope") == "global"
     salt = 0 if is_global else zlib.crc32(session.encode()) << 40
     for number, (step, t) in enumerate(_steps(row.data["requests"], 0.0)):
@@ -53,7 +53,7 @@ def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
 
 
 def _steps(requests: list[Any], begin_s: float) -> Iterator[tuple[Mapping[str, Any], float]]:
-    """Requests, also of subagents, and when they come within the session."""
+    """Yield requests, also of subagents, and their times within the session."""
     for step in requests:
         t = float(step["t"])
         t = t if t >= begin_s else begin_s + t
