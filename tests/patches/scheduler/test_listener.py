@@ -53,7 +53,7 @@ def test_the_order_is_fixed(tmp_path: Path) -> None:
     names = [type(listener).__name__ for listener in server.state.listeners]
     assert names == [
         "Calibration", "Jobs", "WaitingJobs", "Trace", "WaitListener", "GapMeter", "SloMeter",
-        "PassMeter", "SchedulerMetrics",
+        "OverloadGate", "PassMeter", "SchedulerMetrics",
     ]  # fmt: skip
 
 
