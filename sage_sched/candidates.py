@@ -24,8 +24,7 @@ class Candidates:
 
     order: first the jobs that may be admitted, then the others.
     num_open: how many the engine may admit if it finds room.
-    num_first: how many of these the plan looks at itself. Beside a chunk, only the piggybacked
-    ones.
+    num_first: how many of these the plan itself looks at. Beside a chunk, only the piggybacked.
     num_too_long: jobs that go before the chunked prompt but have to wait for its end. The engine
         chunks one prompt at a time, and their prompts fit beside no chunk.
     has_followers: whether a job waits for another job's prefix.

@@ -18,7 +18,7 @@ class PreemptionMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """Preempt a running job: for a waiting one or, if `to` is None, because memory runs out."""
+    """Preempts a running job: for a waiting one or, if `to` is None, because memory runs out."""
 
     job: Job
     mode: PreemptionMode
@@ -28,14 +28,14 @@ class Preempt:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Prefill a waiting job next, if the engine finds memory for it."""
+    """Prefills a waiting job next, if the engine finds memory for it."""
 
     job: Job
     reason: str
 
 
 class Resume(Admit):
-    """Resume a waiting job whose KV is in host memory: it decodes on."""
+    """Resumes a waiting job whose KV is in host memory: it decodes on."""
 
 
 Action = Preempt | Admit
@@ -80,10 +80,10 @@ class Plan:
 
     order: positions of SchedulerView.waiting, in the order in which to serve them. Other waiting
         jobs stay behind them as they are. None: nothing is planned.
-    actions: which jobs are preempted, admitted and resumed. The first one that fails ends them.
+    actions: the jobs to preempt, admit and resume. The pass stops at the first action that fails.
     num_open: how many more of the order the engine may admit, if it finds memory.
     swapped_go_first: whether no job behind a swapped one is admitted before it.
-    decode_only: prefill nothing, not even the next chunk.
+    decode_only: whether nothing is prefilled, not even the next chunk.
     headroom_steps, kept_tokens: see sage_sched.headroom.Headroom.
     is_new: whether candidates were looked at; if not, the last plan still stands.
     num_without_host_room: jobs that were not preempted because host memory has no room for their

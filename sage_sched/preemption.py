@@ -110,8 +110,8 @@ def _within_host_memory(
 
 
 def any_is_preemptible(first: Job, policy: Policy, view: SchedulerView) -> bool:
-    """Whether a running job would be preempted for the first waiting one at price zero. In most
-    passes no job would, which saves the rest of the work."""
+    """Whether any running job could be preempted for the first waiting one, at price zero. In most
+    passes none could, which saves the rest of the work."""
     if not first.may_preempt_others:
         return False
     place = _place(first, policy, view)

@@ -16,7 +16,7 @@ _MEMORY_RUNS_OUT = "memory runs out, and it is the last of the order"
 
 
 class PreemptionCost(NamedTuple):
-    """How a running job would leave the device, and the cost and gain of that.
+    """The cost and the gain of preempting a running job.
 
     mode: where its KV stays.
     price_s: seconds that the server takes to move it out and back.
@@ -45,7 +45,7 @@ def preemption_cost_of(
     *,
     is_last_resort: bool = False,
 ) -> PreemptionCost | None:
-    """Return the cost of preempting a job that holds this; None if its KV would have to be
+    """Return the cost of preempting a job with this holding; None if its KV would have to be
     recomputed and must not be.
 
     All of its KV goes to host memory if there is room. It is recomputed only as a last resort,

@@ -119,8 +119,8 @@ class SessionReturns:
             self._closed.add(session)
 
     def rate(self, session: str, now_s: float) -> float:
-        """Return the session's returns per second (see the class): inf if it has come back, 0 if
-        unknown."""
+        """Return the rate of the session's returns per second (see the class): inf if it has come
+        back, 0 if unknown."""
         if session in self._unfinished:
             return math.inf
         if session not in self._away or not self._rates:

@@ -12,7 +12,7 @@ from sage_sched.view import SchedulerView
 
 # Added to the key of a held job. Logarithms of indices are far smaller.
 _BEHIND = 1e3
-# Jobs that may start together. A pass admits fewer.
+# At most this many jobs start together. A pass admits fewer.
 _MOST_TOGETHER = 64
 
 
@@ -29,16 +29,16 @@ class Starts:
     move its KV.
 
     Jobs without a first token are held until their start is due. Meanwhile, preempted jobs resume
-    without a prefill step. A prefill step delays every running job by its fixed time b. Holding a
-    job delays that job. If delays are divided by the length of the answer, as in slowdown, their
-    sum is smallest if the jobs start as soon as
+    without a prefill step. A prefill step delays every running job by its fixed time b, and holding
+    a job delays that job. If each delay is divided by the length of the answer, as in slowdown, the
+    sum of delays is smallest if the jobs start as soon as
 
         sum over held jobs of (time waited / length)  >=  b * sum over running jobs of (1 / length)
 
     (the economic order quantity, Harris 1913), and before the first of them would be late. A job
     that can no longer be in time is ordered by its index alone.
 
-    No job is held if no job runs, or if running jobs cannot be preempted.
+    Starts are not held while no job runs, or if running jobs cannot be preempted.
     """
 
     def __init__(self, ttft_s: float, indices: Indices) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Collection
 from sage_sched.job import Job
 from sage_sched.view import SchedulerView
 
-# A job that has passed the bound may not be preempted for this many tokens. 32 or 128 are as good.
-# If it stayed to its end, the mean would rise by 13 % (README's mix, bound of 60 s; simulated).
+# A resumed job that has passed the bound stays on the device for this many tokens. 32 or 128 are as
+# good. If it stayed to its end, the mean would rise by 13 % (README's mix, bound of 60 s;
+# simulated).
 _STAY_TOKENS = 64
 
 

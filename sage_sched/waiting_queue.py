@@ -107,7 +107,7 @@ class WaitingQueue:
         return job in self._entries
 
     def follow(self, view: SchedulerView, policy: Ranking) -> None:
-        """Find the jobs that have come and gone. Works once a view."""
+        """Find the jobs that have come and gone. A second call for the same view does nothing."""
         if self._view is not None and self._view() is view:
             return
         self._view = ref(view)

@@ -17,7 +17,7 @@ from sage_sched.row import Entry, Row, Walk
 if TYPE_CHECKING:
     from sage_sched.view import SchedulerView
 
-# Names that are remembered. There may be more if more have waiting or running requests.
+# At most this many names are remembered, unless more have waiting or running requests.
 _MOST_NAMES = 10_000
 # A token of the answer counts for this many tokens of the prompt (Sheng et al., section 3.1).
 _ANSWER_WEIGHT = 2.0

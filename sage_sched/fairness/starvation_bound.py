@@ -109,7 +109,7 @@ class StarvationBound:
             self._starts = array("q", [view.served_tokens] * len(own))
             self._extras = array("q", (-own).tolist())
         served = own + np.frombuffer(self._extras, np.int64)
-        behind = np.cumsum(served[::-1])[::-1]  # for each job and all after it
+        behind = np.cumsum(served[::-1])[::-1]  # for each job and all jobs after it
         before = view.served_tokens - np.frombuffer(self._starts, np.int64) - behind
         passed = behind > self._regret * before + max(1, view.locked_tokens)
         for place in np.flatnonzero(passed).tolist():
