@@ -1,4 +1,5 @@
-"""Engines of one kind, of which some prefill and others decode (sglang/srt/disaggregation)."""
+"""Simulates engines of one kind, some of which prefill and others decode
+(sglang/srt/disaggregation)."""
 
 from __future__ import annotations
 
@@ -40,8 +41,7 @@ def simulate_apart(
     num_nodes: int = 1,
     router: Router | None = None,
 ) -> Result:
-    """Simulate num_nodes engines that prefill and as many that decode; see
-    cluster.simulate_cluster.
+    """Simulate num_nodes prefill engines and as many decode engines; see cluster.simulate_cluster.
 
     A request's KV moves at the pace of Engine.swap_token_s, while steps go on. A stock policy
     orders the prefill engines; SGLang's decode servers are first come, first served.
@@ -52,7 +52,7 @@ def simulate_apart(
 
 
 class _Apart(Dispatcher):
-    """The engines. pair_of: by request, who serves it."""
+    """The engines. pair_of: the engines of each request."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class _Apart(Dispatcher):
         self._pair_of: dict[int, tuple[int, int]] = {}
 
     def serve(self, router: Router) -> None:
-        """All requests, each at its time."""
+        """Serve all requests, each from its arrival."""
         while len(self._finished) < len(self._requests):
             comes_s = self._coming[0][0] if self._coming else math.inf
             prefill_s, prefill = min((p.next_change_s(), n) for n, p in enumerate(self.prefills))
@@ -126,7 +126,7 @@ def prompt_of(request: SimRequest) -> SimRequest:
 
 
 class _DecodeState(EngineState):
-    """The state of a decode engine. parked: requests with room whose KV is not there yet."""
+    """The state of a decode engine. parked: admitted requests whose KV has not arrived yet."""
 
     def view(self) -> SchedulerView:
         on_the_way = [progress.job for progress in self.parked]
@@ -146,18 +146,18 @@ class _DecodeState(EngineState):
 
 
 class _DecodeNode(Node):
-    """on_room: called with each request that gets room, and the time."""
+    """A decode engine in time. on_room: called with each admitted request, and the time."""
 
     State = _DecodeState
 
     def __init__(self, *of_node: Any, on_room: Callable[[Progress, float], None]) -> None:
-        """of_node: what Node takes."""
+        """of_node: the arguments of Node."""
         super().__init__(*of_node)
         self._on_room = on_room
         self._landing: list[tuple[float, int]] = []  # a heap
 
     def lands(self, index: int, at_s: float) -> None:
-        """The KV of this request's prompt comes then."""
+        """Schedule the arrival of the KV of this request's prompt."""
         heapq.heappush(self._landing, (at_s, index))
 
     def next_change_s(self) -> float:
@@ -169,8 +169,8 @@ class _DecodeNode(Node):
         return {**super().ages(), **{progress.index: 0 for progress in self.state.parked}}
 
     def advance(self, until_s: float) -> None:
-        """Go on to the end of the first step that ends at until_s or later, or until a request gets
-        room, and a step further."""
+        """Advance to the end of the first step that ends at until_s or later, or until a request is
+        admitted, and a step further."""
         state = self.state
         while self.now_s < until_s:
             self._receive()
@@ -213,8 +213,11 @@ class _DecodeNode(Node):
         self._move(this.result.moved_tokens)
 
     def give_room(self, waiting: Sequence[Progress], reserved_tokens: int) -> None:
-        """SGLang's resume_retracted_reqs and pop_preallocated, up to the first that does not fit.
-        reserved_tokens: for each that has room."""
+        """Resume and admit as SGLang's resume_retracted_reqs and pop_preallocated, up to the first
+        request that does not fit.
+
+        reserved_tokens: tokens to keep free for each admitted request.
+        """
         state, gone = self.state, set[Progress]()
         for progress in waiting:
             if not self._fits(progress, reserved_tokens):
@@ -249,7 +252,7 @@ class _DecodeNode(Node):
 
     def _retract(self) -> None:
         """Swap requests out to host memory. Under SGLang's policies they come back before others
-        get room."""
+        are admitted."""
         state, order = self.state, self.state.retention_order()
         retracted: list[Progress] = []
         while not retracted or state.decode.pages_needed(1) > state.pool.room_pages:
@@ -263,7 +266,7 @@ class _DecodeNode(Node):
 
 
 class _DecodePass(Pass):
-    """A pass that prefills no request: those admitted get room."""
+    """A pass without prefills. Admitted requests get KV memory."""
 
     def __init__(self, state: EngineState, policy: Policy, node: _DecodeNode) -> None:
         super().__init__(state, policy)

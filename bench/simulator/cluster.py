@@ -1,4 +1,4 @@
-"""N engines behind a router, each with a scheduler of its own."""
+"""Simulates N engines behind a router, each with a scheduler of its own."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from bench.simulator.run import check_requests, make_node, result_of
 from bench.simulator.state import Options
 from sage_sched.app.config import SageConfig
 
-# How often a router hears of its nodes; it knows its own requests at once. SGLang's own
-# schedulers tell theirs every 15 decode steps, and routers poll servers every second or less often.
+# Seconds between two reports of a node to the router, which knows its own requests at once.
+# SGLang's own schedulers report every 15 decode steps, and routers poll servers every second or
+# less often.
 REPORT_S = 1.0
 
 
@@ -39,8 +40,8 @@ def simulate_cluster(
 ) -> Result:
     """Simulate num_nodes equal engines; see run.simulate.
 
-    router: picks the engine, by reports that are up to report_s old; by default the fewest
-    unfinished requests. A request that follows another may go elsewhere.
+    router: picks the engine, by reports that are up to report_s old. The default is the engine with
+        the fewest unfinished requests. A request that follows another may go to a different engine.
     """
     cluster = Cluster(engine, num_nodes, policy_name, config, requests, options or Options())
     cluster.serve(router or TotalRequests(), report_s)
@@ -48,8 +49,8 @@ def simulate_cluster(
 
 
 class Dispatcher:
-    """Sends requests to engines behind a router, and collects their results. Requests that
-    follow others come as soon as those have ended. Raises ValueError, see check_requests."""
+    """Sends requests to engines behind a router, and collects their results. A request that follows
+    another comes as soon as that one has ended. Raises ValueError, see check_requests."""
 
     def __init__(self, engine: Engine, requests: Sequence[SimRequest]) -> None:
         self._began_s = time.perf_counter()
@@ -77,7 +78,7 @@ class Dispatcher:
 
 
 class Cluster(Dispatcher):
-    """The engines, each with all there is of a request."""
+    """The engines, each of which serves requests from prefill to the last token."""
 
     def __init__(
         self,
@@ -98,11 +99,11 @@ class Cluster(Dispatcher):
         self._latest_s = [math.inf] * num_nodes
 
     def serve(self, router: Router, report_s: float) -> None:
-        """All requests, each at its time."""
+        """Serve all requests, each from its arrival."""
         heard_s = 0.0
         while self._comes_another():
             now_s, index = heapq.heappop(self._coming)
-            # The last report before it; those before that one say nothing more.
+            # The last report before it; earlier ones add nothing.
             report_at_s = now_s // report_s * report_s
             if report_at_s > heard_s:
                 heard_s = report_at_s
@@ -153,8 +154,8 @@ def newcomer_of(request: SimRequest) -> Newcomer:
 
 
 def _keys(request: SimRequest) -> list[Hashable]:
-    """Return the keys of its prompt's blocks. A token is known by its stream and its place in
-    it."""
+    """Return the keys of its prompt's blocks. A token is identified by its stream and its place
+    there."""
     keys: list[Hashable] = []
     before = 0
     for stream, first, end in request.spans:

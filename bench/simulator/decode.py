@@ -1,4 +1,4 @@
-"""The running batch: many decode steps at once, in closed form."""
+"""The running batch: takes many decode steps at once, in closed form."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ class DecodeBatch:
 
     @property
     def context_tokens(self) -> int:
-        """The context tokens of the next step, with the tokens that it writes."""
+        """The context tokens of the next step, including the tokens that it writes."""
         return self._context_tokens
 
     def join(self, progress: Progress) -> None:
-        """A request whose prefill is done, or whose KV is back, with a token or more to come."""
+        """Add a request whose prefill is done, or which is back on the device, with at least a
+        token to come."""
         progress.age_offset = progress.generated_tokens - self.step
         progress.served_offset = progress.job.served_tokens - self.step
         progress.finish_step = progress.request.output_tokens - progress.age_offset
@@ -56,7 +57,7 @@ class DecodeBatch:
         heapq.heappush(self._finishes, (progress.finish_step, self._num_joined, progress))
 
     def leave(self, progress: Progress) -> None:
-        """Finished, retracted or yielding; its age is made current."""
+        """Remove a finished, retracted or preempted request, and make its age current."""
         self.sync(progress)
         del self._members[progress]
         del self._progress_of[progress.job]
@@ -65,7 +66,7 @@ class DecodeBatch:
         progress.finish_step = -1
 
     def of(self, job: Job) -> Progress:
-        """The member whose job it is."""
+        """Return the member with this job."""
         return self._progress_of[job]
 
     def sync(self, progress: Progress) -> None:
@@ -89,18 +90,18 @@ class DecodeBatch:
         return steps
 
     def steps_to_finish(self) -> int:
-        """Until the first member has its last token."""
+        """Return the steps until the first member has its last token."""
         while self._finishes[0][2].finish_step != self._finishes[0][0]:
             heapq.heappop(self._finishes)  # it has left, or left and joined again
         return self._finishes[0][0] - self.step
 
     def steps_to_refresh(self, interval_tokens: int) -> int:
-        """Until the age of some member reaches a multiple of interval_tokens."""
+        """Return the steps until the age of some member reaches a multiple of interval_tokens."""
         oldest = max((p.age_offset + self.step) % interval_tokens for p in self._members)
         return interval_tokens - oldest
 
     def finished(self) -> list[Progress]:
-        """Members that have their last token; they leave."""
+        """Remove and return the members that have their last token."""
         gone = []
         while self._members and self.steps_to_finish() == 0:
             progress = heapq.heappop(self._finishes)[2]

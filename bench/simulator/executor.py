@@ -1,4 +1,4 @@
-"""The actions of the simulated engine in a scheduling pass."""
+"""The simulated engine's actions in a scheduling pass."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REFRESH_PASSES, _NUM_REFRESHED = 32, 128
 
 
 def scheduling_pass(state: EngineState) -> PassResult:
-    """Make the scheduling pass that SGLang makes before every step."""
+    """Make a scheduling pass, as SGLang does before every step."""
     if not len(state.decode):
         state.batch_is_full = False
     policy = state.policy
@@ -34,7 +34,7 @@ def scheduling_pass(state: EngineState) -> PassResult:
 
 
 class Pass:
-    """A pass of an engine under a policy of ours, see sage_sched.scheduling_pass.Engine."""
+    """A pass of an engine under one of our policies (see sage_sched.scheduling_pass.Engine)."""
 
     def __init__(self, state: EngineState, policy: Policy) -> None:
         self.result = PassResult()
@@ -133,7 +133,7 @@ class Pass:
 
 
 def _admit(state: EngineState, budget: Budget, visible: Sequence[Progress]) -> PassResult:
-    """Admit as SGLang does. It looks the first waiting requests up in its radix tree every few
+    """Admit as SGLang does. It looks up the first waiting requests in its radix tree every few
     passes, unless its policy has just done so (SchedulePolicy._touch_waiting_prefixes)."""
     if not (isinstance(state.policy, StockPolicy) and state.policy.asks_tree):
         if state.num_passes % _REFRESH_PASSES == 0:
@@ -144,7 +144,7 @@ def _admit(state: EngineState, budget: Budget, visible: Sequence[Progress]) -> P
 
 
 def _is_closed(state: EngineState) -> bool:
-    """Return whether SGLang admits none."""
+    """Return whether SGLang admits no request."""
     if state.chunked is not None:
         return False
     state.batch_is_full |= state.free_slots <= 0

@@ -1,4 +1,4 @@
-"""Which requests were sent to which node, and how far they are: what a router knows."""
+"""A router's knowledge: which requests were sent to which node, and their progress."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from sage_sched.steps import ServerFacts, num_steps
 
 # An answer of unknown length.
 _UNKNOWN = LengthDistribution.from_samples([256], "prior")
-# What is left of an answer is computed anew every so many tokens.
+# The predicted rest of an answer is computed anew after this many tokens.
 _REFRESH_TOKENS = 64
 _FIRST_SLOTS = 256
-# The node of a slot that is free.
+# The node of a free slot.
 _NOBODY = -1
-# An unfinished request. gain: what its first token is worth if it is on time.
+# An unfinished request. gain: the value of its first token if it is on time.
 _SLOT = np.dtype(
     [(name, np.int64) for name in ("node", "input_tokens", "cached_tokens", "age_tokens")]
     + [(name, np.float64) for name in ("left_tokens", "due_s", "gain")]
@@ -34,11 +34,12 @@ _SLOT = np.dtype(
 
 @dataclass(frozen=True)
 class Newcomer:
-    """A request that is to be sent somewhere.
+    """A request that has to be sent to a node.
 
-    input_tokens, max_new_tokens: length of its prompt, and the cap on its answer.
-    distribution: of its answer's length; None if unknown.
-    keys: of its prompt's blocks (bench.simulator.prefix_index). hints: when it is due.
+    input_tokens, max_new_tokens: the length of its prompt, and the cap on its answer.
+    distribution: its answer's predicted length; None if unknown.
+    keys: the keys of its prompt's blocks (bench.simulator.prefix_index).
+    hints: give its deadlines.
     """
 
     input_tokens: int
@@ -49,7 +50,7 @@ class Newcomer:
 
     @cached_property
     def left(self) -> MeanCost:
-        """Tokens of its answer that are still to come, on average, by age."""
+        """The mean number of tokens to come, by age."""
         return MeanCost(
             self.distribution or _UNKNOWN,
             num_steps,
@@ -60,15 +61,15 @@ class Newcomer:
 
 
 class Ledger:
-    """Every unfinished request, by node. A router hears of a node's requests from time to time, and
-    knows at once what it sends itself."""
+    """Every unfinished request, by node. A router gets reports of a node's requests from time to
+    time, and knows at once which requests it sends itself."""
 
     def __init__(self, num_nodes: int, server: ServerFacts) -> None:
-        """server: of each node; they are equal."""
+        """server: the facts of each node; nodes are equal."""
         self.num_nodes = num_nodes
         self._prefixes = PrefixIndex(num_nodes, server.kv_pool_tokens)
         self._server = server
-        # By node: the slot of each request, and what is left of its answer.
+        # By node: the slot of each request, and the predicted rest of its answer.
         self._sent: list[dict[Hashable, tuple[int, MeanCost]]] = [{} for _ in range(num_nodes)]
         self._queue_heard_s = np.zeros(num_nodes)
         self._slots = np.zeros(0, _SLOT)
@@ -84,7 +85,7 @@ class Ledger:
         exec_s = self._prefill_s(queued["input_tokens"], queued["cached_tokens"])
         waiting_s = np.bincount(queued["node"], exec_s, minlength=self.num_nodes)
         queue_age_s = np.maximum(now_s - self._queue_heard_s, 0.0)
-        # The share of the waiting requests that has been prefilled since, and decodes by now.
+        # The share of the waiting requests that have been prefilled since, and now decode.
         worked = np.minimum(queue_age_s / np.maximum(waiting_s, 1e-9), 1.0)
         decoding = np.where(waits, worked[node], 1.0)
         step = self._server.step_time
@@ -114,7 +115,7 @@ class Ledger:
 
     def sent(self, rid: Hashable, node: int, request: Newcomer, now_s: float) -> None:
         if not np.any(self._slots["is_queued"] & (self._slots["node"] == node)):
-            self._queue_heard_s[node] = now_s  # nothing was there to be worked off
+            self._queue_heard_s[node] = now_s  # no earlier work can have been done
         promise = Deadlines.of(request.hints)
         slot = self._free_slot()
         self._slots[slot] = (
@@ -139,7 +140,7 @@ class Ledger:
         self._slots["left_tokens"][slot] = left.index(age_tokens)
 
     def ended(self, rid: Hashable, node: int, now_s: float) -> None:
-        """The request is gone, answered or not."""
+        """Remove a request, answered or not."""
         slot, _ = self._sent[node].pop(rid, (_NOBODY, None))
         if slot != _NOBODY:
             self._leaves_queue(slot, node, now_s)
@@ -147,7 +148,7 @@ class Ledger:
             self._free.append(slot)
 
     def report(self, node: int, ages: Mapping[Hashable, int], now_s: float) -> None:
-        """A node reports its requests, and how many tokens their answers have."""
+        """Take in a node's report of its requests, and their answers' tokens."""
         for rid in [rid for rid in self._sent[node] if rid not in ages]:
             self.ended(rid, node, now_s)
         for rid, age_tokens in ages.items():
@@ -160,7 +161,7 @@ class Ledger:
             self._queue_heard_s[node] = now_s
 
     def _cached_tokens(self, request: Newcomer) -> Ints:
-        """Of its prompt, by node. The last token is always computed."""
+        """Return the cached tokens of its prompt, by node. The last token is always computed."""
         return np.minimum(self._prefixes.cached_tokens(request.keys), request.input_tokens - 1)
 
     def _prefill_s(self, input_tokens: Any, cached_tokens: Any) -> Floats:

@@ -1,4 +1,4 @@
-"""One engine in time."""
+"""Simulates one engine in time."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from sage_sched.steps import attended_pairs
 class Node:
     """SGLang's event loop, without overlap: requests that have come, a pass, a step.
 
-    Decode steps between which nothing happens are taken in one leap. Where running requests may
-    yield, who does is looked at again at every event, and when the age of one of them reaches a
+    Decode steps without an event between them are taken in one leap. If running requests can be
+    preempted, preemption is decided anew at every event, and when the age of one of them reaches a
     refresh boundary. on_finish is called with each request that has its last token.
 
-    Not as in SGLang: no overlap of scheduling and compute, so that a finish is known a step
-    sooner; the request id, a tie-break of hrrn, is the arrival number.
+    Two things differ from SGLang. Without overlap of scheduling and compute, a finish is known a
+    step sooner. The request id, a tie-break of hrrn, is the arrival number.
     """
 
     State: ClassVar[type[EngineState]] = EngineState
@@ -55,7 +55,7 @@ class Node:
         self.prefill_tokens = 0
         self.moved_tokens = 0
         self.refused: list[int] = []
-        # Of all requests, how often each gap between two tokens came, in 1/GAPS_PER_S.
+        # How often each gap between two tokens came, over all requests, in 1/GAPS_PER_S.
         self.gaps: Counter[int] = Counter()
         self._policy = policy
         self._options = options
@@ -64,7 +64,8 @@ class Node:
         self._coming: list[tuple[float, int, SimRequest]] = []  # a heap
 
     def submit(self, request: SimRequest, index: int, at_s: float | None = None) -> None:
-        """A request on its way. at_s: when it gets here, if that is not when it comes."""
+        """Accept a request that is on its way. at_s: when it reaches this node, if not at its
+        arrival."""
         comes_s = request.arrival_s if at_s is None else at_s
         heapq.heappush(self._coming, (comes_s + self._delay_s, index, request))
         self.num_outstanding += 1
@@ -75,7 +76,7 @@ class Node:
         self.state.follow(policy)
 
     def advance(self, until_s: float) -> None:
-        """Go on to the end of the first step that ends at until_s or later, or to idleness."""
+        """Advance to the end of the first step that ends at until_s or later, or until idle."""
         state = self.state
         while self.now_s < until_s:
             if not (len(state.decode) or len(state.queue) or state.chunked):
@@ -100,7 +101,8 @@ class Node:
                 watch(state, before, after, self.num_outstanding - len(self._coming))
 
     def next_change_s(self) -> float:
-        """No request ends before, and no other decision is taken, unless one arrives."""
+        """Return a time before which no request ends and no decision changes, unless a request
+        arrives."""
         state = self.state
         if not (len(state.decode) or len(state.queue) or state.chunked):
             return max(self.now_s, self._coming[0][0]) if self._coming else math.inf
@@ -174,17 +176,17 @@ class Node:
         self.refused.append(index)
 
     def _move(self, num_tokens: int) -> None:
-        """KV goes to host memory and back."""
+        """Move KV to host memory and back."""
         engine = self.state.engine
         self.now_s += num_tokens * engine.swap_token_s
         self.moved_tokens += num_tokens
 
     def _prefill(self, parts: Sequence[Part]) -> None:
-        """The step that a pass has put together."""
+        """Run the prefill step of a pass."""
         state, engine = self.state, self.state.engine
         num_tokens = sum(part.new_tokens for part in parts)
         pairs = sum(attended_pairs(part.cached_tokens, part.new_tokens) for part in parts)
-        # Those for whose next tokens the prefill has left no room sit this step out.
+        # Requests for whose next tokens the prefill has left no room skip this step.
         decode = state.decode
         mixes = engine.mixed_chunk and decode.pages_needed(1) <= state.pool.room_pages
         num_decodes, kv_tokens = (len(decode), decode.context_tokens) if mixes else (0, 0)
@@ -213,7 +215,7 @@ class Node:
                 self._first_token(progress)
 
     def _in_slices(self, parts: Sequence[Part], step_s: float) -> None:
-        """Prefill the requests that pass at each cut; if one of them decodes, all get a token."""
+        """Prefill the requests that pass at each cut. If one of them decodes, all get a token."""
         state, engine = self.state, self.state.engine
         state.parked = [part.progress for part in parts]
         for number in range(engine.slices):
@@ -245,7 +247,7 @@ class Node:
             self.state.decode.join(progress)
 
     def _decode(self, until_s: float) -> None:
-        """A leap to the next event."""
+        """Decode in a leap to the next event."""
         state, decode, step_time = self.state, self.state.decode, self.state.engine.step_time
         fitting = decode.steps_that_fit(state.pool.room_pages)
         retracts = fitting == 0
@@ -267,7 +269,7 @@ class Node:
         self._leap(steps, seconds)
 
     def _leap(self, steps: int, seconds: float) -> None:
-        """Give each decoding request as many tokens as there are steps."""
+        """Give each decoding request one token per step."""
         state, decode = self.state, self.state.decode
         state.limits.gap.decoded()
         growth_s = state.engine.step_time.decode_kv_token_s * len(decode)
@@ -309,7 +311,7 @@ class Node:
 
 
 def _note_pause(progress: Progress, token_s: float) -> None:
-    """Note the gap before a token that comes then, if it is a pause."""
+    """Record the gap before a token that comes at this time, if it is a pause."""
     if token_s - progress.token_s >= PAUSE_S:
         progress.pauses_s.append((progress.token_s, token_s))
 

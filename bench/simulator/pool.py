@@ -9,7 +9,7 @@ from bench.simulator.request import Progress
 
 
 class OutOfMemoryError(RuntimeError):
-    """A prompt that is prefilled in chunks has no room for the next one: an SGLang server ends.
+    """A chunked prompt has no room for its next chunk: an SGLang server would end.
 
     at_s: the simulated time; simulate sets it.
     """
@@ -29,10 +29,10 @@ class Cached:
 
 
 class KvPool:
-    """Pages of KV: held, evictable, or free. To hold more evicts as much as there is no room for.
+    """Pages of KV: held, evictable, or free. Holding more pages than are free evicts the rest.
 
     A request holds pages alone as it computes them. Its computed prefix goes to the tree after each
-    step, as in SGLang; of two requests that have computed the same, one gives its pages back.
+    step, as in SGLang. If two requests have computed the same prefix, one returns its pages.
     """
 
     def __init__(self, num_tokens: int, page_size: int, host: HostTier | None = None) -> None:
@@ -54,7 +54,7 @@ class KvPool:
 
     @property
     def room_pages(self) -> int:
-        """Free or evictable."""
+        """The free and the evictable pages."""
         return self.num_pages - self.held_pages
 
     @property
@@ -66,7 +66,7 @@ class KvPool:
         return -(-num_tokens // self.page_size)
 
     def hold(self, num_pages: int) -> None:
-        """Take pages. Raises OutOfMemoryError where there is no room, as SGLang does."""
+        """Take pages. Raises OutOfMemoryError if there are too few, as SGLang does."""
         if num_pages > self.room_pages:
             raise OutOfMemoryError(f"out of KV memory: {num_pages} pages of {self.room_pages}")
         self.alone_pages += num_pages
@@ -82,11 +82,11 @@ class KvPool:
         return self._match(progress)[1]
 
     def host_tokens(self, progress: Progress) -> int:
-        """Return how much of it is in host memory only."""
+        """Return how much of that prefix is in host memory only."""
         return self.cached(progress).host_tokens if self.tree.host_tokens else 0
 
     def cached(self, progress: Progress) -> Cached:
-        """The same, and where it is."""
+        """Return the cached prefix of a waiting request, and where it is."""
         node, num_tokens = self._match(progress)
         there = [each for each in node.path() if each.on_device]
         evictable_tokens = sum(len(each) for each in there if not each.num_locks)
@@ -100,7 +100,7 @@ class KvPool:
         self.free_at_least(0)
 
     def shared_tokens(self, progress: Progress) -> int:
-        """Return how much of it other requests hold on the device."""
+        """Return how much of that prefix other requests hold on the device."""
         if progress.swapped and not self._shares_again:
             return 0
         cached = self.cached(progress)

@@ -1,7 +1,7 @@
 """SGLang's admission of one pass, by memory.
 
-After _get_new_batch_prefill_raw (managers/scheduler.py) and PrefillAdder
-(managers/schedule_policy.py). Under our policies sage_sched.headroom says how much stays free.
+It follows _get_new_batch_prefill_raw (managers/scheduler.py) and PrefillAdder
+(managers/schedule_policy.py). Under our policies sage_sched.headroom sets the memory to keep free.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sage_sched.plan import Budget
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """New tokens of one request in a prefill step, after the cached or done ones."""
+    """The new tokens of one request in a prefill step, after its cached or prefilled ones."""
 
     progress: Progress
     cached_tokens: int
@@ -29,7 +29,11 @@ class Part:
 
 @dataclass(slots=True)
 class PassResult:
-    """The result of a pass. parts: of the prefill step. moved_tokens: swapped out and in."""
+    """The result of a pass.
+
+    parts: of the prefill step.
+    moved_tokens: swapped out and in.
+    """
 
     parts: list[Part] = field(default_factory=list)
     moved_tokens: int = 0
@@ -61,7 +65,7 @@ class PrefillAdder:
 
     def run(self, waiting: Sequence[Progress]) -> PassResult:
         """Admit waiting requests in order, up to the first that does not fit. As in SGLang, a
-        request whose adapter finds no room is passed over."""
+        request whose adapter finds no room is skipped."""
         state = self.state
         if state.chunked is not None:
             self._continue_chunk(state.chunked, waiting)
@@ -87,11 +91,11 @@ class PrefillAdder:
         return self.result
 
     def _is_spent(self) -> bool:
-        """Whether the pass's compute budget is."""
+        """Whether the pass's compute budget is spent."""
         return self._input_left <= 0 or self._chunk_left <= 0
 
     def _holds_any(self) -> bool:
-        """Whether a request that may leave runs, or is about to."""
+        """Whether a request that can be preempted runs, or is about to."""
         return bool(self.result.parts or len(self.state.decode))
 
     def _whole_pages(self, num_tokens: int) -> int:
@@ -106,7 +110,7 @@ class PrefillAdder:
         return self._slots > 0 and needed_tokens - shared_tokens < self._room
 
     def _charge(self, num_tokens: int, answer_tokens: int) -> int:
-        """Take from the room; the tokens in full pages."""
+        """Subtract tokens from the room, and return them in full pages."""
         paged = -(-num_tokens // self._page) * self._page
         self._room -= paged + self._page + answer_tokens
         return paged
@@ -130,7 +134,8 @@ class PrefillAdder:
         self._prefill(progress, progress.prefilled_tokens, min(left, budget), answer_tokens)
 
     def _admit(self, progress: Progress, cached: Cached) -> bool:
-        """Take a request that fits; False if the pass's compute budget does not allow it."""
+        """Admit a request that fits. Return False if the pass's compute budget does not allow
+        it."""
         state = self.state
         new = progress.fill_tokens - cached.num_tokens
         if -(-new // self._page) * self._page > self._chunk_left:
@@ -152,7 +157,7 @@ class PrefillAdder:
     def _prefill(
         self, progress: Progress, done_tokens: int, new_tokens: int, answer_tokens: int
     ) -> None:
-        """answer_tokens: to reserve if this is the last of its prompt."""
+        """Add a part to the prefill step. answer_tokens: to reserve if it completes the prompt."""
         state, pages = self.state, self.state.pool.pages
         completes = done_tokens + new_tokens == progress.fill_tokens
         paged = self._charge(new_tokens, answer_tokens if completes else 0)

@@ -105,9 +105,15 @@ def roofline_step_time(
     token_flops: float | None = None,
     pair_flops: float = 0.0,
 ) -> StepTime:
-    """Both kinds of step read the weights once; a prefilled token takes 2 operations a parameter
-    (2 bytes each) unless token_flops says otherwise, an attended pair pair_flops; a decode step
-    reads the KV. bandwidth in bytes/s, flops in 1/s, as published."""
+    """Return the step times of a roofline model.
+
+    Both kinds of step read the weights once. A prefilled token takes 2 operations per parameter (2
+    bytes each) unless token_flops gives another number, and an attended pair takes pair_flops. A
+    decode step reads the KV.
+
+    bandwidth: in bytes/s, as published.
+    flops: in 1/s, as published.
+    """
     read_s = weight_bytes / (bandwidth * _BANDWIDTH_SHARE)
     return StepTime(
         prefill_base_s=read_s,
@@ -130,8 +136,11 @@ def _preset(
     engine: Mapping[str, Any] | None = None,
     **speeds: float,
 ) -> Engine:
-    """A table of presets.toml. speeds: see roofline_step_time; without them, and without a
-    step_time of its own, the engine has StepTimeConfig's default."""
+    """Return the engine of a table of presets.toml.
+
+    speeds: see roofline_step_time. Without them, and without a step_time of its own, the engine has
+        StepTimeConfig's default.
+    """
     steps = StepTimeConfig().step_time()
     if step_time is not None:
         steps = StepTime(**step_time)

@@ -1,7 +1,7 @@
-"""SGLang's radix tree: which beginnings of sequences the KV pool keeps, and who is evicted next.
+"""SGLang's radix tree: decides which prefixes the KV pool keeps, and which are evicted next.
 
-After mem_cache/unified_radix_cache.py of 0.5.23, with the host memory of its hierarchical cache. A
-token is known by its stream and its place in it.
+It follows mem_cache/unified_radix_cache.py of 0.5.23, with the host memory of its hierarchical
+cache. A token is identified by its stream and its place there.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-# Some tokens of a stream: (stream, first, end). Before a stream's tokens there are always the
-# same others.
+# Some tokens of a stream: (stream, first, end). The tokens before a stream's are always the same.
 Span = tuple[int, int, int]
 
 
 class TreeNode:
     """Some tokens of one stream, behind those of the parent.
 
-    num_locks: requests that hold it. last_use: when it was matched last, a count.
-    on_device, on_host: where it is, in one of them or in both. All above one on the device are
-        there too. session: that had it last, and whose latest sequence it is in; "" if none.
+    num_locks: requests that hold it.
+    last_use: when it was matched last, a count.
+    on_device, on_host: where its KV is, in one of them or in both. If it is on the device, so are
+        all nodes above it.
+    session: the session that used it last, and whose latest sequence it is in; "" if none.
     """
 
     __slots__ = (
@@ -39,7 +40,7 @@ class TreeNode:
         self.session = ""
 
     def __len__(self) -> int:
-        """Tokens of its own."""
+        """Return its own tokens."""
         return self.end - self.first
 
     def path(self) -> Iterator[TreeNode]:
@@ -54,8 +55,9 @@ class TreeNode:
 class HostTier:
     """Host memory for KV that the device evicts (--enable-hierarchical-cache).
 
-    num_tokens: its size. writes_back: KV is copied when the device evicts it, which waits; else as
-    soon as it is computed, while other work goes on (--hicache-write-policy).
+    num_tokens: its size.
+    writes_back: KV is copied when the device evicts it, which waits. Else it is copied as soon as
+        it is computed, while other work goes on (--hicache-write-policy).
     """
 
     num_tokens: int
@@ -63,13 +65,14 @@ class HostTier:
 
 
 class RadixTree:
-    """Sequences that share their beginnings; all lengths in whole pages.
+    """Sequences that share their prefixes. All lengths are in whole pages.
 
     locked_tokens, evictable_tokens: on the device, in nodes that some request holds, and in the
-        others. host_tokens: in host memory.
+        others.
+    host_tokens: in host memory.
     waited_tokens: copied between the two while the device waited.
-    rate: of a session, the rate at which it comes back (sage_sched.session_returns), by which KV is
-        evicted first; None to evict by the last use alone.
+    rate: the rate at which a session returns (sage_sched.session_returns), by which KV is evicted
+        first; None to evict by the last use alone.
     """
 
     def __init__(self, page_size: int, host: HostTier | None = None) -> None:
@@ -89,8 +92,8 @@ class RadixTree:
         self._num_pushed = 0
 
     def match(self, sequence: Sequence[Span]) -> tuple[TreeNode, int]:
-        """Return the node at which the known beginning of a sequence ends, and its length.
-        Matched nodes are evicted last from now on."""
+        """Return the node at which the known prefix of a sequence ends, and its length. Matched
+        nodes are evicted last from now on."""
         self._num_uses += 1
         node, num_tokens = self.root, 0
         for stream, first, end in _in_pages(sequence, self._page):
@@ -107,8 +110,8 @@ class RadixTree:
         return self._matched(node, num_tokens)
 
     def insert(self, sequence: Sequence[Span], session: str = "") -> TreeNode:
-        """Have a sequence on the device, all but a part of a page at its end; its last node. What
-        was not there is evictable."""
+        """Put a sequence on the device, except a partial page at its end, and return its last node.
+        The new part is evictable."""
         node, num_tokens = self.match(sequence)
         self._put_on_device(node)
         for stream, first, end in _behind(_in_pages(sequence, self._page), num_tokens):
@@ -125,7 +128,7 @@ class RadixTree:
         return node
 
     def _mark(self, node: TreeNode, session: str) -> None:
-        """Assign a path that was just matched to a session. The branch that it has left loses
+        """Assign a path that was just matched to a session. The branch that the session left loses
         its owner."""
         for each in node.path():
             each.session = session
@@ -139,7 +142,7 @@ class RadixTree:
                     each.session = ""
 
     def load(self, node: TreeNode) -> None:
-        """Copy a node and all above it to the device, which waits for it."""
+        """Copy a node and all above it to the device, which waits for the copy."""
         self.waited_tokens += self._put_on_device(node)
 
     def take_waited(self) -> int:
@@ -148,7 +151,7 @@ class RadixTree:
         return num_tokens
 
     def lock(self, node: TreeNode) -> None:
-        """A request holds a node and all above it."""
+        """Lock a node and all above it for a request."""
         for each in node.path():
             if each.num_locks == 0:
                 self.evictable_tokens -= len(each)
@@ -156,7 +159,7 @@ class RadixTree:
             each.num_locks += 1
 
     def unlock(self, node: TreeNode) -> None:
-        """It does so no longer."""
+        """Release a request's lock of a node and all above it."""
         for each in node.path():
             each.num_locks -= 1
             if each.num_locks == 0:
@@ -165,8 +168,8 @@ class RadixTree:
         self._note(node)
 
     def evict(self, num_tokens: int) -> None:
-        """Forget the leaves that are worth least or were used longest ago, each as a whole,
-        until num_tokens are given back or none is left."""
+        """Evict whole leaves until num_tokens are free or none is left: first the least valuable,
+        then the least recently used."""
         if num_tokens > 0 and self.rate is not None:
             noted = {id(node): node for *_, node in (*self._leaves, *self._host_leaves)}
             self._leaves.clear()
@@ -190,7 +193,7 @@ class RadixTree:
                 self._forget_all(node)
 
     def kept_for(self) -> Counter[str]:
-        """Evictable tokens by the session that had them last."""
+        """Return the evictable tokens by the session that used them last."""
         kept = Counter[str]()
         for node in self.nodes():
             if node.on_device and not node.num_locks:
@@ -198,7 +201,7 @@ class RadixTree:
         return kept
 
     def nodes(self) -> Iterator[TreeNode]:
-        """All below the root."""
+        """Iterate over all nodes below the root."""
         waiting = [*self.root.children.values()]
         while waiting:
             node = waiting.pop()
@@ -215,7 +218,7 @@ class RadixTree:
         return num_tokens
 
     def _write(self, node: TreeNode) -> bool:
-        """Copy to host memory; whether there is room."""
+        """Copy a node to host memory, and return whether it had room."""
         assert self._host is not None
         if not node.on_host:
             if not self._make_host_room(len(node)):
@@ -225,7 +228,7 @@ class RadixTree:
         return True
 
     def _make_host_room(self, num_tokens: int) -> bool:
-        """Forget leaves that are in host memory only, in the same order."""
+        """Evict leaves that are in host memory only, in the same order."""
         assert self._host is not None
         while self.host_tokens + num_tokens > self._host.num_tokens and self._host_leaves:
             _, last_use, _, node = heapq.heappop(self._host_leaves)
@@ -236,14 +239,14 @@ class RadixTree:
         return self.host_tokens + num_tokens <= self._host.num_tokens
 
     def _forget_all(self, node: TreeNode) -> None:
-        """A node that is nowhere any more, with what host memory has behind it."""
+        """Remove a node whose KV is nowhere any more, with the nodes behind it in host memory."""
         for child in [*node.children.values()]:
             self.host_tokens -= len(child)
             self._forget_all(child)
         self._forget(node)
 
     def _forget(self, node: TreeNode) -> None:
-        """A leaf that is nowhere any more."""
+        """Remove a leaf whose KV is nowhere any more."""
         assert node.parent is not None
         parent, node.parent = node.parent, None
         del parent.children[node.stream, node.first]
@@ -262,7 +265,7 @@ class RadixTree:
     def _part(
         self, node: TreeNode, child: TreeNode, num_tokens: int, before: int
     ) -> tuple[TreeNode, int]:
-        """A child of which only the first tokens match is split there."""
+        """Split a child at the end of its matching tokens, and return the first part."""
         if num_tokens == 0:
             return node, before
         middle = child.first + num_tokens
@@ -276,7 +279,7 @@ class RadixTree:
         return upper, before + num_tokens
 
     def _note(self, node: TreeNode) -> None:
-        """It may be the next to be evicted."""
+        """Add a node to the candidates for eviction."""
         if node.parent is None:
             return
         if self._is_evictable(node):
@@ -285,7 +288,7 @@ class RadixTree:
             self._note_host(node)
 
     def _note_host(self, node: TreeNode) -> None:
-        """The same in host memory."""
+        """Add a node to the candidates for eviction from host memory."""
         if not node.children:
             heapq.heappush(self._host_leaves, self._entry(node))
 
@@ -302,7 +305,7 @@ class RadixTree:
 
 
 def cut(spans: Sequence[Span], num_tokens: int) -> list[Span]:
-    """The first tokens of a sequence."""
+    """Return the first tokens of a sequence."""
     kept: list[Span] = []
     for stream, first, end in spans:
         if num_tokens <= 0:
@@ -313,7 +316,7 @@ def cut(spans: Sequence[Span], num_tokens: int) -> list[Span]:
 
 
 def common_tokens(one: Sequence[Span], two: Sequence[Span]) -> int:
-    """Return the length of the common beginning of two sequences."""
+    """Return the length of the common prefix of two sequences."""
     num_tokens = 0
     for (stream, first, end), (other_stream, other_first, other_end) in zip(one, two, strict=False):
         if (stream, first) != (other_stream, other_first):
@@ -325,8 +328,8 @@ def common_tokens(one: Sequence[Span], two: Sequence[Span]) -> int:
 
 
 def _in_pages(sequence: Sequence[Span], page_size: int) -> Iterator[Span]:
-    """The same in spans of whole pages. A page that has tokens of two streams counts to the second,
-    whose tokens never stand behind others."""
+    """Return the sequence in spans of whole pages. A page with tokens of two streams counts to the
+    second, whose tokens never stand behind others."""
     rest = 0
     for stream, first, end in sequence:
         whole = (end - first + rest) // page_size * page_size
@@ -336,7 +339,7 @@ def _in_pages(sequence: Sequence[Span], page_size: int) -> Iterator[Span]:
 
 
 def _behind(spans: Iterable[Span], num_tokens: int) -> Iterator[Span]:
-    """All but the first tokens of a sequence."""
+    """Return all but the first tokens of a sequence."""
     for stream, first, end in spans:
         skipped = min(num_tokens, end - first)
         num_tokens -= skipped

@@ -10,7 +10,7 @@ from sage_sched.distribution import LengthDistribution
 from sage_sched.job import NO_HINTS, Hints, Job
 from sage_sched.slo import Deadlines
 
-# A gap between two tokens is a pause from this on: prefills hold tokens up for less.
+# A gap between two tokens counts as a pause from this on; prefills delay tokens by less.
 PAUSE_S = 2.0
 
 
@@ -18,14 +18,16 @@ PAUSE_S = 2.0
 class SimRequest:
     """A request before it is served.
 
-    output_tokens: the true length, 1 to max_new_tokens. distribution: the prediction, or None.
+    output_tokens: the true length, 1 to max_new_tokens.
+    distribution: the predicted length, or None.
     class_name: for reports.
     spans: its prompt's tokens, by the streams that it shares with other prompts (radix_tree.Span);
         () if it shares none.
-    prompt: its text, for real servers; "" if it has lengths alone.
-    follows: the number of an earlier request, after whose answer this one comes, later by pause_s;
+    prompt: its text, for real servers; "" if only its length is known.
+    follows: the index of an earlier request. This one comes pause_s after that one's answer, and
         its arrival_s counts for nothing until then. None if it comes at arrival_s.
-    hints: of its client. adapter: its LoRA; "" for the model itself.
+    hints: the client's.
+    adapter: its LoRA; "" for the model itself.
     """
 
     arrival_s: float
@@ -49,15 +51,15 @@ class Progress:
     index: its place in the run's requests.
     age_offset, served_offset: while decoding, generated and served tokens less the batch's step
         counter; else unused.
-    prefilled_tokens: the done part of the chunked request.
-    node, tree_tokens: on the device, where in the radix tree the known part of its sequence ends,
-        and its length.
+    prefilled_tokens: the prefilled part of the chunked request.
+    node, tree_tokens: while on the device, the node of the radix tree at which the known part of
+        its sequence ends, and the length of that part.
     swapped: whether its KV is in host memory.
-    token_s: when its newest token came. longest_gap_s: between two of its tokens.
+    token_s: when its newest token came.
+    longest_gap_s: between two of its tokens.
     pauses_s: when gaps of PAUSE_S or more began and ended.
-    promise: the deadlines of its tokens, or None. num_next_on_time: tokens after the first that
-    were
-        on time.
+    promise: the deadlines of its tokens, or None.
+    num_next_on_time: tokens after the first that were on time.
     """
 
     request: SimRequest
@@ -81,7 +83,7 @@ class Progress:
 
     @property
     def generated_tokens(self) -> int:
-        """Its age."""
+        """Its age in tokens."""
         return self.job.generated_tokens
 
     @property

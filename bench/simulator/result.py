@@ -25,17 +25,20 @@ _QUANTILES = (("median", 50), ("p90", 90), ("p99", 99))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Served:
-    """Figures that a client sees, per request, in the order of the run's requests; arrays of shape
+    """A client's figures per request, in the order of the run's requests. Arrays have shape
     (requests,).
 
-    ttft_s, ttlt_s: from its arrival to its first and last token. alone_s: to its last token on an
-    idle engine. input_tokens, answer_tokens: its true lengths. num_next_on_time: its tokens after
-    the first that were on time. hints: of its client. class_names: its kind, for reports.
-    longest_gap_s: between two tokens of its answer. pauses_s: when its gaps of PAUSE_S or more
-    began and ended. gaps: of all answers, how often each gap came, in 1/GAPS_PER_S; empty if not
-    counted.
+    ttft_s, ttlt_s: from its arrival to its first and last token.
+    alone_s: to its last token on an idle engine.
+    input_tokens, answer_tokens: its true lengths.
+    num_next_on_time: its tokens after the first that were on time.
+    hints: the client's.
+    class_names: its kind, for reports.
+    longest_gap_s: between two tokens of its answer.
+    pauses_s: when its gaps of PAUSE_S or more began and ended.
+    gaps: how often each gap came, over all answers, in 1/GAPS_PER_S; empty if not counted.
     duration_s: from the first arrival to the last token.
-    cached_tokens: of all prompts, tokens found in the cache; None if not counted.
+    cached_tokens: tokens of all prompts found in the cache; None if not counted.
     """
 
     arrival_s: NDArray[np.float64]
@@ -63,9 +66,11 @@ class Served:
         last_s: NDArray[np.float64],
         **more: Any,
     ) -> Self:
-        """Make it from the times of requests, and of their first and last tokens. alone_s: the
-        time of a request of these input and output tokens on an idle engine. more: the other
-        fields."""
+        """Compute the figures from the times of requests, and of their first and last tokens.
+
+        alone_s: the time of a request with these input and output tokens on an idle engine.
+        more: the other fields.
+        """
         return cls(
             arrival_s=arrival_s,
             ttft_s=first_s - arrival_s,
@@ -80,7 +85,7 @@ class Served:
         )
 
     def metrics(self) -> dict[str, float]:
-        """The run in numbers, by the names of SGLang's bench_serving where it has one."""
+        """Return the run's metrics, by the names of SGLang's bench_serving if it has one."""
         numbers: dict[str, float] = {}
         for name, of_s in (("e2e_latency", self.ttlt_s), ("ttft", self.ttft_s)):
             numbers[f"mean_{name}_ms"] = 1e3 * float(of_s.mean())
@@ -131,22 +136,24 @@ class Served:
         }
 
     def good_share(self, ttft_s: float, tpot_s: float) -> float:
-        """Share of requests whose TTFT and mean time per further token are within these."""
+        """Return the share of requests whose TTFT and mean time per further token are within
+        these."""
         later = np.maximum(self.answer_tokens - 1, 1)
         in_time = (self.ttlt_s - self.ttft_s) / later <= tpot_s
         return float((in_time & (self.ttft_s <= ttft_s)).mean())
 
     def on_time_share(self, ttft_s: float) -> float:
-        """Share of tokens on time: first ones within ttft_s, others as num_next_on_time says."""
+        """Return the share of tokens on time: first tokens within ttft_s, others by
+        num_next_on_time."""
         num_on_time = int((self.ttft_s <= ttft_s).sum()) + int(self.num_next_on_time.sum())
         return num_on_time / int(self.answer_tokens.sum())
 
     def only(self, class_names: Collection[str]) -> Served:
-        """The requests of these classes, at least one."""
+        """Return the requests of these classes, at least one."""
         return self._of(np.isin(self.class_names, list(class_names)))
 
     def arrived_within(self, first: float, last: float) -> Served:
-        """The requests from one share of all arrivals to another, as 0.2 to 0.8."""
+        """Return the requests between two shares of all arrivals, such as 0.2 and 0.8."""
         places = np.argsort(np.argsort(self.arrival_s, kind="stable")) / len(self.arrival_s)
         return self._of((first <= places) & (places < last))
 
@@ -181,14 +188,17 @@ class Served:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Result(Served):
-    """Figures of the engine too.
+    """A run's figures, including the engine's.
 
     num_refused: requests that are left out.
-    num_retractions, num_yields: how often a request lost its KV, and made room for others. yields:
-    of all requests, by whether memory ran out (else it was to a waiting request), and way.
-    prefill_tokens: computed, again after a retraction included. moved_tokens: swapped, both ways.
-    peak_host_tokens: the most KV of swapped requests at a time; of several engines, their sum.
-    wall_s: the time of the simulation; all else is the same for the same input, bit for bit.
+    num_retractions: how often a request lost its KV.
+    num_yields: how often a request was preempted.
+    yields: preemptions of all requests, by whether memory ran out (else they were for a waiting
+        request), and by mode.
+    prefill_tokens: computed tokens, including recomputed ones.
+    moved_tokens: swapped tokens, both ways.
+    peak_host_tokens: the most KV of swapped-out requests at a time; for several engines, the sum.
+    wall_s: the time of the simulation. All else is the same for the same input, bit for bit.
     """
 
     num_refused: int
@@ -201,7 +211,7 @@ class Result(Served):
     wall_s: float
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of the engine too."""
+        """Return the metrics, including the engine's."""
         return {
             **Served.metrics(self),
             "refused_share": self.num_refused / (self.num_refused + len(self.ttlt_s)),
@@ -218,7 +228,7 @@ class Result(Served):
 
 
 def alone_s(engine: Engine, input_tokens: int, output_tokens: int) -> float:
-    """Time to the last token on the idle engine."""
+    """Return the time to the last token on the idle engine."""
     step_time, chunk = engine.step_time, engine.chunked_prefill_size
     seconds = 0.0
     for done in range(0, input_tokens, chunk):

@@ -35,11 +35,13 @@ def simulate(
 ) -> Result:
     """Serve the requests (at least one, in order of arrival) on one engine.
 
-    policy: a policy, or the name of a registered one, of stock.STOCK, or ORACLE, tuned as
-    bench.policies.rival.Rival says. Of config only the section policy counts: the policy gets the
-    engine's own step time. on_served: called as each has its last token. Raises ValueError for an
-    unknown policy and for requests that the engine cannot serve, and OutOfMemoryError if SGLang's
-    scheduler would end.
+    Raises ValueError for an unknown policy and for requests that the engine cannot serve, and
+    OutOfMemoryError if SGLang's scheduler would end.
+
+    policy: a policy, or the name of a registered one, of stock.STOCK, or ORACLE, tuned as in
+        bench.policies.rival.Rival.
+    config: only its section policy counts. The policy gets the engine's own step time.
+    on_served: called with each request when it has its last token.
     """
     began = time.perf_counter()
     check_requests(engine, requests)
@@ -74,15 +76,15 @@ def make_node(
     options: Options,
     on_finish: Callable[[Progress], None],
 ) -> Node:
-    """One engine under a policy. Raises ValueError where the policy is unknown."""
+    """Return one engine under a policy. Raises ValueError if the policy is unknown."""
     return Node(*engine_and_policy(engine, policy, config), config, options, on_finish)
 
 
 def engine_and_policy(
     engine: Engine, policy: str | Policy, config: SageConfig
 ) -> tuple[Engine, Policy | StockPolicy]:
-    """An engine as it is tuned for the policy, which may be a name, and that policy. Raises
-    ValueError where it is unknown."""
+    """Return an engine tuned for the policy, which may be a name, and the policy. Raises ValueError
+    if it is unknown."""
     if isinstance(policy, Policy):
         return engine, policy
     rival = Rival.parse(policy)
@@ -98,9 +100,11 @@ def engine_and_policy(
 
 
 def check_requests(engine: Engine, requests: Sequence[SimRequest]) -> None:
-    """Raises ValueError, naming the request, where one is not as SimRequest says, comes before its
-    predecessor, unless it follows another, or would not fit the engine even alone (SGLang cuts its
-    cap at that)."""
+    """Raise ValueError, naming the request, for requests that cannot be served.
+
+    A request violates SimRequest, comes before its predecessor without following another, or would
+    not fit the engine even alone (SGLang cuts its cap to fit).
+    """
     if not requests:
         raise ValueError("there are no requests to simulate")
     last_s = 0.0
@@ -129,8 +133,8 @@ def result_of(
     nodes: Sequence[Node],
     wall_s: float,
 ) -> Result:
-    """Make the result of the requests as they finished, in any order, on these nodes; refused
-    ones are left out. Raises RuntimeError if one is missing, came twice, or has not its true
+    """Return the result of the requests as they finished, in any order, on these nodes. Refused
+    requests are left out. Raises RuntimeError if one is missing, came twice, or has a wrong
     length."""
     ordered = sorted(finished, key=lambda p: p.index)
     prefill_tokens = sum(node.prefill_tokens for node in nodes)

@@ -17,8 +17,8 @@ def run_metrics(
 ) -> dict[str, float]:
     """Return metrics by the names that docs/benchmarking.md explains.
 
-    The arguments have of each request when it was sent, when its first and its last token came, the
-    tokens of its answer, and its time to the last token alone on the server.
+    The arguments give each request's send time, the times of its first and its last token, its
+    answer's tokens, and its time to the last token alone on the server.
     """
     ttlt_s = last_s - sent_s
     waited_s = ttlt_s - unloaded_s
@@ -41,7 +41,7 @@ def run_metrics(
 def _tokens_until(
     end_s: float, first_s: Numbers, last_s: Numbers, output_tokens: NDArray[np.int64]
 ) -> float:
-    """Those of an answer come evenly after its first."""
+    """Return the tokens that have come by then. Tokens of an answer come evenly after its first."""
     share = decoded_share(end_s, first_s, last_s)
     tokens = 1 + (output_tokens - 1) * np.clip(share, 0, 1)
     return float(tokens[first_s <= end_s].sum())
@@ -61,12 +61,13 @@ def fairness_metrics(
     input_tokens: NDArray[np.int64],
     answer_tokens: NDArray[np.int64],
 ) -> dict[str, float]:
-    """Return metrics of fairness. The arguments have of each request its arrival, its last token
-    and its time alone on the engine, shape (requests,).
+    """Return metrics of fairness. The arguments give each request's arrival, its last token and its
+    time alone on the engine, shape (requests,).
 
     jain_percent: Jain's index of the slowdowns (time to the last token over that alone): 100 if all
-    are slowed down alike. slowdown_*: the mean slowdown of the shortest and of the longest third,
-    by answer and by prompt. largest_overtaking: see there.
+        are equal.
+    slowdown_*: the mean slowdown of the shortest and of the longest third, by answer and by prompt.
+    largest_overtaking: see largest_overtaking().
     """
     slowdown = (last_s - arrival_s) / alone_s
     return {

@@ -1,4 +1,4 @@
-"""A prefill that is cut between layers, and who passes it: QLLM's idea. SGLang is not cut so."""
+"""QLLM's idea: cut a prefill between layers and let other requests pass. SGLang cannot do that."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sage_sched.view import SchedulerView
 
 
 def is_cut(state: EngineState, parts: Sequence[Part]) -> bool:
-    """Whether a prefill gives way to others."""
+    """Whether a prefill is cut to let others pass."""
     policy = state.policy
     if state.engine.slices == 1 or not isinstance(policy, Qllm) or state.parked:
         return False
@@ -23,18 +23,17 @@ def is_cut(state: EngineState, parts: Sequence[Part]) -> bool:
 
 
 def gives_way(policy: Qllm, jobs: Iterable[Job]) -> bool:
-    """Whether a prefill of these lets latency-sensitive jobs pass: all are best effort, ranked, and
-    not promised their turn."""
+    """Whether a prefill of these jobs lets latency-sensitive jobs pass: all are best effort and
+    ranked, and none is at its starvation bound."""
     return all(job.is_ranked and not job.goes_first and not policy.passes(job) for job in jobs)
 
 
 def those_who_pass(parked: Sequence[Job], policy: Qllm, view: SchedulerView) -> list[int]:
-    """Return the positions of the waiting jobs that enter while a prefill is parked, in their
-    order.
+    """Return the positions of the waiting jobs that enter while a prefill is parked, in order.
 
     They are latency-sensitive jobs ahead of all best effort, the parked too, so that the bound of
-    Qllm holds for each. A job with KV in host memory waits, and so do those behind it: others may
-    have to be preempted when it comes back, which is decided between two passes.
+    Qllm holds for each. A job with KV in host memory waits, and so do the jobs behind it: its
+    return may need a preemption, which is decided between two passes.
     """
     ahead = policy.ahead(view, parked)
     return [*takewhile(lambda position: view.waiting[position] not in view.swapped, ahead)]
@@ -56,7 +55,7 @@ def passing(state: EngineState) -> list[Part]:
 
 def decodes(state: EngineState) -> bool:
     """Return whether decoding requests get a token at a cut: if one of them would pass, and no
-    memory has to be given back for it."""
+    memory has to be freed for it."""
     policy = state.policy
     assert isinstance(policy, Qllm)
     is_urgent = any(policy.passes(progress.job) for progress in state.decode)

@@ -1,4 +1,4 @@
-"""The state of one simulated engine, all but the clock."""
+"""The state of one simulated engine, without the clock."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ RETRACT_DECODE_STEPS = 20
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options that the real engine has no flag for.
+    """Options for which the real engine has no flag.
 
-    preempt: whether running requests are preempted if the policy says so, and swapped out to host
+    preempt: whether running requests are preempted if the policy wants it, and swapped out to host
         memory if KV memory runs out.
-    prediction_delay_s: how much later a request reaches the scheduler, stock policies excepted.
+    prediction_delay_s: how much later a request reaches the scheduler, except under stock policies.
     due: deadlines of requests that have none, which policies do not see.
     watch: called at every event, with the queue before and after the pass, and the number of
-        requests that have come and not finished.
+        unfinished requests that have come.
     """
 
     preempt: bool = True
@@ -72,18 +72,22 @@ class NewTokenRatio:
 
 
 class EngineState:
-    """One engine. batch_is_full: SGLang's flag; no admission until a request leaves.
+    """The state of one engine.
 
-    can_swap: whether requests are swapped out. num_arrivals_planned: see SchedulerView.
-    headroom: of the last plan.
+    batch_is_full: SGLang's flag; no admission until a request leaves.
+    can_swap: whether requests are swapped out.
+    num_arrivals_planned: see SchedulerView.
+    headroom: the last plan's.
     queue: waiting requests, as SGLang's waiting_queue.
-    chunked: the one request that is in the middle of its prefill. parked: requests of a prefill
-        that is between two slices (slices.py).
-    served_tokens: prefilled and decoded. stale_prefill_tokens: see stock.HrrnPolicy.
+    chunked: the request in the middle of its prefill, or None.
+    parked: requests of a prefill that is between two slices (slices.py).
+    served_tokens: prefilled and decoded.
+    stale_prefill_tokens: see stock.HrrnPolicy.
     num_queued: requests that have come; under stock policies each retraction counts too.
-    num_yields: by whether memory ran out (else it was to a waiting request), and way.
-    host_tokens, peak_host_tokens: KV of swapped requests, now and at most.
-    num_passes: that have let SGLang admit; see executor.py.
+    num_yields: preemptions, by whether memory ran out (else they were for a waiting request), and
+        by mode.
+    host_tokens, peak_host_tokens: KV of swapped-out requests, now and at most.
+    num_passes: passes that have let SGLang admit; see executor.py.
     """
 
     def __init__(
@@ -117,7 +121,7 @@ class EngineState:
             self.follow(policy)
 
     def follow(self, policy: Policy) -> None:
-        """Switch to a policy, which meets the unfinished requests in order of arrival."""
+        """Switch to a policy, which gets the unfinished requests in order of arrival."""
         self.policy = policy
         self.limits = self._config.limits(policy)
         self.pool.tree.rate = None
@@ -133,13 +137,13 @@ class EngineState:
 
     @property
     def num_mixed(self) -> int:
-        """Tokens that SGLang takes off a pass's budgets for requests that decode in the same
-        step."""
+        """The tokens that SGLang subtracts from a pass's budgets for requests that decode in the
+        same step."""
         return len(self.decode) if self.engine.mixed_chunk else 0
 
     @property
     def pass_tokens(self) -> int:
-        """See SchedulerView."""
+        """The most prompt tokens of a pass (see SchedulerView)."""
         engine = self.engine
         return min(engine.max_prefill_tokens, engine.chunked_prefill_size) - self.num_mixed
 
@@ -150,7 +154,7 @@ class EngineState:
 
     @property
     def reserve(self) -> Headroom | Reserve:
-        """The memory that admission keeps free."""
+        """Return the memory that admission keeps free."""
         if isinstance(self.policy, StockPolicy) or self.engine.reserves:
             clip_tokens = self.engine.clip_max_new_tokens
             return Reserve(self.ratio.value, clip_tokens, self.engine.page_size)
@@ -163,7 +167,7 @@ class EngineState:
         return {progress.request.adapter for progress in begun}
 
     def has_adapter(self, progress: Progress, beside: set[str]) -> bool:
-        """Return whether its adapter finds room with these."""
+        """Return whether its adapter fits in with these."""
         return len({progress.request.adapter, *beside}) <= self.engine.max_loras_per_batch
 
     def _adapters_in_order(self) -> Callable[[int], bool]:
@@ -177,7 +181,7 @@ class EngineState:
         return has_room
 
     def running_jobs(self) -> list[Job]:
-        """Return the jobs of the batch, at their present age."""
+        """Return the jobs of the batch, at their current age."""
         jobs = []
         for progress in self.decode:
             self.decode.sync(progress)
@@ -223,8 +227,8 @@ class EngineState:
         )
 
     def _common_tokens(self, position: int, other: int | Job) -> int:
-        """Return the common prefix. A job is the chunked one: all others have a token, as there
-        is no overlap."""
+        """Return the length of the common prefix. A job is the chunked one: all others have a
+        token, because there is no overlap."""
         two = self.queue[other] if isinstance(other, int) else self.chunked
         assert two is not None
         one = self.queue[position]
@@ -245,7 +249,8 @@ class EngineState:
         return self.decode.pages_needed(1) * self.pool.page_size
 
     def leave(self, progress: Progress, way: PreemptionMode) -> int:
-        """A running request leaves the device; how many tokens are copied to host memory."""
+        """Take a running request off the device, and return how many tokens are copied to host
+        memory."""
         self.decode.leave(progress)
         if way is PreemptionMode.RECOMPUTE:
             self.pool.publish(progress, progress.kv_tokens)
@@ -262,7 +267,7 @@ class EngineState:
         return progress.kv_tokens
 
     def swap_in(self, progress: Progress) -> bool:
-        """It comes back, and decodes on; False if there is no room for it."""
+        """Bring a request back, which decodes on. Return False if there is no room for it."""
         if self.free_slots < 1 or not self.has_adapter(progress, self.adapters):
             return False
         if not self.pool.take_back(progress):
@@ -273,8 +278,8 @@ class EngineState:
         return True
 
     def retention_order(self) -> list[Progress]:
-        """Return the decoding requests; if one has to leave, it is the last. Under SGLang's
-        policies the fewest output tokens leave first, of these the longest input, of these
+        """Return the decoding requests, from the first to keep to the first to retract. Under
+        SGLang's policies the fewest output tokens are retracted first, then the longest input, then
         the last in the batch."""
         order = sorted(self.decode, key=lambda p: (-p.age_offset, p.request.input_tokens))
         if not isinstance(self.policy, Policy):
@@ -284,7 +289,7 @@ class EngineState:
         return [order[place] for place in places]
 
     def retract(self, chunk_tokens: Callable[[], int] = lambda: 0) -> None:
-        """SGLang's retract_decode, until a step fits, and the next chunk too."""
+        """Retract as SGLang's retract_decode, until a step fits, and the next chunk too."""
         order = self.retention_order()
         retracted: list[Progress] = []
         while order and self.step_tokens + chunk_tokens() > self.pool.room_tokens:

@@ -1,6 +1,6 @@
-"""SGLang's own policies, as jobs see them: managers/schedule_policy.py of 0.5.23.
+"""SGLang's own policies, for simulated jobs: managers/schedule_policy.py of 0.5.23.
 
-Not in sage_sched's registry: a server runs SGLang's code for these names.
+They are not in sage_sched's registry: a server runs SGLang's code for these names.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from sage_sched.job import Job
 
 # SGLang's WAITING_QUEUE_PREFIX_MATCH_MAX: a longer queue is not sorted by lpm and hrrn.
 _LONGEST_SORTED = 128
-# SGLang's IN_BATCH_PREFIX_CACHING_..._THRESHOLD (two): of those of whose prompts no more than this
-# is cached, and which begin alike for as long, all but the first wait for it.
+# SGLang's IN_BATCH_PREFIX_CACHING_..._THRESHOLD (two). If prompts have no more than this cached,
+# and share a prefix at least this long, all but the first wait for it.
 _SHARED_TOKENS = 32
 _LAST = 1e15
 
 
 class StockPolicy(ABC):
-    """An order by SGLang.
+    """An order of SGLang's.
 
-    A job that is queued again after a retraction counts as a new arrival (SGLang appends it and
-    takes its times anew).
+    A retracted job counts as a new arrival (SGLang appends it to the queue and resets its times).
 
     asks_tree: whether it orders by the cached prefix of waiting jobs.
     longest_sorted: a longer queue is not sorted.
@@ -39,15 +38,15 @@ class StockPolicy(ABC):
 
     @abstractmethod
     def key(self, job: Job, served_tokens: int) -> float:
-        """The place of a waiting job: smaller goes first, ties by arrival."""
+        """Return the place of a waiting job: smaller goes first, ties by arrival."""
 
     def on_arrival(self, job: Job) -> bool:
-        """A new job, of which nothing is known to be cached."""
+        """Take in a new job, of which no cached tokens are known."""
         job.memo = Found(0)
         return True
 
     def requeued(self, job: Job, arrival: int, served_tokens: int) -> None:
-        """The job goes back to the end of the queue."""
+        """Move the job to the end of the queue."""
         job.arrival = arrival
         job.served_at_arrival_tokens = served_tokens
 
@@ -56,7 +55,8 @@ class StockPolicy(ABC):
     ) -> int | None:
         """Return the most of a pass's budget that the chunked request may take; None for all of it.
 
-        left_tokens: its remaining tokens. works: the uncached tokens of the waiting, in order.
+        left_tokens: its remaining tokens.
+        works: the uncached tokens of the waiting jobs, in order.
         """
         return None
 
@@ -73,7 +73,7 @@ class Reserve(NamedTuple):
     page_size: int
 
     def left_tokens(self, job: Job) -> int:
-        """Return the most tokens that an answer is expected to have still."""
+        """Return the largest expected rest of an answer, in tokens."""
         return min(job.max_new_tokens - job.generated_tokens, self.clip_tokens)
 
     def needed_tokens(self, job: Job) -> int:
@@ -87,7 +87,7 @@ class Reserve(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The cached tokens of a waiting job; whether it waits for another that begins alike."""
+    """The cached tokens of a waiting job, and whether it waits for a job with the same prefix."""
 
     cached_tokens: int
     waits: bool = False
@@ -119,9 +119,9 @@ class LpmPolicy(StockPolicy):
 class HrrnPolicy(StockPolicy):
     """Highest response ratio next: prefill tokens processed since the arrival, by uncached prompt.
 
-    SGLang adds batch.extend_num_tokens to its clock at every forward, and a decode batch keeps
-    the count of the prefill batch that it began as (later ones are merged into it), so that each
-    decode step adds that many again. Ties by arrival; SGLang takes the random request id.
+    SGLang adds batch.extend_num_tokens to its clock at every forward. A decode batch keeps the
+    count of the prefill batch that it began as (later ones are merged into it), so each decode step
+    adds it again. Ties by arrival; SGLang uses the random request id.
     """
 
     counts_stale_prefill: ClassVar[bool] = True
@@ -165,7 +165,7 @@ class ShortestPrefillPolicy(StockPolicy):
 def stock_order(
     queue: list[Progress], policy: StockPolicy, served_tokens: int, pool: KvPool
 ) -> list[Progress]:
-    """The waiting queue as SGLang sorts it."""
+    """Return the waiting queue as SGLang sorts it."""
     if len(queue) > policy.longest_sorted:
         return queue
     if policy.asks_tree:
