@@ -1,7 +1,7 @@
 """Sessions of coding agents: each step waits for the answer to the one before.
 
-A recorded session says when its steps began, how long their prompts and answers were, and how many
-of a prompt's tokens an earlier step's prompt began with. Text it has none.
+A recorded session gives the start of each step, the lengths of its prompt and answer, and the
+number of its prompt's tokens that an earlier step's prompt began with. It has no text.
 """
 
 from __future__ import annotations
@@ -27,16 +27,19 @@ from sage_sched.job import LEAST_SLO_MS, Hints
 from sage_sched.steps import attended_pairs
 
 TRACE = "trace_agentic_coding.jsonl.gz"
-# A client that says when its next step comes is wrong by a factor with this deviation of its
-# logarithm: within a factor of two in two thirds of its steps.
+# A client that predicts its next step is wrong by a factor whose logarithm has this deviation:
+# within a factor of two in two thirds of its steps.
 _PAUSE_ERROR = 0.7
 # Answers are predicted by this number of quantiles of other sessions' lengths.
 _NUM_QUANTILES = 64
 
 
 class Step(NamedTuple):
-    """One request of a session. start_s: after the session's first. parent: the step whose prompt
-    this one's begins with, for shared_tokens; None for none."""
+    """One request of a session.
+
+    start_s: after the session's first.
+    parent: the step with whose prompt this one's begins, for shared_tokens; None for none.
+    """
 
     start_s: float
     input_tokens: int
@@ -51,7 +54,8 @@ class Session(NamedTuple):
 
 
 def read_sessions(path: Path) -> list[Session]:
-    """The recorded sessions. Raises WorkloadError if the file is not there or is something else."""
+    """Return the recorded sessions. Raises WorkloadError if the file is absent or has other
+    content."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             return [_session(json.loads(line)) for line in file]
@@ -68,13 +72,13 @@ def _session(row: dict[str, Any]) -> Session:
 
 
 def factor_for(sessions: Sequence[Session], engine: Engine) -> float:
-    """Return the divisor of all token counts with which the longest prompt is half the pool."""
+    """Return the divisor of all token counts that makes the longest prompt half the pool."""
     longest = max(step.input_tokens for session in sessions for step in session.steps)
     return longest / (engine.kv_pool_tokens / 2)
 
 
 def held_out(session: Session) -> bool:
-    """Whether a session is for reports; the others are for tuning and for predictions."""
+    """Whether a session is for reports. The others are for tuning and for predictions."""
     return stable_hash("purpose of " + session.name) % 2 == 0
 
 
@@ -97,12 +101,13 @@ def requests_of(
     max_steps: int | None = None,
     cap_tokens: int = 4096,
 ) -> list[SimRequest]:
-    """Return the steps of sessions, a session's behind each other; starts_s: increasing, when each
-    session begins.
+    """Return the steps of sessions, session by session.
 
     A step comes after the answer to the one before and a pause: the time between their recorded
-    starts, less the engine's time for the first alone; at most max_pause_s. Of each session no more
-    than the first max_steps count.
+    starts, less the engine's time for the first alone, at most max_pause_s. Only the first
+    max_steps of each session count.
+
+    starts_s: when each session begins, increasing.
     """
     requests: list[SimRequest] = []
     for number, (session, start_s) in enumerate(zip(sessions, starts_s, strict=True)):
@@ -134,7 +139,8 @@ def requests_of(
 
 
 def with_said_pauses(requests: Sequence[SimRequest], rng: np.random.Generator) -> list[SimRequest]:
-    """The same, of which clients say about when the next step comes, and which is the last."""
+    """Return the same requests with clients' hints: about when the next step comes, and which is
+    the last."""
     errors = rng.lognormal(0.0, _PAUSE_ERROR, len(requests))
     told = []
     for request, after, error in zip(requests, (*requests[1:], None), errors, strict=True):
@@ -150,7 +156,7 @@ def with_said_pauses(requests: Sequence[SimRequest], rng: np.random.Generator) -
 def _scaled(
     session: Session, factor: float, engine: Engine
 ) -> Iterator[tuple[tuple[int, int, int], float]]:
-    """(input, output, shared tokens), and the pause before it, of each step."""
+    """Return (input, output, shared tokens), and the pause before it, of each step."""
     last_start_s = service_s = 0.0
     for step in session.steps:
         input_tokens = max(2, round(step.input_tokens / factor))
@@ -163,9 +169,9 @@ def _scaled(
 
 
 class Agents(Source):
-    """Sessions of one half of the recorded ones, predicted by the lengths of the other half.
+    """Sessions of one half of the recording, predicted by the lengths of the other half.
 
-    engine: to whose pool their token counts are cut.
+    engine: its pool sets the divisor of token counts.
     """
 
     num_for_capacity = 300
@@ -206,7 +212,7 @@ class Agents(Source):
 
 
 def _alone_s(engine: Engine, input_tokens: int, output_tokens: int, cached_tokens: int) -> float:
-    """Seconds of an idle engine that has the beginning of the prompt."""
+    """Return the seconds on an idle engine that has the prefix of the prompt."""
     step_time, new_tokens = engine.step_time, input_tokens - cached_tokens
     prefill_s = step_time.prefill_s(1, new_tokens, attended_pairs(cached_tokens, new_tokens))
     return prefill_s + output_tokens * step_time.decode_s(1, input_tokens)

@@ -1,4 +1,4 @@
-"""The times of arrivals, at a mean rate of one a second; a run divides by its rate."""
+"""Arrival times, at a mean rate of one per second; a run divides them by its rate."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from bench.workloads.datasets import checked_rows
 from bench.workloads.prompts import WorkloadError
 from sage_sched.fields import ConfigError
 
-# pulse: a number of Poisson arrivals, as in the paper: most of them are served after the last has
-# come. sustained: Poisson arrivals for long enough that the time after the last matters little.
-# bursts: as a pulse, but with gamma gaps that vary four times as much. crowds: 40 at once, at
-# Poisson's times. batch: all at once.
+# pulse: a number of Poisson arrivals, as in the paper; most are served after the last has come.
+# sustained: Poisson arrivals for so long that the time after the last matters little. bursts: as a
+# pulse, but with gamma gaps that vary four times as much. crowds: 40 at once, at Poisson's times.
+# batch: all at once.
 LOADS = ("pulse", "sustained", "bursts", "crowds", "batch")
-# An experiment may have this too: a stretch of the arrival times in RECORDING.
+# An experiment may use this too: a stretch of the arrival times in RECORDING.
 RECORDED = "recorded"
 RECORDING = "trace_azure2023_conv.jsonl.gz"
 CROWD = 40
 PULSE_REQUESTS = 300
-# How long sustained load goes on, in times that a request is in service while the server is full:
-# five times the mean TTLT if a request waits for the time that it is then served.
+# The length of a sustained load, in service times of a full server: five times the mean TTLT if a
+# request waits as long as it is then served.
 SUSTAINED_SERVICE_TIMES = 10.0
 BURST_VARIATION = 4.0
 
 
 def arrivals_of(load: str, num_requests: int, seed: int) -> NDArray[np.float64]:
-    """Ascending times of one of LOADS, the first at 0, shape (num_requests,)."""
+    """Return the times of one of LOADS, ascending, the first at 0, shape (num_requests,)."""
     if load == "bursts":
         shape = 1 / BURST_VARIATION**2
         gaps = np.random.default_rng([seed, 2]).gamma(shape, 1 / shape, num_requests)
@@ -43,24 +43,27 @@ def arrivals_of(load: str, num_requests: int, seed: int) -> NDArray[np.float64]:
 
 
 def num_requests_of(load: str, rate_per_s: float, service_s: float) -> int:
-    """Return the number of requests of one of LOADS. service_s: see
-    bench.engines.baseline.Saturation."""
+    """Return the number of requests of one of LOADS.
+
+    service_s: see bench.engines.baseline.Saturation.
+    """
     if load == "sustained":
         return max(1, math.ceil(rate_per_s * service_s * SUSTAINED_SERVICE_TIMES))
     return PULSE_REQUESTS
 
 
 def poisson_arrivals(num_requests: int, seed: int) -> NDArray[np.float64]:
-    """Ascending times in seconds, shape (num_requests,), exponential gaps of mean 1 s."""
+    """Return ascending times in seconds with exponential gaps of mean 1 s, shape
+    (num_requests,)."""
     gaps = np.random.default_rng([seed, 1]).exponential(1.0, num_requests)
     return np.asarray(np.cumsum(gaps) - gaps[0])
 
 
 def trace_arrivals(path: Path, num_requests: int, seed: int) -> NDArray[np.float64]:
-    """A random stretch of a recorded trace, scaled to one arrival a second on average.
+    """Return a random stretch of a recorded trace, scaled to one arrival per second on average.
 
     The trace is a table of rows with a field "t" in seconds, as predictor_store reads them (JSON
-    lines, gzip too). Raises WorkloadError, naming the row, where one has no such field.
+    lines, gzip too). Raises WorkloadError with the row that lacks the field.
     """
     times = np.sort([float(row["t"]) for row in checked_rows(path, t=int | float)])
     if times.size <= num_requests:
@@ -73,7 +76,7 @@ def trace_arrivals(path: Path, num_requests: int, seed: int) -> NDArray[np.float
 
 
 def requests_per_s(rate: str, capacity: float) -> float:
-    """Return a rate in requests/s. Raises ValueError, which says the allowed values."""
+    """Return a rate in requests/s. Raises ValueError with the allowed values."""
     number = rate.removesuffix("x")
     try:
         value = float(number)

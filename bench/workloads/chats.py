@@ -1,6 +1,6 @@
-"""Chat prompts made from templates: fourteen kinds, most with a hint at the length of the answer.
+"""Makes chat prompts from templates: fourteen kinds, most with a hint at the length of the answer.
 
-Prompt number i is of kind i % 14 and always the same, so a number names a prompt
+Prompt number i is of kind i % 14 and always the same, so a number identifies a prompt
 (bench/workloads/answer_lengths.json has the lengths of a real model's answers).
 """
 
@@ -27,15 +27,14 @@ _PLACES = _WORDS["places"]
 
 
 def prompt(number: int) -> tuple[str, str]:
-    """The prompt of this number and its kind."""
+    """Return the prompt of this number and its kind."""
     kind, make = list(_KINDS.items())[number % len(_KINDS)]
     text = make(random.Random(f"chat {number}"))
     return text[0].upper() + text[1:], kind
 
 
 def prompts(number: int) -> list[tuple[str, str]]:
-    """Return the first prompts, each text once: a text that is made twice is left out the second
-    time."""
+    """Return the first prompts, each text once: repeated texts are left out."""
     found: dict[str, str] = {}
     i = 0
     while len(found) < number:
@@ -45,12 +44,12 @@ def prompts(number: int) -> list[tuple[str, str]]:
 
 
 def prompts_hash(asked: list[tuple[str, str]]) -> str:
-    """Return a hash of prompts and kinds, so that lengths are not taken for those of others."""
+    """Return a hash of prompts and kinds, which guards against lengths of other prompts."""
     return f"{stable_hash(json.dumps(asked)):016x}"
 
 
 def answered() -> Workload:
-    """The prompts whose answers' lengths are known, each with that of its first answer. Raises
+    """Return the prompts whose answers' lengths are known, each with its first answer's. Raises
     WorkloadError if the lengths are of other prompts."""
     known = json.loads(LENGTHS_FILE.read_text("ascii"))
     asked = prompts(known["num_prompts"])
@@ -82,7 +81,7 @@ def generated(number: int, seed: int = 0) -> Workload:
 
 
 def _filled(kind: str, rng: random.Random) -> str:
-    """The form of a kind, its words drawn in the order in which they are listed."""
+    """Return the form of a kind, with words drawn in the order in which they are listed."""
     (_, form), *slots = _FORMS[kind].items()
     words = {name: rng.choice(_WORDS.get(str(given), given)) for name, given in slots}
     return str(form).format(**words)

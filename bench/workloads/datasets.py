@@ -48,13 +48,13 @@ _MOST_TOKENS = 4096
 ZIPF = 1.0
 # Samples of one prompt that come together.
 NUM_SAMPLES = 8
-# The levels at which ServeGen gives quantiles, and an end for the tail: twice its last quantile.
+# The levels of ServeGen's quantiles, and an end for the tail: twice its last quantile.
 _LEVELS = np.array([0.05, 0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99])
 _LONGEST = 2.0
 
 
 def load_mixed(folder: Path) -> Workload:
-    """The four classes above."""
+    """Return the four classes above."""
     alpaca = list(rows_of(folder, "alpaca_eval", prompt=str, model=str, output_tokens=int))
     summaries = [
         row["output_tokens"]
@@ -96,7 +96,8 @@ def load_mixed(folder: Path) -> Workload:
 
 
 def load_real(folder: Path) -> Workload:
-    """Every length is CHAT_MODEL's own answer to that very prompt, in four kinds of task."""
+    """Return prompts of four kinds of task, each with the length of CHAT_MODEL's own answer to
+    it."""
     requests = [
         WorkloadRequest(row["prompt"], min(row["output_tokens"], _MOST_TOKENS), kind)
         for name in ("alpaca_eval", "math_code_reasoning")
@@ -114,8 +115,8 @@ def load_real(folder: Path) -> Workload:
 
 
 def load_repeated(folder: Path) -> Workload:
-    """Prompts that come again and again, some of them reworded, each time with another of
-    SAMPLED_MODEL's answers to it. Of these one half is history, and the other half comes."""
+    """Return prompts that come again and again, some reworded, each time with another of
+    SAMPLED_MODEL's answers. Half of them are history, and the other half comes."""
     answers = _sampled_lengths(folder)
     known = {prompt: lengths for prompt, lengths in answers.items() if len(lengths) > 1}
     if not known:
@@ -136,7 +137,8 @@ def load_repeated(folder: Path) -> Workload:
 
 
 def load_samples(folder: Path) -> Workload:
-    """Groups of NUM_SAMPLES of SAMPLED_MODEL's answers to the same prompt, as RL samples them."""
+    """Return groups of NUM_SAMPLES of SAMPLED_MODEL's answers to the same prompt, as RL samples
+    them."""
     requests = [
         WorkloadRequest(prompt, length, "samples")
         for prompt, lengths in _sampled_lengths(folder).items()
@@ -153,7 +155,7 @@ def load_samples(folder: Path) -> Workload:
 
 
 def _sampled_lengths(folder: Path) -> dict[str, list[int]]:
-    """Of SAMPLED_MODEL's sampled answers, by prompt."""
+    """Return the lengths of SAMPLED_MODEL's sampled answers, by prompt."""
     answers = defaultdict[str, list[int]](list)
     for row in rows_of(folder, "oasst_model_eval", prompt=str, model=str, output_tokens=int):
         is_sampled = not row.get("greedy") and row.get("sampling") != "contrastive"
@@ -163,12 +165,12 @@ def _sampled_lengths(folder: Path) -> dict[str, list[int]]:
 
 
 def load_reasoning(folder: Path) -> Workload:
-    """Math and code prompts with the answer lengths of a reasoning model.
+    """Return math and code prompts with the answer lengths of a reasoning model.
 
-    They come without a reasoning model's answers. So each has the length that published traffic of
-    one (ServeGen's deepseek-r1: quantiles per client and time of day) has at the rank that
-    RANKED_MODEL's own answer to that very prompt has among its answers. So a prompt says as much of
-    its length as it said of that model's.
+    The data has no reasoning model's answers to them. So each length comes from a reasoning model's
+    published traffic (ServeGen's deepseek-r1: quantiles per client and time of day). It is taken at
+    the rank of RANKED_MODEL's own answer to the same prompt among its answers. So a prompt predicts
+    its length as well as it predicted that model's.
     """
     own = {
         row["prompt"]: row["output_tokens"]
@@ -178,7 +180,7 @@ def load_reasoning(folder: Path) -> Workload:
     if not own:
         raise WorkloadError(f"the data folder has no answers of {RANKED_MODEL}")
     levels, lengths = _quantiles(folder)
-    # The prompt's hash breaks ties, of which there are many.
+    # The prompt's hash breaks the many ties.
     ranked = sorted(own, key=lambda prompt: (own[prompt], stable_hash("rank of " + prompt)))
     ranks = (np.arange(len(ranked)) + 0.5) / len(ranked)
     answers = np.exp(np.interp(ranks, levels, np.log(lengths))).astype(int).tolist()
@@ -194,7 +196,7 @@ def load_reasoning(folder: Path) -> Workload:
 
 
 def _quantiles(folder: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Levels and lengths: the mean of all clients and times of day, each counting alike."""
+    """Return levels and lengths: the mean of all clients and times of day, with equal weights."""
     rows = [
         row["output"]
         for row in rows_of(folder, "servegen_r1_length_quantiles", source=str)
@@ -209,12 +211,12 @@ def _quantiles(folder: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def rows_of(folder: Path, name: str, **fields: type) -> Iterator[Mapping[str, Any]]:
-    """The rows of folder/name.jsonl.gz, each with these fields of these types."""
+    """Return the rows of folder/name.jsonl.gz, each with these fields of these types."""
     return checked_rows(folder / f"{name}.jsonl.gz", **fields)
 
 
 def checked_rows(path: Path, **fields: Any) -> Iterator[Mapping[str, Any]]:
-    """The rows of a file, each with these fields of these types."""
+    """Return the rows of a file, each with these fields of these types."""
     try:
         for place, row in raw_rows(str(path)):
             for field, wanted in fields.items():
@@ -226,7 +228,7 @@ def checked_rows(path: Path, **fields: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def rows_with(path: Path, *fields: str) -> list[dict[str, Any]]:
-    """Those rows of a file that have these fields, at least one."""
+    """Return the rows of a file that have these fields, at least one."""
     rows = (dict(row) for row in checked_rows(path) if isinstance(row, dict))
     found = [row for row in rows if all(row.get(field) is not None for field in fields)]
     if not found:

@@ -1,9 +1,9 @@
-"""Answers of recorded length that the scheduler cannot know beforehand.
+"""Forces answers of recorded length, without telling the scheduler.
 
 SGLang's own benchmark fixes a length with ignore_eos and max_new_tokens, which shows the scheduler
-the true length of every request; a real server does not know it. Here max_new_tokens is the same
-cap for all, and this logit processor bans the end token until the recorded length and forces it
-there. Needs --enable-custom-logit-processor, and this package importable in the server.
+the true length of every request. A real server does not know it. Here max_new_tokens is the same
+cap for all. This logit processor bans the end token before the recorded length and forces it there.
+It needs --enable-custom-logit-processor, and this package importable in the server.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 # The recorded length travels in the request's own custom_params; no policy reads it.
 LENGTH_KEY = "bench_output_tokens"
-# Beats any logit, and stays finite in half precision and after division by a temperature.
+# It beats any logit, and stays finite in half precision and after division by a temperature.
 CERTAIN = 1e4
 
 
 class ForcedLength(CustomLogitProcessor):  # type: ignore[misc]
-    """Ends each request at exactly custom_params[LENGTH_KEY] tokens, the end token counted."""
+    """Ends each request at exactly custom_params[LENGTH_KEY] tokens, including the end token."""
 
     def __call__(
         self, logits: torch.Tensor, custom_param_list: list[dict[str, Any]] | None = None
     ) -> torch.Tensor:
-        """logits: (requests, vocabulary), changed in place."""
+        """Change the logits, shape (requests, vocabulary), in place."""
         rows = [
             (row, params["__req__"], params[LENGTH_KEY])
             for row, params in enumerate(custom_param_list or ())
@@ -46,23 +46,24 @@ class ForcedLength(CustomLogitProcessor):  # type: ignore[misc]
             logits[last, end_tokens[0]] = CERTAIN
         return logits
 
-    # SGLang deserialises the class anew for every batch that it builds, and merges processors by
-    # the text of their serialisation: it must not depend on anything but the class's name.
+    # SGLang deserialises the class anew for every batch, and merges processors by the text of their
+    # serialisation. So that text must depend on the class's name alone.
 
 
 def num_output_tokens(request: Any) -> int:
-    """Return the number of output tokens of the request once the token now being sampled is added.
+    """Return the number of output tokens of the request, including the token now being sampled.
 
-    The KV that this forward pass covers reaches up to the token before it: prompt and output so
-    far. SGLang counts it when it allocates the pass (mem_cache/allocation.py), before it launches
-    it, in prefill and decode, with and without overlap, and afresh after a retraction; output_ids
-    lag by the token in flight under overlap, and lose it at a retraction.
+    The KV of this forward pass ends at the token before it: prompt and output so far. SGLang counts
+    it when it allocates the pass (mem_cache/allocation.py), before the launch. That holds in
+    prefill and decode, with and without overlap, and again after a retraction. Trap: under overlap
+    output_ids lack the token in flight, and lose it at a retraction.
     """
     return int(request.kv.kv_committed_len) - len(request.origin_input_ids) + 1
 
 
 def _end_tokens(request: Any) -> list[int]:
-    """Every token at which SGLang stops (Req._check_token_based_finish), the usual one first."""
+    """Return every token at which SGLang stops (Req._check_token_based_finish), the usual one
+    first."""
     tokens = list(request.eos_token_ids or ())
     tokenizer = request.tokenizer
     if tokenizer is not None:

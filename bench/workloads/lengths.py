@@ -1,5 +1,5 @@
-"""Requests by their lengths alone, with deadlines: recorded ones, of which a third predicts, a
-third is for tuning, and a third is reported on."""
+"""Recorded requests without text: lengths alone, with deadlines. One third predicts, one third is
+for tuning, and one third is reported on."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints
 from sage_sched.slo import SloClass, SloConfig
 
-# Of a recording: its file, its fields, and by what lengths are divided, so that one fits a pool of
-# 72,000 tokens some dozens of times.
+# For each recording: its file, its fields, and the divisor of its lengths, with which a pool of
+# 72,000 tokens holds a few dozen requests.
 RECORDINGS = {
     "azure": ("trace_azure2023_conv.jsonl.gz", "input_tokens", "output_tokens", 1),
     "sharegpt": ("sharegpt_prompts.jsonl.gz", "prompt_tokens", "output_tokens", 1),
     "mooncake": ("trace_mooncake_synthetic.jsonl.gz", "input_tokens", "output_tokens", 8),
 }
 _MOST_INPUT, _MOST_OUTPUT = 8192, 2048
-# Requests of the nearest input length in a prediction.
+# Past requests in a prediction: those with the nearest input lengths.
 _NUM_ALIKE = 64
 
 
 def read_lengths(folder: Path, name: str) -> list[NDArray[np.int64]]:
-    """Return tokens in and out of one of RECORDINGS, shape (requests, 2): a third that predicts,
-    one for tuning, and one held out. Raises WorkloadError if there is none."""
+    """Return input and output tokens of one of RECORDINGS, shape (requests, 2): a third that
+    predicts, one for tuning, and one held out. Raises WorkloadError if it is absent."""
     file, input_field, output_field, divisor = RECORDINGS[name]
     rows = [
         (max(1, row[input_field] // divisor), max(1, row[output_field] // divisor))
@@ -46,7 +46,7 @@ def read_lengths(folder: Path, name: str) -> list[NDArray[np.int64]]:
 
 
 class Promised(Source):
-    """Requests of classes of different weights, drawn with equal shares, all with deadlines."""
+    """Requests of classes with different weights, drawn with equal shares, all with deadlines."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Promised(Source):
         ]
 
     def _predicted(self, input_tokens: int) -> LengthDistribution:
-        """The answers of the requests of nearest input length."""
+        """Return the answer lengths of the requests with the nearest input lengths."""
         inputs, outputs = self._history.T
         near = np.argsort(np.abs(inputs - input_tokens), kind="stable")
         return LengthDistribution.from_samples(outputs[near[:_NUM_ALIKE]], "warm")

@@ -1,4 +1,4 @@
-"""Predictions for many requests at once, from a history that does not grow: for the simulator."""
+"""Predicts many requests at once, from a history that does not grow, for the simulator."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sage_sched.app.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution
 
 _CHUNK = 256
-# Past requests of the nearest input length in a prediction that does not read prompts.
+# Past requests of the nearest input length in a prediction that ignores the prompt's words.
 _NUM_ALIKE = 32
 
 Predict = Callable[[WorkloadRequest], LengthDistribution | None]
@@ -35,7 +35,7 @@ Predict = Callable[[WorkloadRequest], LengthDistribution | None]
 class Predictors:
     """Predictions of a workload's evaluation requests, before they are served.
 
-    tokenizer: counts input tokens. The vectors and token counts of prompts are kept.
+    tokenizer: counts input tokens. The vectors and token counts of prompts are cached.
     """
 
     workload: Workload
@@ -45,7 +45,7 @@ class Predictors:
     _input_tokens: dict[str, int] = field(default_factory=dict)
 
     def read(self, requests: Sequence[WorkloadRequest], encoder: str = DEFAULT_ENCODER) -> None:
-        """Embed their prompts and the history's, once."""
+        """Embed these prompts and the history's, once."""
         prompts = [observation.prompt for observation in self.workload.observations()]
         prompts += [request.prompt for request in requests]
         new = [p for p in dict.fromkeys(prompts) if (encoder, p) not in self._vectors]
@@ -62,7 +62,7 @@ class Predictors:
         return self._input_tokens[prompt]
 
     def history(self, encoder: str) -> History:
-        """The workload's history, all warm."""
+        """Return the workload's history, all of it warm."""
         observations = self.workload.observations()
         history = History.of_encoder(encoder, len(observations), GeneralLength.shipped(encoder))
         for observation in observations:
@@ -72,7 +72,7 @@ class Predictors:
         return history
 
     def semantic(self, config: PredictorConfig) -> Predict:
-        """The predictor that a server with this configuration runs."""
+        """Return the predictor of a server with this configuration."""
         encoder, threshold = config.encoder, config.threshold
         history = self.history(encoder)
 
@@ -85,7 +85,8 @@ class Predictors:
         return predict
 
     def of_input_length(self) -> Predict:
-        """The history's requests of the most similar input length (SageSched, Fig. 9)."""
+        """Return a predictor by the history's requests of the nearest input length (SageSched, Fig.
+        9)."""
         answered = self.workload.observations()
         known = sorted((self.input_tokens(one.prompt), one.output_tokens) for one in answered)
         inputs = np.array([tokens for tokens, _ in known])
@@ -98,7 +99,7 @@ class Predictors:
         return predict
 
     def blind(self) -> Predict:
-        """The distribution of all lengths."""
+        """Return a predictor that gives every request the distribution of all lengths."""
         lengths = [observation.output_tokens for observation in self.workload.observations()]
         everything = LengthDistribution.from_samples(lengths, "prior")
         everything = everything.compressed(predictor.MAX_ATOMS)
@@ -106,13 +107,13 @@ class Predictors:
 
 
 def embedded(embedder: Embedder, prompts: Sequence[str]) -> Iterator[NDArray[np.float32]]:
-    """The vector of each prompt; many are made at once."""
+    """Return the vector of each prompt, computed in batches."""
     for start in range(0, len(prompts), _CHUNK):
         yield from embedder.embed(prompts[start : start + _CHUNK])
 
 
 def of_all_records(history: History) -> LengthDistribution | None:
-    """All records, equally weighted."""
+    """Return the distribution of all records, equally weighted."""
     slots = np.arange(len(history))
     return predictor.distribution(history, slots, np.ones(slots.size), "prior")
 
@@ -120,21 +121,21 @@ def of_all_records(history: History) -> LengthDistribution | None:
 def token_counter() -> Callable[[str], int]:
     """Return a counter that uses the packaged encoder's vocabulary."""
     tokenizer = Tokenizer.from_file(str(TOKENIZER_FILE))
-    # Its file cuts and pads each text to 128 tokens.
+    # Trap: its file cuts and pads each text to 128 tokens.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return lambda prompt: len(tokenizer.encode(prompt).ids)
 
 
 def truth(request: WorkloadRequest) -> LengthDistribution:
-    """The length itself."""
+    """Return the true length as the prediction."""
     return LengthDistribution.from_samples([request.output_tokens], "truth")
 
 
 def changed(
     predict: Predict, change: Callable[[LengthDistribution], LengthDistribution]
 ) -> Predict:
-    """The same predictions, each changed."""
+    """Return the same predictions, each changed."""
 
     def other(request: WorkloadRequest) -> LengthDistribution | None:
         found = predict(request)
@@ -144,6 +145,6 @@ def changed(
 
 
 def with_noise(predict: Predict, max_tokens: int, share: float = 0.2) -> Predict:
-    """A uniform distribution mixed in, one part to four (SageSched, Fig. 11)."""
+    """Mix in a uniform distribution, one part to four (SageSched, Fig. 11)."""
     uniform = LengthDistribution.from_samples(np.linspace(1, max_tokens, 64).astype(int), "prior")
     return changed(predict, lambda found: found.mixed(uniform, share))

@@ -1,4 +1,4 @@
-"""Prompts with the lengths of their answers, predicted as a server would."""
+"""Requests from prompts with known answer lengths, predicted as a server would."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from bench.workloads.prompts import (
 )
 from bench.workloads.source import Purpose, Source
 
-# mixed: real prompts, half of the lengths drawn; generated ones without a data folder.
+# mixed: real prompts, half of them with drawn lengths; generated prompts without a data folder.
 _OF_DATA: dict[str, Callable[[Path], Workload]] = {
     "mixed": datasets.load_mixed,
     "real": datasets.load_real,
@@ -49,8 +49,8 @@ WORKLOADS = tuple(dict.fromkeys((*_OF_DATA, *_GENERATED)))
 
 
 def load_workload(data: Path | None, name: str = "mixed") -> Workload:
-    """One of WORKLOADS, from the data folder, or generated. Raises WorkloadError where the one is
-    needed, or the other."""
+    """Return one of WORKLOADS, from the data folder, or generated. Raises WorkloadError if it needs
+    the folder and there is none, or the reverse."""
     if name not in WORKLOADS:
         raise WorkloadError(f"there is no workload {name!r}, allowed: {', '.join(WORKLOADS)}")
     if data is None:
@@ -65,8 +65,8 @@ def load_workload(data: Path | None, name: str = "mixed") -> Workload:
 class Prompts(Source):
     """A workload's requests. One half is for tuning.
 
-    classes: to ask; all by default. prompt_factor: by which input tokens are multiplied, as if
-    whole papers came.
+    classes: the classes to draw from; all by default.
+    prompt_factor: a factor on input tokens, as if whole papers came.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class Prompts(Source):
     def for_servers(
         self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
     ) -> list[SimRequest]:
-        """Return prompts, none of them twice unless they measure a capacity: a server would know
-        the answer. Servers count the input tokens, and predict."""
+        """Return prompts, each once unless they measure a capacity: a server would know the answer.
+        Servers count the input tokens, and predict."""
         is_history = purpose == Purpose.CAPACITY
         chosen = self.workload.drawn(
             len(arrivals_s), seed, from_history=is_history, again=is_history
@@ -120,7 +120,7 @@ class Prompts(Source):
         ]  # fmt: skip
 
     def _spans(self, prompt: str) -> tuple[Span, ...]:
-        """Its tokens, where other requests have the same prompt."""
+        """Return its tokens if other requests have the same prompt."""
         if self.workload.num_samples == 1:
             return ()
         num_tokens = self._factor * self._predictors.input_tokens(prompt)

@@ -12,24 +12,24 @@ import numpy as np
 from predictor_store.data.warm import Observation
 from sage_sched.fields import UserError
 
-# The other prompts are for evaluation.
+# The share of prompts in the history. The others are for evaluation.
 HISTORY_SHARE = 0.4
 MAX_HISTORY_PER_CLASS = 500
-# Of answers with a heavy tail: one in ten is 20 times longer than it would be among the others,
-# which have a fifth of their length. The mean falls by half.
+# Heavy-tailed answers have a fifth of their length, but one in ten has 20 times that. The mean
+# falls by half.
 HEAVY_SHARE, HEAVY_FACTOR, LIGHT_FACTOR = 0.1, 20, 0.2
-# Of prompts that come again, the share that comes reworded, and how.
+# The share of repeated prompts that are reworded, and the rewordings.
 _REWORDED = 1 / 3
 _FORMS = ("Please: {}", "Hi! {}", "{} Thanks.", "Question: {}")
 
 
 class WorkloadError(UserError, ValueError):
-    """The workload cannot be had; the message names the missing part."""
+    """The workload is unavailable. The message names the missing part."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRequest:
-    """A prompt and the number of tokens of its answer, the end token counted.
+    """A prompt and the number of tokens of its answer, including the end token.
 
     class_name: its kind, for sampling and reports; servers do not see it.
     """
@@ -41,9 +41,11 @@ class WorkloadRequest:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests by purpose, disjoint by prompt where zipf is 0; description: how they came about.
+    """Requests by purpose, with different prompts if zipf is 0.
 
-    zipf: above 0 prompts come again, the k-th most popular one as often as k to the minus zipf.
+    description: their origin.
+    zipf: above 0 prompts are repeated, the k-th most popular one in proportion to k to the minus
+        zipf.
     num_samples: each prompt comes with this many of its answers at a time.
     """
 
@@ -54,18 +56,18 @@ class Workload:
     num_samples: int = 1
 
     def with_heavy_tail(self) -> Workload:
-        """The same prompts with heavy-tailed answers."""
+        """Return the same prompts with heavy-tailed answers."""
         history, evaluation = (heavy_tailed(each, 0) for each in (self.history, self.evaluation))
         said = f"{self.description}; one answer in ten is {HEAVY_FACTOR} times longer"
         return replace(self, history=(*history,), evaluation=(*evaluation,), description=said)
 
     @classmethod
     def split(cls, requests: Iterable[WorkloadRequest], description: str) -> Workload:
-        """Split requests by the hash of their prompts, so that duplicates go the same way."""
+        """Split requests by the hash of their prompts, so duplicates stay together."""
         history: list[WorkloadRequest] = []
         evaluation: list[WorkloadRequest] = []
         for request in requests:
-            # Equal for prompts that differ in case and white space alone.
+            # Equal for prompts that differ only in case and white space.
             share = stable_hash(" ".join(request.prompt.casefold().split())) / 2**64
             (history if share < HISTORY_SHARE else evaluation).append(request)
         return cls(tuple(history), tuple(evaluation), description)
@@ -79,10 +81,10 @@ class Workload:
         from_history: bool = False,
         again: bool = True,
     ) -> list[WorkloadRequest]:
-        """Return requests, every class as often, in random order.
+        """Return requests, with equal numbers of each class, in random order.
 
-        again: if there are too few, they come again, in another order each time; else there are
-        fewer. Prompts that come by Zipf's law always do.
+        again: whether requests are repeated if there are too few, in another order each time; else
+            fewer are returned. Prompts under Zipf's law are always repeated.
         """
         pool = [r for r in (self.history if from_history else self.evaluation) if is_wanted(r)]
         if self.zipf:
@@ -96,10 +98,10 @@ class Workload:
         return drawn[:number]
 
     def observations(self) -> list[Observation]:
-        """The history, for warm_store; its classes mixed, in an order that is always the same.
+        """Return the history, for warm_store: classes mixed, always in the same order.
 
-        At most MAX_HISTORY_PER_CLASS of each, so that no dataset crowds out the others; of prompts
-        that come again, all.
+        It has at most MAX_HISTORY_PER_CLASS of each class, so that no dataset crowds out the
+        others; of repeated prompts it has all.
         """
         mixed = sorted(self.history, key=lambda request: stable_hash("order of " + request.prompt))
         most = len(mixed) if self.zipf else MAX_HISTORY_PER_CLASS
@@ -115,8 +117,8 @@ class Workload:
 def sample(
     requests: Sequence[WorkloadRequest], num_requests: int, seed: int
 ) -> list[WorkloadRequest]:
-    """num_requests of them, no prompt twice, every class as often, in random order; fewer if a
-    class has too few prompts."""
+    """Return num_requests requests, no prompt twice, with equal numbers of each class, in random
+    order; fewer if a class has too few prompts."""
     rng = np.random.default_rng(seed)
     classes: dict[str, dict[str, WorkloadRequest]] = {}
     for request in requests:
@@ -132,7 +134,8 @@ def sample(
 
 
 def _sampled(pool: Sequence[WorkloadRequest], num_prompts: int, seed: int) -> list[WorkloadRequest]:
-    """All answers of so many prompts, prompt by prompt; the prompts come again if they are few."""
+    """Return all answers of this many prompts, prompt by prompt. Prompts are repeated if they are
+    few."""
     answers = defaultdict[str, list[WorkloadRequest]](list)
     for request in pool:
         answers[request.prompt].append(request)
@@ -144,7 +147,7 @@ def _sampled(pool: Sequence[WorkloadRequest], num_prompts: int, seed: int) -> li
 def _popular(
     pool: Sequence[WorkloadRequest], number: int, seed: int, zipf: float
 ) -> list[WorkloadRequest]:
-    """Prompts by Zipf's law, a third of them reworded, each time with one of its answers."""
+    """Return prompts by Zipf's law, a third of them reworded, each time with one of its answers."""
     rng = np.random.default_rng([seed, 4])
     answers = defaultdict[str, list[WorkloadRequest]](list)
     for request in pool:
@@ -161,7 +164,7 @@ def _popular(
 
 
 def heavy_tailed(requests: Sequence[WorkloadRequest], seed: int) -> list[WorkloadRequest]:
-    """The same prompts with heavy-tailed answers. No prompt tells which are long."""
+    """Return the same prompts with heavy-tailed answers. No prompt shows which are long."""
     is_heavy = np.random.default_rng([seed, 5]).random(len(requests)) < HEAVY_SHARE
     factors = np.where(is_heavy, LIGHT_FACTOR * HEAVY_FACTOR, LIGHT_FACTOR)
     return [
@@ -171,5 +174,6 @@ def heavy_tailed(requests: Sequence[WorkloadRequest], seed: int) -> list[Workloa
 
 
 def stable_hash(text: str) -> int:
-    """64 bits that depend on the text alone (Python's own hash differs between processes)."""
+    """Return 64 bits that depend on the text alone (Python's own hash differs between
+    processes)."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

@@ -1,4 +1,4 @@
-"""Sources of the requests of an experiment's loads."""
+"""The interface of sources, which make the requests of an experiment's loads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sage_sched.slo import SloConfig
 
 
 class Purpose(StrEnum):
-    """The purpose of drawn requests. Reports use none of the other two."""
+    """The purpose of drawn requests. Reports use none of the requests of the other purposes."""
 
     REPORT = "report"
     TUNING = "tuning"
@@ -25,10 +25,10 @@ class Purpose(StrEnum):
 
 
 class Source(ABC):
-    """Requests of one kind.
+    """Makes requests of one kind.
 
-    num_for_capacity: how many arrivals tell what an engine sustains of them.
-    workload: its prompts, which real servers can be asked; None if it has lengths alone.
+    num_for_capacity: the number of arrivals that measures the capacity of an engine.
+    workload: its prompts, for real servers; None if it has lengths alone.
     """
 
     num_for_capacity: int = 2500
@@ -38,27 +38,30 @@ class Source(ABC):
     def requests(
         self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
     ) -> list[SimRequest]:
-        """Return one request (or session) for each arrival, ascending times in seconds, shape
+        """Return one request (or session) for each arrival time in seconds, ascending, shape
         (number,).
 
-        The same for all arms but for predictions and hints. cap: their max_new_tokens.
+        They are the same for all arms, except predictions and hints.
+
+        cap: their max_new_tokens.
         """
 
     def for_servers(
         self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
     ) -> list[SimRequest]:
-        """Return the requests for real servers; fewer than arrivals if prompts would come again."""
+        """Return the requests for real servers; fewer than arrivals if prompts would be
+        repeated."""
         return self.requests(arm, arrivals_s, seed, cap, purpose)
 
     def all_answers(self) -> LengthDistribution:
-        """Return the prediction of every answer, if no text tells its length."""
+        """Return one prediction for every answer, if there are no texts to predict from."""
         raise NotImplementedError
 
     def slo(self) -> SloConfig:
-        """Return the SLOs of servers; bodies may say priorities."""
+        """Return the servers' SLOs. Request bodies may give priorities."""
         return SloConfig(trust="body")
 
     def priority_of(self, request: SimRequest) -> int:
-        """Return the priority in a request's body, by which servers know as much as the
-        simulator."""
+        """Return the priority in a request's body, which tells servers as much as the simulator
+        knows."""
         return DEFAULT_URGENCY - request.hints.urgency

@@ -1,4 +1,4 @@
-"""The sources that an experiment's workload names."""
+"""Finds the source of requests that an experiment's workload names."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ NAMES = (*WORKLOADS, *RECORDINGS, "triage", "agents", "two kinds")
 
 
 def source_of(workload: Mapping[str, Any], engine: Engine, data: Path | None) -> Source:
-    """Return the source of requests that a workload names.
+    """Return the source of requests that a workload names. Raises ConfigError, WorkloadError.
 
-    workload: its name and options. data: the folder of datasets. Raises ConfigError, WorkloadError.
+    workload: its name and options.
+    data: the folder of datasets.
     """
     options = dict(workload)
     name = options.pop("name", "")

@@ -1,4 +1,4 @@
-"""Predictions as good as predictors were found to be elsewhere, where there is no prompt."""
+"""Makes predictions of realistic quality for requests without prompts."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from numpy.typing import NDArray
 from sage_sched.distribution import LengthDistribution
 
 NUM_ATOMS = 64
-# The least, the median and the most that the default predictor gained on nine sets of answered
+# The minimum, the median and the maximum gain of the default predictor on nine sets of answered
 # prompts (docs/predictor.md).
 LEAST_GAIN, USUAL_GAIN, MOST_GAIN = 0.03, 0.22, 0.41
 _NUM_TRIED = 400
-# Of the logarithm of a length: hardly any noise, and nothing but noise.
+# Noise of a length's logarithm: hardly any, and nothing but noise.
 _LEAST_NOISE, _MOST_NOISE = 0.02, 50.0
 
 
 class Supposed:
-    """Predictions as good as predictors were found to be elsewhere.
+    """Predictions of the quality that predictors reach elsewhere.
 
-    Each true length is seen through noise, and its prediction is Bayes' posterior of all lengths.
-    So predictions are calibrated, and their worth is one number, the noise: it is chosen so that
-    they save the wanted share of the CRPS.
+    Each true length is seen through noise, and its prediction is Bayes' posterior over all lengths.
+    So predictions are calibrated, and one number, the noise, sets their quality. It is chosen so
+    that they save the wanted share of the CRPS.
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:
@@ -33,8 +33,11 @@ class Supposed:
         self._all = everything.compressed(NUM_ATOMS)
 
     def predictions(self, gain: float, seed: int) -> list[LengthDistribution]:
-        """Return predictions in the order of the lengths. gain: of CRPS over the distribution of
-        all lengths, 0 to 1; the most that is possible if no noise comes to it."""
+        """Return predictions in the order of the lengths.
+
+        gain: the saved share of the CRPS of the distribution of all lengths, 0 to 1. If no noise
+            reaches it, it is the largest possible.
+        """
         rng = np.random.default_rng([seed, 5])
         shocks = rng.standard_normal(self._lengths.size)
         noise = self._noise_of(gain)
@@ -44,7 +47,7 @@ class Supposed:
         ]
 
     def _noise_of(self, gain: float) -> float:
-        """The gain falls as it rises."""
+        """Return the noise for a gain, by bisection: the gain falls as the noise rises."""
         rng = np.random.default_rng(6)
         tried = rng.choice(self._lengths, min(_NUM_TRIED, self._lengths.size), replace=False)
         shocks = rng.standard_normal(tried.size)

@@ -1,4 +1,4 @@
-"""Requests with levels of urgency, and who says which level one is of."""
+"""Requests with levels of urgency, as set by an expert, a nurse, a model or others."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ from sage_sched.distribution import LengthDistribution
 from sage_sched.job import DEFAULT_URGENCY, Hints
 
 LABELS, LENGTHS = "urgency_ktas.jsonl.gz", "semsched_priority_lengths.jsonl.gz"
-# Of the levels 1 to 5, as requests have them.
+# The shares of levels 1 to 5 among requests.
 SHARES = (0.10, 0.20, 0.30, 0.25, 0.15)
 
 
 class Urgent(Source):
-    """Prompts of triage, with levels of urgency by Arm.said_by, with lengths that do not depend
-    on them, predicted as well as usual. Their classes are the expert's levels, "1" to "5"."""
+    """Triage prompts with levels of urgency by Arm.said_by. Their lengths do not depend on the
+    levels, and are predicted as well as usual. Their classes are the expert's levels, "1" to
+    "5"."""
 
     def __init__(self, data: Path, gain: float = USUAL_GAIN) -> None:
-        """Half of the lengths, of the logs of Semantic Scheduling, is what servers know of the
-        other half. gain: of the forecasts, see Supposed. Raises WorkloadError where there are no
-        logs."""
+        """Read the lengths from the logs of Semantic Scheduling; servers know half of them, and the
+        other half comes. Raises WorkloadError if there are no logs.
+
+        gain: of the predictions, see Supposed.
+        """
         self._gain = gain
         labelled = rows_with(data / LABELS, "prompt", "urgency_ktas", "urgency_nurse")
         expert = [int(row["urgency_ktas"]) for row in labelled]
@@ -75,7 +78,7 @@ class Urgent(Source):
         return LengthDistribution.from_samples(self.history, "warm")
 
     def _drawn(self, num_requests: int, seed: int) -> NDArray[np.int64]:
-        """Numbers of prompts whose expert levels have SHARES."""
+        """Return numbers of prompts whose expert levels have SHARES."""
         rng = np.random.default_rng([seed, 11])
         levels = rng.choice(5, num_requests, p=SHARES) + 1
         by_level = [np.flatnonzero(self._said["expert"] == level) for level in range(1, 6)]
@@ -83,7 +86,7 @@ class Urgent(Source):
 
     def _levels(self, who: str, drawn: NDArray[np.int64], seed: int) -> list[int]:
         """Return the levels of the expert, the nurse, the model, "nobody" or pure chance. With
-        "expert, 0.3 wrong" three in ten of the expert's are any of the four other levels."""
+        "expert, 0.3 wrong", three in ten of the expert's levels become any of the other four."""
         if who == "nobody":
             return [DEFAULT_URGENCY] * len(drawn)
         if who == "chance":

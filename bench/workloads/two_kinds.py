@@ -1,4 +1,4 @@
-"""Two kinds of requests of made-up lengths, of which one waits behind the other."""
+"""Two kinds of requests of synthetic lengths, one of which waits behind the other."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _MEDIAN_ANSWER_TOKENS, _SPREAD_OF_LOG, _MOST_ANSWER_TOKENS = 100, 0.8, 1_024
 
 
 class TwoKinds(Source):
-    """A share of short prompts among long ones, each prompt its own.
+    """A share of short prompts among long ones, all different.
 
-    sensitive: the short ones are latency-sensitive (LS) and the others best effort (BE), answers
-        are of 32 tokens; else all are alike urgent (classes "short" and "long"), with log-normal
-        answers. No server knows the length of an answer.
+    sensitive: the short ones are latency-sensitive (LS) and the others best effort (BE), and
+        answers have 32 tokens. Else all are equally urgent (classes "short" and "long"), with
+        log-normal answers. Servers do not know the length of an answer.
     """
 
     def __init__(
