@@ -76,8 +76,8 @@ class Policy(ABC):
         self._kept = indices
 
     def on_arrival(self, job: Job) -> bool:
-        """Note that a job has arrived; return whether the policy can rank it. If not, it goes by
-        arrival."""
+        """Note that a job has arrived; return whether the policy can rank it. If not, it is ordered
+        by arrival."""
         return self._kept is None or self._kept.rank(job)
 
     def on_end(self, job: Job, now_s: float) -> None:

@@ -86,12 +86,12 @@ def attended_pairs(num_cached: Any, num_new: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What a policy may know of its server. It is the same on every rank.
+    """The facts about its server that a policy may use. They are the same on every rank.
 
     kv_pool_tokens: how many tokens its KV pool holds.
     max_running_requests: its slots.
     swap_token_s: the latest estimate of the seconds to move one token's KV to host memory, or back.
-    mixes_steps: whether running requests decode beside a prefill (SGLang's --enable-mixed-chunk).
+    mixes_steps: whether a step prefills and decodes together (SGLang's --enable-mixed-chunk).
     reserve_tokens: KV that a step sets aside for each request (speculative decoding: for drafts).
     level_gap: a running job is preempted for a waiting one whose level is smaller by more than
         this.

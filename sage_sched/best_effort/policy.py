@@ -30,8 +30,8 @@ class QllmParameters(UrgencyParameters):
 class Qllm(Urgency):
     """Serves two classes, latency-sensitive (LS, urgency 2 or better) and best effort (BE).
 
-    LS goes before BE, and each class goes by arrival. After "Priority-Aware Preemptive Scheduling
-    for Mixed-Priority Workloads in MoE Inference" (Siavashi et al., EuroMLSys 2025).
+    LS goes before BE, and each class is served by arrival. After "Priority-Aware Preemptive
+    Scheduling for Mixed-Priority Workloads in MoE Inference" (Siavashi et al., EuroMLSys 2025).
 
     Let a be the work that the server had done when a job came, and P = level_pools KV pools. The
     key is a for LS and a + P for BE.
@@ -40,9 +40,9 @@ class Qllm(Urgency):
 
     Proof: let k be ahead of a BE job j: a_k <= key of k <= key of j = a_j + P. QED.
 
-    Differences from the paper: In the paper, BE waits for ever if LS keeps coming. Its Algorithm 1
-    fills prefills of LS with prompts of BE, whose end LS then waits for. No BE job begins while any
-    job decodes. Here LS is prefilled by itself, and decode steps have decode_share of the time
+    This differs from the paper. There, BE waits for ever if LS keeps coming. Its Algorithm 1 fills
+    prefills of LS with prompts of BE, and LS then waits for their end. No BE job begins while any
+    job decodes. Here, LS is prefilled by itself, and decode steps have decode_share of the time
     while LS decodes and BE is prefilled. In the paper each expert has a queue, and a batch stops at
     any of them. Here only the simulator stops a prefill, between layers.
     """

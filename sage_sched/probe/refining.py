@@ -73,8 +73,8 @@ class Refining:
         self._jobs[job.arrival] = job
 
     def scored(self, arrivals: Sequence[int], ages: Sequence[int], log_p: Floats) -> None:
-        """Pass scores to the jobs of these arrivals; log_p: see Refiner.refine. Raises what the
-        policy raises."""
+        """Pass scores to the jobs of these arrivals; log_p: see Refiner.refine. Passes on the
+        policy's errors."""
         if self._why_stopped:
             return
         jobs = [self._jobs.get(arrival) for arrival in arrivals]

@@ -18,7 +18,7 @@ class Deadlines:
     """The deadlines of an answer's tokens, and the gain of each token on time.
 
     ttft_s: seconds from the request's arrival to the deadline of the first token; inf: no deadline.
-    tpot_s: how much later each further token is due.
+    tpot_s: seconds from each deadline to the next.
     first_weight, next_weight: the gain of the first token and of each further one, above 0.
     An early token gives the next ones more time, because clients show tokens at an even pace.
     """
@@ -39,7 +39,7 @@ class Deadlines:
         )
 
     def due_s(self, token: int) -> float:
-        """Return when a token (1: the first) is due, in seconds after the request's arrival."""
+        """Return the deadline of a token (1: the first), in seconds after the request's arrival."""
         return self.ttft_s + (token - 1) * self.tpot_s if token > 1 else self.ttft_s
 
     def gained(self, first_is_on_time: bool, num_next_on_time: int) -> float:

@@ -70,13 +70,14 @@ class ProserveParameters:
 class Proserve(Policy):
     """SlideBatching (ProServe, section 4.2): orders running and waiting jobs as one queue.
 
-    Urgent jobs go by density and the others by deadline. The batch lasts until the first of their
-    tokens is due. With density "expected" all jobs go by density.
+    Urgent jobs are ordered by density and the others by deadline. The batch lasts until the first
+    of their deadlines. With density "expected" all jobs are ordered by density.
 
     All running jobs get a token in each decode step. That is SGLang's way, and leaving some out
     would save little (their KV is not read, but the weights are read anyway). So the order decides
     which job is prefilled next and which is preempted. The budget decides how much is prefilled
-    beside the running jobs or, on a server that does not mix steps, before their next tokens.
+    together with the running jobs or, on a server that does not mix steps, before their next
+    tokens.
 
     Jobs without an SLO go behind all others, in the order of sage, but without its TTFT target,
     which would start them at the expense of SLOs.
@@ -212,7 +213,7 @@ class Proserve(Policy):
         return slo_state_of(job) is None and waited_tokens > self._pool_tokens
 
     def _bring_up_to_date(self, job: Job, promised: SloState, *, has_begun: bool) -> None:
-        """Set when its next token is due, and how many seconds it takes.
+        """Set the deadline of its next token, and the seconds that the token takes.
 
         has_begun: whether it runs or is being prefilled.
         """
@@ -267,8 +268,8 @@ class Proserve(Policy):
         self._budget = self._in_tokens(budget_s, view)
 
     def _by_density(self, urgent: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return which jobs go by density. With density "expected" all do: next tokens do not show
-        whether there is time for the whole answers of all other jobs first."""
+        """Return which jobs are ordered by density. With density "expected" all are: next tokens do
+        not show whether there is time for the whole answers of all other jobs first."""
         return np.ones_like(urgent) if self.parameters.density == "expected" else urgent
 
     def _eta(self, begun: list[Pair], remain_s: Floats, num_running: int, step_s: float) -> float:
@@ -322,7 +323,7 @@ class Proserve(Policy):
 
 
 def _shared_base(server: ServerFacts) -> ServerFacts:
-    """Return facts in which a prefill beside decoding jobs reads no weights of its own."""
+    """Return facts in which a prefill together with decoding jobs reads no weights of its own."""
     if not server.mixes_steps:
         return server
     return replace(server, step_time=replace(server.step_time, prefill_base_s=0.0))

@@ -25,7 +25,7 @@ class Queue(NamedTuple):
     """The running and waiting jobs; arrays of shape (jobs,).
 
     exec_s: seconds that each job's next token takes, without the fixed time of a batch, above 0.
-    remain_s: seconds until that token is due; below 0 if it is late.
+    remain_s: seconds until that token's deadline; below 0 if it is late.
     density: the gain per second of serving the job.
     """
 
@@ -43,8 +43,8 @@ class Slide:
     least_s: float
 
     def budget_s(self, queue: Queue) -> float:
-        """Return how long a batch may take: until the first token is due. Tokens that can no longer
-        be in time do not count (xLLM). inf if no token can be in time."""
+        """Return how long a batch may take: until the first deadline. Tokens that can no longer be
+        in time do not count (xLLM). inf if no token can be in time."""
         in_time = queue.remain_s >= queue.exec_s + self.fixed_s
         return max(float(queue.remain_s[in_time].min(initial=math.inf)), self.least_s)
 
@@ -61,7 +61,7 @@ class Slide:
 
 
 def keys(queue: Queue, by_density: NDArray[np.bool_]) -> Floats:
-    """Return the key of each job: jobs that go by density, such as the urgent ones, come first,
+    """Return the key of each job. Jobs ordered by density, such as the urgent ones, come first,
     then the others by their deadlines."""
     by_deadline = _BY_DEADLINE + np.minimum(queue.remain_s, _LAST_S)
     return np.where(by_density, _BY_DENSITY - queue.density, by_deadline)

@@ -98,7 +98,7 @@ class SloState:
     """The state of a job with an SLO, kept in Job.memo.
 
     worth: of its answer. exec_s: seconds that its next token takes by the model of step times.
-    due_s: when that token is due, by SchedulerView.now_s.
+    due_s: that token's deadline, by SchedulerView.now_s.
     looked_at: the values that density depends on, see Waiting.look.
     is_urgent, key: of the last pass. row: its column in Waiting; None if it does not wait.
     """
