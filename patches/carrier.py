@@ -38,7 +38,7 @@ def _clock() -> str:
 
 
 CLOCK = _clock()
-# A stamp precedes the tick that comes with it, at most by the longest time a request may wait.
+# The maximum age of a stamp at the tick that comes with it: no request may wait longer.
 _MOST_AGE_S = 3600.0
 
 

@@ -24,8 +24,8 @@ def named(argv: Sequence[str]) -> dict[str, Any]:
     (`tp_size`).
 
     Flags count by their other names, by abbreviations and in the file of --config too. SGLang's own
-    parser finds them, so both resolve them alike. Without SGLang only our own flags are known.
-    Raises ValueError and OSError if the file of --config cannot be read.
+    parser finds them, so a server will resolve them in the same way. Without SGLang only our own
+    flags are known. Raises ValueError and OSError if the file of --config cannot be read.
     """
     parser = argparse.ArgumentParser(prog="sglang serve", add_help=False)
     with contextlib.suppress(ImportError):

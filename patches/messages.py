@@ -91,7 +91,7 @@ _REFUSAL = "sage_"
 
 
 def in_abort(refusal: Refusal) -> dict[str, str | int]:
-    """A refusal as the reason of an AbortReq, which takes whole numbers."""
+    """Return a refusal as the reason of an AbortReq, which takes whole numbers."""
     predicted_ms, limit_ms = (round(1e3 * s) for s in (refusal.predicted_s, refusal.limit_s))
     retry_after_s = math.ceil(refusal.retry_after_s)
     return {
@@ -107,7 +107,7 @@ def in_abort(refusal: Refusal) -> dict[str, str | int]:
 
 
 def refusal_in(abort: AbortReq) -> dict[str, Any] | None:
-    """What a client is told of a refusal; None if the abort is none."""
+    """Return the fields of a refusal for the client, or None if the abort is no refusal."""
     reason: dict[str, Any] = abort.finished_reason or {}
     if f"{_REFUSAL}metric" not in reason:
         return None

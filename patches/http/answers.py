@@ -14,7 +14,7 @@ from predictor_store.service.client import PredictorClient
 
 
 def learn(manager: TokenizerManager, client: PredictorClient, output: BatchStrOutput) -> None:
-    """Report ended answers, and long ones that go on, to the history."""
+    """Report ended answers, and long answers that are still running, to the history."""
     for i, (rid, reason) in enumerate(zip(output.rids, output.finished_reasons, strict=True)):
         found = manager.rid_to_state.get(rid)
         if found is None or (kept := incoming(found.obj)).handle is None:

@@ -28,17 +28,18 @@ _CHAT = ContextVar[tuple[str | None, Asked] | None]("the chat", default=None)
 
 @dataclass(slots=True)
 class Incoming:
-    """`GenerateReqInput.sage`, of one request and its samples (n above 1), which are copies of it.
+    """`GenerateReqInput.sage`, the state of one request and of its samples (n above 1), which are
+    copies of it.
 
-    text, asked: the last user message of a chat, and what the chat asks for beside its words; None
-        for other requests.
-    hints: what the scheduler gets to know of it.
+    text, asked: the last user message of a chat, and its other signs of length; None for other
+        requests.
+    hints: the hints for the scheduler.
     expected_tokens: the length that a gateway expects; None if it expects none.
     came_s, begun_s: arrival, and when no pause held it back any more, by time.monotonic; 0 until
         then.
     is_internal: see is_internal().
     refusals: where a refusal has to go (patches/http/refused.py); None if nowhere.
-    tell_at_tokens: the age at which the history hears that the answer goes on.
+    tell_at_tokens: the age at which the history gets a message that the answer goes on.
     """
 
     text: str | None = None

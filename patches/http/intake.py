@@ -1,5 +1,4 @@
-"""Handles an incoming request: strip, validate, hint, predict; then SGLang tokenizes it; then
-encode."""
+"""Handles an incoming request: strip, validate, hint, predict, let SGLang tokenize it, encode."""
 
 from __future__ import annotations
 
@@ -102,7 +101,7 @@ def _hint(
 
 
 def _session_of(manager: TokenizerManager, obj: GenerateReqInput) -> str:
-    """Return a name for the session of SGLang's that a request is in; "" if it is in none."""
+    """Return a name for a request's SGLang session; "" if it has none."""
     params = obj.session_params
     name = params.get("id") if isinstance(params, dict) else None
     # Without that flag session_id names the client, and SGLang keeps nothing by it.

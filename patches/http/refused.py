@@ -1,7 +1,7 @@
-"""Answers to refused requests: status 429, when to come back, and why.
+"""Answers refused requests with status 429, the time to come back, and the reason.
 
-SGLang's own answer to an aborted request has no such header, and a stream has begun by then, with
-status 200.
+SGLang's own answer to an aborted request has no such header. For a stream it comes too late,
+because a stream has begun by then, with status 200.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Message = MutableMapping[str, Any]
 
 
 class RefusedResponses:
-    """Middleware: the answer to a refused request takes the place of SGLang's."""
+    """Middleware that replaces SGLang's answer to a refused request."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -74,7 +74,8 @@ def _response(refusal: dict[str, Any]) -> tuple[Message, Message]:
 
 
 def add_refused_responses() -> None:
-    """In a program with an HTTP server. It may be serving its start already."""
+    """Add the middleware to the HTTP server, if this program has one. It may be serving its warm-up
+    already."""
     if (server := sys.modules.get(_HTTP_SERVER)) is None:
         return
     app = server.app
@@ -84,12 +85,13 @@ def add_refused_responses() -> None:
 
 
 def note_request(obj: Any, request: Any) -> None:
-    """Before its processing: where its refusal has to go. request: of FastAPI, or None."""
+    """Record, before a request is processed, where its refusal has to go. request: FastAPI's, or
+    None."""
     incoming(obj).refusals = getattr(request, "scope", {}).get(_REFUSAL)
 
 
 def note_refusal(manager: TokenizerManager, abort: AbortReq) -> None:
-    """Before SGLang takes an abort in."""
+    """Record a refusal before SGLang processes its abort."""
     refusal, state = refusal_in(abort), manager.rid_to_state.get(abort.rid)
     if refusal is None or state is None:
         return

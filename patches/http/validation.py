@@ -58,8 +58,8 @@ _MOST_REGEX_STEPS = 1e6
 def check_body(obj: GenerateReqInput, route: str | None) -> None:
     """Raise ValueError for a body that must not reach SGLang's code.
 
-    Its custom_params are no object, it asks for more samples than the HTTP process has memory for,
-    or it has fields that only a route of SGLang may set.
+    That is a body whose custom_params are no object, which asks for more samples than the HTTP
+    process has memory for, or which has fields that only a route of SGLang may set.
 
     route: the name of the route's function; None if the request did not come by HTTP.
     """
@@ -127,9 +127,10 @@ def check_tokenized(
 ) -> None:
     """Raise ValueError for a tokenized request that SGLang cannot serve safely.
 
-    It refuses an empty prompt; media that were not read, because SGLang then looks up all ids;
-    numbers that end a scheduler or make it very slow; and beam search, whose slots SGLang
-    miscounts.
+    - An empty prompt.
+    - Media that were not read: SGLang would then look up all ids.
+    - Numbers that end a scheduler or make it very slow.
+    - Beam search, whose slots SGLang miscounts.
     """
     ids = tokenized.input_ids
     if reads_media(manager, obj) and tokenized.mm_inputs is None:
@@ -147,8 +148,8 @@ def check_tokenized(
 
 
 def _check_range(name: str, value: object, least: float, most: float) -> None:
-    # NaN is in no range. Integer bounds ask for integers: SGLang counts by a max_new_tokens of 2.5,
-    # until it ends.
+    # NaN is in no range. Integer bounds ask for integers: with a max_new_tokens of 2.5, SGLang
+    # counts on until it ends.
     is_whole = isinstance(least, int)
     if not isinstance(value, int if is_whole else int | float) or not least <= value <= most:
         what = "a whole number, " if is_whole else ""

@@ -3,11 +3,11 @@ them with the answers, and uses them for nothing. It learns step times too.
 
 FILE has a JSON line per request, for `sage-sched whatif`:
 
-arrival_s: seconds since 1970.
-input_tokens, output_tokens, ttlt_s.
-max_new_tokens: 0 if none was named.
-is_cut: whether the cap or the client ended the answer.
-prediction: as in LengthDistribution.as_fields; null if it came too late.
+    arrival_s: seconds since 1970.
+    input_tokens, output_tokens, ttlt_s.
+    max_new_tokens: 0 if none was named.
+    is_cut: whether the cap or the client ended the answer.
+    prediction: as in LengthDistribution.as_fields; null if it came too late.
 
 FILE holds no prompts. A failure here costs the record, not the request.
 """

@@ -15,25 +15,26 @@ from patches.carrier import decode_asked
 from patches.engine_types import Scheduler
 from patches.messages import EarlyAbort
 
-# How many of the latest are kept, and how long after they were sent. Each has at most 152
+# The maximum number of aborts, and how long one is kept after it was sent. Each id has at most 152
 # characters (patches.carrier.short_id).
 _MOST, _KEPT_S = 4096, 600.0
 
 
 class EarlyAborts:
-    """Those of one scheduler. All ranks get the same aborts and requests in the same order, and go
-    by the times in them."""
+    """The early aborts of one scheduler. All ranks get the same aborts and requests in the same
+    order, and use the times in them."""
 
     def __init__(self) -> None:
         self._sent_s: dict[str, float] = {}
-        # How many aborts have an id of this length. SGLang aborts what begins with an id.
+        # The number of aborts by the length of their ids. SGLang aborts all requests whose ids
+        # begin with a given id.
         self._num_of_length: Counter[int] = Counter()
 
     def __len__(self) -> int:
         return len(self._sent_s)
 
     def add(self, abort: EarlyAbort) -> None:
-        """An abort has come. Its request may be still to come."""
+        """Keep an abort, whose request may still come."""
         if abort.begins in self._sent_s:
             self._forget(abort.begins)
         self._sent_s[abort.begins] = abort.sent_s
@@ -41,9 +42,12 @@ class EarlyAborts:
         self._expire(abort.sent_s)
 
     def after(self, scheduler: Scheduler, request: TokenizedGenerateReqInput) -> None:
-        """A request has come: abort it at once if it was aborted after it came, as its id may have
-        been used before. An abort of all requests spares those that a pause held back: their
-        processing had not begun."""
+        """Abort a request that has just come, if its abort was sent after it came: its id may have
+        been used before.
+
+        An abort of all requests spares requests that a pause held back, because their processing
+        had not begun.
+        """
         asked = decode_asked(request.sampling_params.custom_params)
         if asked is None:
             return

@@ -1,5 +1,5 @@
-"""SGLang's side of a scheduling pass: a port of sage_sched.scheduling_pass, and the part of the
-queue that SGLang's own code sees."""
+"""Runs a scheduling pass on SGLang: implements the engine of sage_sched.scheduling_pass, and shows
+SGLang's own code a part of the queue."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def timed_out(scheduler: Scheduler, poll: Callable[[], list[Any]]) -> list[Any]:
     aborts: list[Any] = without(scheduler, away, poll)
     if not aborts:
         return []
-    # SGLang counts from the start of a request.
+    # SGLang's running timeout counts from the start of a request.
     running = [batch for batch in scheduler._collect_inflight_batches() if batch is not None]
     ran_s = {req.rid: req.sage.waits.ran_s() for batch in running for req in batch.reqs}
     limit_s = envs.SGLANG_REQ_RUNNING_TIMEOUT.get()

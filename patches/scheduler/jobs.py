@@ -143,8 +143,7 @@ class Jobs(Listener):
         # Trap: a batch that goes on to decode keeps the extend_num_tokens of its prefill.
         if batch.forward_mode.is_extend_without_speculative():
             self.served_tokens += batch.extend_num_tokens
-            # These are all requests if SGLang decodes in a prefill-like step, beside a peer's
-            # prefill.
+            # The whole batch decodes if SGLang uses a prefill-like step because a peer prefills.
             num_mixed = len(batch.decoding_reqs or [])
             num_prefills = len(batch.reqs) - num_mixed
             if num_mixed:

@@ -193,8 +193,8 @@ def swap_in(
     would be empty), and the requests that have to wait on.
 
     After the first request without room, no further one is brought back. Trap: no request may have
-    been swapped out since the last step was launched, because a result still in flight would count
-    as its own.
+    been swapped out since the last step was launched, because a result still in flight would be
+    taken for one of its own.
 
     running: the requests that decode with them.
     """
@@ -315,7 +315,8 @@ def has_adapter(scheduler: Scheduler, req: Req, others: Sequence[Req]) -> bool:
     beside = {other.lora_id for other in others}
     if not scheduler.enable_lora_overlap_loading:
         return bool(scheduler.can_schedule_lora_req(req, beside))
-    # There SGLang loads an adapter when asked. The progress of loads differs between ranks.
+    # Trap: with overlapped loading SGLang's own check starts a load, and the progress of loads
+    # differs between ranks.
     adapters = scheduler.tp_worker.model_runner.lora_manager
     return req.lora_id in beside or bool(adapters.validate_lora_batch({req.lora_id, *beside}))
 

@@ -1,4 +1,4 @@
-"""Refuses requests as they come to a scheduler, and compares predicted times with real ones."""
+"""Refuses requests on arrival at a scheduler, and compares predicted times with real ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from patches.messages import in_abort
 from patches.scheduler.request import Foretold
 from sage_sched.overload import Refusal
 
-# Ratios rest on so many of the latest requests.
+# The latest requests that the ratios cover.
 _NUM_COMPARED = 500
 
 
@@ -30,8 +30,8 @@ class OverloadGate(Listener):
         }
 
     def refuses(self, req: Req) -> bool:
-        """Decide about a request that begins to wait; one that waits again was admitted before. If
-        it is refused, its client hears of it, and SGLang releases it."""
+        """Return whether a request that begins to wait is refused. A request that waits again was
+        admitted before. If it is refused, its client gets the refusal, and SGLang releases it."""
         state = self._scheduler.sage
         overload = state.limits.overload
         if not overload.config.enabled or req.sage.foretold is not None or req.output_ids:
@@ -80,7 +80,8 @@ class OverloadGate(Listener):
             self._compared[metric].append((time.monotonic() - foretold.at_s, predicted_s))
 
     def ratios(self) -> dict[str, float]:
-        """Of the latest requests, the sum of real times by the sum of predicted ones, by metric."""
+        """Return, by metric, the sum of real times divided by the sum of predicted ones, over the
+        latest requests."""
         return {
             name: sum(real for real, _ in both) / sum(predicted for _, predicted in both)
             for name, both in self._compared.items()

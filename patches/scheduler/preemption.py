@@ -116,8 +116,8 @@ class Preemption:
         return replace(server, swap_token_s=self._meter.token_s)
 
     def holdings(self, running: Sequence[Req]) -> Callable[[Job], Holding | None]:
-        """Return a function for a view that tells the KV of a running request; None if it cannot be
-        preempted."""
+        """Return a function for a view. It maps a running job to its Holding, or to None if the job
+        cannot be preempted."""
         requests: dict[Job, Req] = {}
 
         def holding(job: Job) -> Holding | None:

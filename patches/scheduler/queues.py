@@ -59,7 +59,7 @@ def unseen(scheduler: Scheduler) -> list[Req]:
 
 
 def sort_by_arrival(scheduler: Scheduler) -> None:
-    """Sort all queues that our plans reorder by arrival."""
+    """Sort by arrival all queues that our plans reorder."""
 
     def arrival(req: Req) -> int:
         return int(req.sage.job.arrival)

@@ -97,7 +97,7 @@ class TokenTimes:
 
 
 class Foretold(NamedTuple):
-    """Predicted times of a request, from a moment on this rank's clock."""
+    """The predicted times of a request, from at_s on this rank's clock."""
 
     ttft_s: float
     ttlt_s: float

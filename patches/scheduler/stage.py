@@ -1,4 +1,4 @@
-"""Shows SGLang's own part of a pass a part of the queue and the plan's budget."""
+"""Limits what SGLang's own code sees in a pass: a part of the queue, and the plan's budget."""
 
 from __future__ import annotations
 

@@ -28,10 +28,10 @@ class SwapMeter:
     The unit is seconds of the step times, as for all costs: if the server's steps take half as long
     as configured, a move counts twice.
 
-    The figure is a median, weighted by tokens, so a stall during some moves does not count. If the
-    host stalls for longer, moves become so expensive that none happens to correct the figure. So
-    the figure of the start-up trial returns once the server has worked for a while without a move
-    (rest()).
+    The figure is a median, weighted by tokens, so a stall during some moves does not count. After a
+    longer stall moves are so expensive that the server makes none, and so none corrects the figure.
+    Therefore the figure of the start-up trial returns once the server has worked for a while
+    without a move (rest()).
 
     total_s, total_tokens: all moves so far, on this rank.
     """
