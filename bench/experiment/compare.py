@@ -1,4 +1,4 @@
-"""sage-sched bench: policies compared on real servers."""
+"""sage-sched bench: compares policies on real servers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, server_env: Mapping[str, str] | None = None) -> int:
     """Return 0, or 1 if a run was invalid. Raises UserError if nothing could be compared.
 
-    server_env: the servers' environment, if args.server_flags is not left to its default.
+    server_env: the servers' environment, if args.server_flags is given.
     """
     experiment = experiment_of(args)
     found = compare(args, experiment, server_env or {})
@@ -101,7 +101,7 @@ def compare(
     args: argparse.Namespace, experiment: Experiment, server_env: Mapping[str, str]
 ) -> list[Record]:
     """Run the comparison; its records are also in output/records. Raises UserError."""
-    # Ended from outside (`timeout`, CI), the servers end too.
+    # If this process is ended from outside (`timeout`, CI), the servers end too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     options = Options(
         data=args.data, output=args.output.absolute().parent, model=args.model_path,

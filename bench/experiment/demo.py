@@ -1,7 +1,7 @@
-"""`sage-sched demo`: the same requests under SGLang's tuned policies and under ours.
+"""`sage-sched demo`: serves the same requests under SGLang's tuned policies and under ours.
 
-It runs on real servers with a modelled GPU's step times (minutes), or simulated (a minute). The
-prompts come from templates, and the lengths of their answers from a real model.
+It runs on real servers with a modelled GPU's step times (minutes), or in the simulator (a minute).
+The prompts come from templates, and the lengths of their answers from a real model.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0; 1 if a run was invalid. Raises UserError if nothing could be compared."""
+    """Return 0, or 1 if a run was invalid. Raises UserError if nothing could be compared."""
     experiment = Experiment.read("demo")
     loaded = Loaded(experiment.loads[0], None)
     rivals, capacity = _rivals(experiment, loaded)
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def sentence(found: Sequence[Record], load: str, best: str) -> str:
-    """Return the result in sentences. best: SGLang's arm that ratios are to."""
+    """Return the result in sentences. best: SGLang's arm to which ratios refer."""
     arms = of_arm(found, load, OURS), of_arm(found, load, best)
     if not all(arms):
         return f"There are no valid runs of {OURS} and {best} to compare."
@@ -91,8 +91,8 @@ def sentence(found: Sequence[Record], load: str, best: str) -> str:
 
 
 def _rivals(experiment: Experiment, loaded: Loaded) -> tuple[list[Arm], float]:
-    """Each of SGLang's policies at its best, tuned in the simulator on other requests; and how many
-    requests a second the best of them sustains."""
+    """Return each of SGLang's policies at its best, tuned in the simulator on other requests, and
+    the requests per second that the best of them sustains."""
     assert experiment.tuned is not None
     arms = [
         best_tuned(replace(experiment, tuned=replace(experiment.tuned, policies=[policy])), loaded)

@@ -1,4 +1,5 @@
-"""Requests per second within an SLO: up to which rate enough requests are good."""
+"""Computes the requests per second within an SLO: the largest rate at which enough requests are
+good."""
 
 from __future__ import annotations
 
@@ -15,20 +16,22 @@ SHARES = (0.95, 0.99)
 
 
 def mix_of(record: Record) -> str:
-    """The record's load without its rate: "chat" of "chat, 1.2x"."""
+    """Return the record's load without its rate: "chat" of "chat, 1.2x"."""
     return record.load.rpartition(", ")[0]
 
 
 def multiple_of(record: Record) -> float:
-    """1.2 of "chat, 1.2x"."""
+    """Return the multiple in a load's name: 1.2 of "chat, 1.2x"."""
     return float(record.load.rpartition(", ")[2].removesuffix("x"))
 
 
 def rate_within(points: Iterable[tuple[float, float]], share: float) -> float:
-    """The largest rate at which this share of requests is good.
+    """Return the largest rate at which this share of requests is good.
 
-    points: rates, and the share of good requests at each. Between two rates the share is taken to
-    be linear. 0 if it is missed at the smallest rate; the largest rate if it is never missed.
+    Between two rates the share is assumed to be linear. The result is 0 if the share is missed at
+    the smallest rate, and the largest rate if it is never missed.
+
+    points: rates, and the share of good requests at each.
     """
     below = 0.0, 1.0
     for rate, good in sorted(points):
@@ -41,7 +44,8 @@ def rate_within(points: Iterable[tuple[float, float]], share: float) -> float:
 
 
 def rows(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
-    """A table's head, and a row per mix and arm: medians over seeds, and ratios paired by seed.
+    """Return a table's head, and a row per mix and arm: medians over seeds, and ratios paired by
+    seed.
 
     The ratios are to the tuned stock server, which is the first arm of each mix, and to `fcfs`.
     """
@@ -64,8 +68,8 @@ def rows(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
 
 
 def figure(records: Sequence[Record], mix: str, arms: str, share: float) -> str:
-    """Requests per second of an arm, or `ARM/REFERENCE` for their median ratio; TUNED is the first
-    arm. "" where there are none."""
+    """Return the requests per second of an arm, or the median ratio of `ARM/REFERENCE`; "" if there
+    are none. TUNED is the first arm."""
     here = [record for record in records if mix_of(record) == mix]
     rates = _rates(here, share)
     ours, *theirs = (
@@ -89,7 +93,7 @@ def _rates(records: Sequence[Record], share: float) -> dict[str, dict[int, float
 
 
 def _ratio(ours: dict[int, float], theirs: dict[int, float]) -> str:
-    """The median over seeds, and the range of all; "" if theirs is 0 at each seed."""
+    """Return the median over seeds, and the range of all; "" if the reference is 0 at each seed."""
     ratios = [rate / theirs[seed] for seed, rate in ours.items() if theirs.get(seed)]
     if not ratios:
         return ""

@@ -1,4 +1,4 @@
-"""A picture of who waited: one line a request, a lane a policy, in one scale of time."""
+"""Draws who waited: a line per request, a lane per policy, on one time scale."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class Lane:
     """One run, in seconds since some moment before it.
 
     arrival_s, first_s, last_s: when each request came, and when its first and last token did, shape
-    (requests,). pauses_s: from when until when its answer paused.
+        (requests,).
+    pauses_s: the start and end of each pause of its answer.
     """
 
     title: str
@@ -30,8 +31,8 @@ class Lane:
 
 
 def picture(lanes: Sequence[Lane]) -> str:
-    """Return HTML, with text outside the stretching SVG, so that it can be read on a narrow
-    screen too; "" if there are no lanes."""
+    """Return HTML, with text outside the stretching SVG, so that it is readable on a narrow screen
+    too; "" if there are no lanes."""
     if not lanes:
         return ""
     end_s = max(float(lane.last_s.max() - lane.arrival_s.min()) for lane in lanes)

@@ -1,4 +1,4 @@
-"""sage-sched bench list: the experiments that are files."""
+"""sage-sched bench list: lists the experiments that are files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0."""
+    """Print the experiments and return 0."""
     found = {name: Experiment.read(name).title for name in names()}
     if args.json:
         print_json(found)

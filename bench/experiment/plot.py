@@ -1,4 +1,4 @@
-"""Plots, as SVG text."""
+"""Draws plots as SVG text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bench.experiment.goodput import mix_of, multiple_of
 from bench.experiment.records import Record
 from bench.experiment.stats import ordered
 
-# As many as the largest comparison has policies, so that no two are alike.
+# As many colours as the largest comparison has policies, so that no two are alike.
 _COLORS = (
     "#7f7f7f", "#9467bd", "#2ca02c", "#ff7f0e", "#1f77b4", "#8c564b", "#e377c2", "#17becf",
     "#000000", "#bcbd22", "#393b79", "#637939", "#8c6d31", "#7b4173", "#aec7e8", "#98df8a",
@@ -38,15 +38,15 @@ STYLE = {
 
 
 def colors(policies: Sequence[str]) -> dict[str, str]:
-    """One colour a policy, the same in every plot; ours stands out."""
+    """Return one colour per policy, the same in every plot; ours stands out."""
     others = [policy for policy in policies if policy != "sage"]
     palette = {policy: _COLORS[i % len(_COLORS)] for i, policy in enumerate(others)}
     return palette | ({"sage": _OURS} if "sage" in policies else {})
 
 
 def mean_against_tail(records: Sequence[Record]) -> str:
-    """Mean TTLT and p99, a mark an arm, a panel a load: medians and ranges over seeds. Both are
-    better the smaller they are."""
+    """Plot mean TTLT against p99: a mark per arm, a panel per load, medians and ranges over seeds.
+    Smaller is better for both."""
     palette = colors(ordered(record.arm for record in records))
     loads = ordered(record.load for record in records)
     with plt.rc_context(STYLE):
@@ -70,7 +70,7 @@ def mean_against_tail(records: Sequence[Record]) -> str:
         return svg_text(figure)
 
 
-# Metric, scale and label of a mix's two panels.
+# The metric, scale and label of a mix's two panels.
 _AGAINST_LOAD = (
     ("good_share", 1.0, "good requests"), ("p99_ttft_ms", 1e-3, "p99 first token, s (log)"),
 )  # fmt: skip
@@ -78,8 +78,8 @@ _MIXES_A_ROW = 3
 
 
 def against_load(records: Sequence[Record]) -> str:
-    """The share of good requests and p99 TTFT by load, a pair of panels a mix, a line an arm:
-    medians over seeds. The first arm of each mix is the tuned one."""
+    """Plot the share of good requests and p99 TTFT by load: a pair of panels per mix, a line per
+    arm, medians over seeds. The first arm of each mix is the tuned one."""
     mixes = ordered(mix_of(record) for record in records)
     arms = ordered(_arm_of(record, records) for record in records)
     palette = colors(arms)
@@ -111,7 +111,8 @@ def against_load(records: Sequence[Record]) -> str:
 
 
 def _arm_of(record: Record, records: Sequence[Record]) -> str:
-    """Its name; the tuned arm, the first of its mix, is another policy in each."""
+    """Return an arm's name. The tuned arm, the first of its mix, is a different policy in each
+    mix."""
     first = next(each for each in records if mix_of(each) == mix_of(record))
     return "SGLang, tuned" if record.arm == first.arm else record.arm
 
@@ -123,7 +124,8 @@ def _line(axis: Any, records: Sequence[Record], metric: str, scale: float, **sty
 
 
 def _spread(values: Sequence[float]) -> tuple[float, list[list[float]]]:
-    """The median, and how far the others are below and above it, as matplotlib wants it."""
+    """Return the median, and the distances of the smallest and largest value, as matplotlib takes
+    them."""
     median = float(np.median(values))
     return median, [[median - min(values)], [max(values) - median]]
 
@@ -136,7 +138,7 @@ def _plain_ticks(axis: Any) -> None:
 
 
 def svg_text(figure: Any) -> str:
-    """A matplotlib figure, closed by this, the same text each time it is drawn."""
+    """Return a matplotlib figure as text, the same each time it is drawn, and close the figure."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     plt.close(figure)

@@ -1,4 +1,4 @@
-"""Records: the result of a run as a line of JSON, from which tables and pictures are made."""
+"""Records: the result of a run as a line of JSON, the source of tables and pictures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _VERSIONS = ("sglang", "torch", "numpy")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """The origin of a record. commit: of the code, "" outside a checkout."""
+    """The origin of a record. commit: the code's, "" outside a checkout."""
 
     commit: str = ""
     command: str = ""
@@ -33,7 +33,7 @@ class Provenance:
 
     @classmethod
     def of_now(cls) -> Self:
-        """Return that of this process."""
+        """Return the origin of a record that this process makes."""
         # Paths of this machine mean nothing elsewhere.
         words = [word if not Path(word).is_absolute() else "PATH" for word in sys.argv[1:]]
         return cls(
@@ -50,9 +50,10 @@ class Provenance:
 class Record:
     """One run of an arm under a load.
 
-    engine: sim, clock or server. metrics: by the names of SGLang's bench_serving where it has one
-    (docs/benchmarking.md). problem: why a run on servers must not be counted, or "". about: the
-    settings, counters and requests of a run on servers; bench/records does without.
+    engine: sim, clock or server.
+    metrics: by the names of SGLang's bench_serving if it has one (docs/benchmarking.md).
+    problem: why a run on servers must not be counted, or "".
+    about: the settings, counters and requests of a run on servers; bench/records leaves them out.
     """
 
     experiment: str
@@ -68,12 +69,12 @@ class Record:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """The key that a newer record of the same run has too."""
+        """The key that a newer record of the same run shares."""
         return self.experiment, self.load, self.arm, self.seed, self.engine
 
     @classmethod
     def parse(cls, line: str) -> Self:
-        """Raises ValueError."""
+        """Return the record of a line. Raises ValueError."""
         try:
             found = json.loads(line)
             return cls(**{**found, "made_by": Provenance(**found["made_by"])})
@@ -81,7 +82,7 @@ class Record:
             raise ValueError(f"is no record: {error!r}") from error
 
     def line(self) -> str:
-        """Return the line that parse reads, metrics to five digits."""
+        """Return the line that parse reads, with metrics to five digits."""
         rounded = {name: float(f"{value:.5g}") for name, value in self.metrics.items()}
         fields = asdict(replace(self, metrics=rounded))
         return json.dumps({k: v for k, v in fields.items() if v or k not in ("problem", "about")})
@@ -93,7 +94,7 @@ def file_of(experiment: str, folder: Path = FOLDER) -> Path:
 
 
 def read(file: Path) -> list[Record]:
-    """Return the records in order; none if there is no file. Raises ConfigError, which names the
+    """Return the records in order; none if there is no file. Raises ConfigError with the faulty
     line."""
     if not file.exists():
         return []
@@ -107,7 +108,7 @@ def read(file: Path) -> list[Record]:
 
 
 def write(file: Path, new: Sequence[Record]) -> None:
-    """Add records to a file; a newer one of the same run replaces the older."""
+    """Add records to a file. A newer record of the same run replaces the older."""
     kept = {record.key: record for record in (*read(file), *new)}
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(record.line() + "\n" for record in kept.values()), encoding="utf-8")

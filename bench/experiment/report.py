@@ -1,4 +1,4 @@
-"""The comparison as one HTML file without links to others."""
+"""Writes the comparison as one HTML file without external links."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STYLE = Path(__file__).with_suffix(".css")
 
 
 def write_report(experiment: Experiment, found: Sequence[Record], path: Path) -> None:
-    """Write settings, table and plot of a comparison, of which one run at least is valid."""
+    """Write settings, table and plot of a comparison with at least one valid run."""
     records = [record for record in found if not record.problem]
     seeds = {record.seed for record in records}
     settings = records[0].about["settings"]
@@ -50,7 +50,7 @@ def _picture(records: Sequence[Record]) -> list[str]:
 
 
 def write_page(path: Path, title: str, sections: Sequence[str]) -> None:
-    """A page of these pieces of HTML, the title above them."""
+    """Write a page of these pieces of HTML, below the title."""
     page = "\n".join(
         [
             '<!doctype html><html lang="en"><meta charset="utf-8">',
@@ -66,7 +66,7 @@ def write_page(path: Path, title: str, sections: Sequence[str]) -> None:
 
 
 def html_table(experiment: Experiment, records: Sequence[Record]) -> str:
-    """The table of rows(), ours marked."""
+    """Return the table of rows() as HTML, with our policies marked."""
     head, body = rows(experiment, records)
     cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     lines = [f'<div class="wide"><table><tr>{cells}</tr>']

@@ -1,4 +1,4 @@
-"""Runs an experiment: records, one for each load, arm and seed."""
+"""Runs an experiment and makes records, one for each load, arm and seed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sage_sched.fields import ConfigError
 
 
 class Outcome(NamedTuple):
-    """The result of an arm and a seed; see Record."""
+    """The result of an arm and a seed (see Record)."""
 
     arm: Arm
     seed: int
@@ -88,7 +88,8 @@ def _records(
 
 
 def best_tuned(experiment: Experiment, loaded: Loaded, jobs: int = 1) -> Arm:
-    """The best of the experiment's tuning, on requests and seeds that nothing is reported on."""
+    """Return the best setting of the experiment's tuning, on requests and seeds that reports do not
+    use."""
     tuning = experiment.tuned
     assert tuning is not None
     loads = [loaded]
@@ -104,7 +105,7 @@ def best_tuned(experiment: Experiment, loaded: Loaded, jobs: int = 1) -> Arm:
         for arm, _, metrics, *_ in _simulated(at, runs, [tuning.by], Purpose.TUNING, jobs):
             found.setdefault(arm.policy, []).append(sign * metrics[tuning.by])
     means = {policy: float(np.mean(values)) for policy, values in found.items()}
-    # Not a number for a setting under which a server would end.
+    # NaN for a setting under which a server would end.
     return Arm(policy=min(means, key=lambda policy: np.nan_to_num(means[policy], nan=np.inf)))
 
 
@@ -115,7 +116,7 @@ def _simulated(
     purpose: Purpose,
     jobs: int,
 ) -> Iterator[Outcome]:
-    """The metrics of each arm and seed, as they are ready."""
+    """Yield the metrics of each arm and seed as they are ready."""
     _ = loaded.rate_per_s  # once, and not in each process
     simulate = partial(_simulate, loaded, columns, purpose)
     progress = partial(tqdm, desc=f"{loaded.load.name}: {purpose}", unit="run")
@@ -181,7 +182,8 @@ def _sustained(experiment: Experiment, loaded: Loaded, options: Options) -> Satu
 
 
 def _in_turn(experiment: Experiment) -> Iterator[tuple[Arm, int]]:
-    """Each seed begins with another arm, so that a host that grows slower favours none."""
+    """Yield arms and seeds. Each seed begins with another arm, so that a host that slows down
+    favours no arm."""
     arms = experiment.arms
     for seed in experiment.all_seeds:
         first = seed % len(arms)
@@ -227,7 +229,7 @@ def changed(
     loads: Sequence[str] = (),
     arms: Sequence[str] = (),
 ) -> Experiment:
-    """Return the experiment with these instead of its own. Raises ConfigError."""
+    """Return the experiment with these fields changed. Raises ConfigError."""
     by_load = {load.name: load for load in experiment.loads}
     by_arm = {arm.name: arm for arm in experiment.arms}
     if unknown := set(loads) - set(by_load):

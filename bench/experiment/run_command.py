@@ -1,4 +1,4 @@
-"""sage-sched bench run: an experiment that is a file."""
+"""sage-sched bench run: runs an experiment from a file."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0; 1 if a run was invalid; 2, with a line on stderr, if it cannot be run."""
+    """Return 0, 1 if a run was invalid, or 2, with a line on stderr, if it cannot be run."""
     folder = records.FOLDER if args.record else args.output / "records"
     try:
         experiment = changed(
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _keep(made: Record, file: Path, for_pages: bool) -> None:
-    """Write a record; those for pages without their requests."""
+    """Write a record. Records for pages are written without their requests."""
     if made.problem:
         tqdm.write(f"invalid: {made.arm}, {made.load}, seed {made.seed}: {made.problem}")
         return

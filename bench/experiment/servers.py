@@ -1,4 +1,4 @@
-"""An arm's requests on real servers: on a device clock, or as fast as they are."""
+"""Serves an arm's requests on real servers: on a device clock, or at the host's speed."""
 
 from __future__ import annotations
 
@@ -36,21 +36,22 @@ from sage_sched.app.registry import policy_names
 from sage_sched.fields import ConfigError
 from sage_sched.job import CLIENTS_HINTS, NO_HINTS
 
-# How long requests arrive in a run that measures the capacity, and the least and most of them.
+# A run that measures the capacity: seconds of arrivals, and the minimum and maximum of its
+# requests.
 _CAPACITY_S = 1200.0
 _CAPACITY_REQUESTS = (PILOT_REQUESTS, 1500)
 _CAPACITY_SEED = 1
 _VOCABULARY = 16384
-# Token ids below are kept for special tokens.
+# Token ids below this are reserved for special tokens.
 _FIRST_TOKEN_ID = 1000
-# Seen more often than every 16th of them, tokens take more of a small host than decoding does; at
-# life's speed or slower it sees each.
+# If streamed more often than every 16th, tokens cost a small host more than decoding does. At real
+# speed or slower the client sees each token.
 _STREAM_INTERVAL = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A run on a server. served: None if it must not be counted; problem says why."""
+    """A run on a server. served: None if it must not be counted; problem gives the reason."""
 
     served: Served | None
     problem: str = ""
@@ -60,13 +61,13 @@ class Ran:
 class Servers:
     """Real servers of one load, one at a time.
 
-    On a bare host every run has a server of its own; on a device clock an arm's server stays for
-    all its runs. Prompts are predicted from a history that is the same for every run; requests of
-    lengths alone have all the same prediction.
+    On a bare host every run has a server of its own. On a device clock an arm's server stays for
+    all its runs. Prompts are predicted from a history that is the same for every run; requests
+    without text all have the same prediction.
     """
 
     def __init__(self, experiment: Experiment, loaded: Loaded, options: Options) -> None:
-        """Raises ConfigError if servers cannot differ as the arms do."""
+        """Check the arms. Raises ConfigError if servers cannot differ as the arms do."""
         self._loaded, self._load, self._options = loaded, loaded.load, options
         self._workload = loaded.source.workload
         self._arms = experiment.arms
@@ -109,10 +110,10 @@ class Servers:
         return self._serve(arm, asked, f"{arm.name} {load.name} seed {seed}")
 
     def sustained(self) -> Saturation:
-        """Measure the rate that capacity_by sustains, with requests of the history.
-
-        Prompts come again if the history has too few: their prefill is then cheaper. Raises
+        """Measure the rate that capacity_by sustains, with requests of the history. Raises
         ServerError.
+
+        Prompts are repeated if the history has too few. Their prefill is then cheaper.
         """
         load = self._load
         named = (arm for arm in self._arms if arm.policy == load.capacity_by)
@@ -185,7 +186,7 @@ class Servers:
         return body | {"priority": self._loaded.source.priority_of(request)}
 
     def servers_of(self, arm: Arm) -> PolicyServers:
-        """Return what starts the servers of an arm, its history filled."""
+        """Return the servers of an arm, with its history filled."""
         load, source, options = self._load, self._loaded.source, self._options
         device = None
         if self._on_clock:
@@ -213,7 +214,7 @@ class Servers:
         return [Observation(f"step {i}", n) for i, n in enumerate(lengths)]
 
     def _prepare(self, url: str) -> None:
-        """Warm a server up; the first bare one is also asked for single requests, to know their
+        """Warm a server up. The first bare one also answers single requests, to measure their
         times."""
         if self._workload is None:
             return
@@ -251,7 +252,7 @@ class Servers:
         return f"by the step times of {self._load.preset}"
 
     def _facts(self, servers: PolicyServers) -> dict[str, Any]:
-        """Return the facts that the figures of a run rest on."""
+        """Return the facts on which the figures of a run rest."""
         load, workload = self._load, self._workload
         clock = {"device clock": load.preset, "speed": self._speed} if self._on_clock else {}
         return {
@@ -269,7 +270,7 @@ class Servers:
 
 
 def columns(served: Served) -> dict[str, list[Any]]:
-    """Return what reports draw of each request, without its prompt."""
+    """Return the columns of each request that reports draw, without its prompt."""
     return {
         "class": served.class_names.tolist(),
         "input_tokens": served.input_tokens.tolist(),
@@ -289,6 +290,6 @@ def _shape(model: Path) -> str:
 
 
 def _tokens(stream: int, num_tokens: int) -> np.ndarray:
-    """Return the first tokens of a stream; the more one asks for, the more follow."""
+    """Return the first tokens of a stream. A longer request extends the same tokens."""
     generator = np.random.default_rng(abs(stream) * 2 + (stream < 0))
     return generator.integers(_FIRST_TOKEN_ID, _VOCABULARY, num_tokens)

@@ -1,4 +1,4 @@
-"""An arm's requests in the simulator."""
+"""Serves an arm's requests in the simulator."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ _RIVALS: dict[str, type[Policy]] = {
 
 @dataclass(frozen=True)
 class Loaded:
-    """A load, and what its requests come from.
+    """A load, and the source of its requests.
 
-    alike: another load of the same mix. measure: what one engine sustains, if the simulator is not
-    to say.
+    alike: another load of the same mix.
+    measure: measures the capacity of one engine, if the simulator should not.
     """
 
     load: Load
@@ -61,7 +61,7 @@ class Loaded:
 
     @functools.cached_property
     def source(self) -> Source:
-        """Raises WorkloadError, ConfigError."""
+        """The source of the requests. Raises WorkloadError, ConfigError."""
         if self.alike is not None:
             return self.alike.source
         return source_of(self.load.workload, self.load.engine_of(Arm(policy="fcfs")), self.data)
@@ -84,7 +84,7 @@ class Loaded:
 
     @functools.cached_property
     def rate_per_s(self) -> float:
-        """Requests (or sessions) a second, on all nodes."""
+        """Requests (or sessions) per second, on all nodes."""
         if not self.load.rate.endswith("x"):
             return requests_per_s(self.load.rate, 1.0)
         return requests_per_s(self.load.rate, self.saturated.capacity * self.load.nodes)
@@ -108,7 +108,7 @@ class Loaded:
         return arrivals_of(load.arrivals, number, seed) / self.rate_per_s
 
     def requests(self, arm: Arm, seed: int, purpose: Purpose = Purpose.REPORT) -> list[SimRequest]:
-        """Return the requests of a seed, the same for all arms but for predictions and hints."""
+        """Return the requests of a seed, the same for all arms except predictions and hints."""
         cap = self.load.max_new_tokens
         return self.source.requests(arm, self.arrivals_s(seed), seed, cap, purpose)
 

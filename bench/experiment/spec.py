@@ -1,4 +1,4 @@
-"""An experiment from a TOML file: arms under loads, with seeds (docs/benchmarking.md)."""
+"""Reads an experiment from a TOML file: arms under loads, with seeds (docs/benchmarking.md)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.workloads.arrivals import LOADS, RECORDED, requests_per_s
 from sage_sched.fields import ConfigError, hints_of, parse_section, require, require_known
 
 FOLDER = Path(__file__).parents[1] / "experiments"
-# Of a load's capacity_by: the best setting of SGLang's policies.
+# The value of capacity_by for the best setting of SGLang's policies.
 TUNED = "tuned"
 ENGINES = ("sim", "clock", "server")
 
@@ -27,15 +27,15 @@ class Load:
 
     workload: a name of bench.workloads.sources, or a table of it and its options.
     rate: requests per second, or "2x" for twice the rate that capacity_by sustains.
-    mix: the loads of one mix differ in rate alone.
+    mix: the loads of one mix differ only in their rate.
     arrivals: one of bench.workloads.arrivals.LOADS, or RECORDED.
-    num_requests: a run; None for the number of the arrivals.
-    preset, engine: the engine, and fields of it that differ. nodes: how many of them.
-    apart: whether that many prefill and as many others decode.
+    num_requests: per run; None for the number of the arrivals.
+    preset, engine: the engine, and its fields that differ.
+    nodes: the number of engines.
+    apart: whether that many engines prefill and as many others decode.
     capacity_by: a policy; TUNED for the best of the experiment's tuning.
-    measured: results are of the requests from one share of the arrivals to another, which leaves
-    out
-        how a queue begins and how it drains.
+    measured: results cover the requests between two shares of the arrivals, which leaves out the
+        beginning of a queue and its drain.
     ttft_slo_ms, tpot_slo_ms: the SLO of a good request.
     """
 
@@ -62,7 +62,7 @@ class Load:
 
     @classmethod
     def parse(cls, name: str, found: Mapping[str, Any], where: str) -> Self:
-        """Raises ConfigError."""
+        """Return the load of a table. Raises ConfigError."""
         given = dict(found)
         if isinstance(given.get("workload"), str):
             given["workload"] = {"name": given["workload"]}
@@ -80,7 +80,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """SGLang's policies by each clip. The best of them is the experiment's first arm.
+    """SGLang's policies with each clip. The best of them is the experiment's first arm.
 
     by: the metric that is smallest for the best; `good_share` is largest.
     seeds: other than those of reports.
@@ -95,7 +95,7 @@ class Tuning:
     rates: Sequence[str] = ()
 
     def arms(self) -> list[Arm]:
-        """All that are tried."""
+        """Return all arms to try."""
         tried = product(self.policies, self.clips)
         return [Arm(policy=f"{policy}@clip={clip}") for policy, clip in tried]
 
@@ -104,8 +104,10 @@ class Tuning:
 class Experiment:
     """Arms under loads.
 
-    name: of the file. arms: ratios are to the first, or to `reference`. columns: further columns of
-    the table, see bench.experiment.run.measured. seeds: how many, from first_seed on.
+    name: the file's.
+    arms: ratios are to the first, or to `reference`.
+    columns: further columns of the table (see bench.experiment.run.measured).
+    seeds: their number, from first_seed on.
     """
 
     name: str
@@ -140,7 +142,7 @@ class Experiment:
 
     @classmethod
     def read(cls, name_or_file: str) -> Self:
-        """One of FOLDER, or a file of your own. Raises ConfigError."""
+        """Return an experiment of FOLDER, or from a file of your own. Raises ConfigError."""
         file = FOLDER / f"{name_or_file}.toml"
         if name_or_file.endswith(".toml"):
             file = Path(name_or_file)
@@ -156,7 +158,7 @@ class Experiment:
 
     @classmethod
     def parse(cls, name: str, found: Mapping[str, Any]) -> Self:
-        """Parse a table. Raises ConfigError, which says where, and the allowed values."""
+        """Parse a table. Raises ConfigError with the place and the allowed values."""
         given = dict(found)
         defaults = given.pop("defaults", {})
         loads = given.pop("loads", {}) or {f"{defaults.get('rate', '2x')}": {}}
@@ -184,9 +186,12 @@ class Experiment:
 class Options:
     """Options of a run.
 
-    data: the folder of datasets. output: for all that servers write. jobs: simulations at a time.
-    model: of servers; None for a small one. server_flags: SGLang's; None for those of a CPU.
-    server_env: on another host than a CPU, where flags are given.
+    data: the folder of datasets.
+    output: for all files that servers write.
+    jobs: parallel simulations.
+    model: the servers'; None for a small one.
+    server_flags: SGLang's; None for those of a CPU.
+    server_env: the servers' environment, if server_flags are given.
     """
 
     data: Path | None = None
@@ -203,7 +208,7 @@ def names() -> list[str]:
 
 
 def _loads_of(mix: str, found: Mapping[str, Any], where: str) -> list[Load]:
-    """One load, or one for each of its `rates`."""
+    """Return one load, or one for each of its `rates`."""
     given = dict(found)
     rates = given.pop("rates", None)
     if rates is None:

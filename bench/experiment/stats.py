@@ -1,4 +1,4 @@
-"""Medians over seeds, and ratios paired by seed."""
+"""Computes medians over seeds, and ratios paired by seed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Ratio:
 
 
 def ordered(values: Iterable[str]) -> list[str]:
-    """Distinct values in the order of their first appearance."""
+    """Return the distinct values in the order of their first appearance."""
     return list(dict.fromkeys(values))
 
 
@@ -35,13 +35,13 @@ def of_arm(records: Iterable[Record], load: str, arm: str) -> list[Record]:
 
 
 def median(records: Sequence[Record], metric: str) -> float:
-    """Over seeds; NaN where no record has the metric."""
+    """Return the median over seeds; NaN if no record has the metric."""
     found = [record.metrics[metric] for record in records if metric in record.metrics]
     return float(np.median(found)) if found else float("nan")
 
 
 def ratio(ours: Sequence[Record], theirs: Sequence[Record], metric: str) -> Ratio | None:
-    """Paired by seed; None where there is no pair, or nothing to divide by."""
+    """Return the ratio paired by seed; None if there is no pair, or the reference is 0."""
     of_seed = {record.seed: record.metrics.get(metric, 0.0) for record in theirs}
     ratios = [
         record.metrics[metric] / of_seed[record.seed]
@@ -54,7 +54,7 @@ def ratio(ours: Sequence[Record], theirs: Sequence[Record], metric: str) -> Rati
 
 
 def against(ours: str, ours_s: float, theirs: str, theirs_s: float) -> str:
-    """Return who finished answers sooner, for people, without a full stop."""
+    """Return a phrase that says which policy finished answers sooner, without a full stop."""
     change = 1 - ours_s / theirs_s
     by = f"{abs(change):.0%}".replace("%", " %")
     how = "no sooner and no later" if by == "0 %" else f"{by} {'sooner' if change > 0 else 'later'}"

@@ -1,4 +1,4 @@
-"""Records as tables: for people, and as the Markdown of pages, which may be out of date."""
+"""Shows records as tables: in the terminal, and as Markdown in pages, which may be out of date."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ENGINES = {"sim": "simulated", "clock": "device clock", "server": "servers"}
 
 
 def rows(experiment: Experiment, found: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
-    """The table: its head, and a row for each load, engine and arm.
+    """Return the table: its head, and a row for each load, engine and arm.
 
     Ratios are to the experiment's reference, or to the first arm that the load has.
     """
@@ -57,7 +57,7 @@ def rows(experiment: Experiment, found: Sequence[Record]) -> tuple[list[str], li
 
 
 def as_experiment(found: Sequence[Record], **fields: Any) -> Experiment:
-    """Return the experiment that records tell of, if no file has it. fields: see Experiment."""
+    """Return the experiment that records describe, if no file has it. fields: see Experiment."""
     arms, loads = (ordered(getattr(r, of) for r in found) for of in ("arm", "load"))
     about: dict[str, Any] = {"name": "records", "title": "", **fields}
     return Experiment(
@@ -68,12 +68,14 @@ def as_experiment(found: Sequence[Record], **fields: Any) -> Experiment:
 
 
 def experiment_named(name: str, found: Sequence[Record]) -> Experiment:
-    """Return an experiment that is a file; once the file is gone, what its records tell of it."""
+    """Return an experiment from its file; if the file is gone, the experiment that its records
+    describe."""
     return Experiment.read(name) if name in names() or not found else as_experiment(found)
 
 
 def _named(metric: str) -> tuple[str, float]:
-    """Its heading and scale; of some classes alone they are named."""
+    """Return a metric's heading and scale. If it covers some classes alone, the heading names
+    them."""
     base, _, classes = metric.partition(":")
     heading, scale = _HEADINGS.get(base, (base.replace("_", " "), 1.0))
     return (f"{classes.replace('+', ', ')}: {heading}" if classes else heading), scale
@@ -99,7 +101,8 @@ def markdown(experiment: Experiment, found: Sequence[Record]) -> str:
 
 
 def within_slo(found: Sequence[Record]) -> str:
-    """Requests per second within the SLO, likewise."""
+    """Return a Markdown table of requests per second within the SLO, with the commands that made
+    it."""
     return _lines(*goodput.rows(found), found)
 
 
@@ -114,7 +117,7 @@ def plain(experiment: Experiment, found: Sequence[Record]) -> str:
 
 
 def aligned(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """Columns of equal width, a line below the head."""
+    """Return columns of equal width, with a line below the head."""
     widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -158,11 +161,11 @@ def renewed(page: str, records_of: Callable[[str], Sequence[Record]]) -> str:
 
 
 def figure(named: str, records_of: Callable[[str], Sequence[Record]]) -> str:
-    """One number, as tables have it.
+    """Return one number as tables show it.
 
     named: `EXPERIMENT;LOAD;ARM;METRIC`, or `ARM/REFERENCE` for their median ratio. `;ENGINE` may
-    follow; it is sim by default. `EXPERIMENT;MIX;ARMS;good@0.99` is goodput.figure. Raises
-    ValueError if no record holds it.
+        follow; it is sim by default. With `EXPERIMENT;MIX;ARMS;good@0.99` the result is
+        goodput.figure. Raises ValueError if no record holds it.
     """
     name, load, arms, metric, *engine = named.split(";")
     here = [record for record in records_of(name) if [record.engine] == (engine or ["sim"])]

@@ -1,4 +1,4 @@
-"""sage-sched bench table: the results of experiments, here and in docs."""
+"""sage-sched bench table: shows the results of experiments, here and in docs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises ConfigError where there is no such experiment, or a record is none."""
+    """Print tables; with --pages also update pages and pictures. Raises ConfigError for an unknown
+    experiment or a malformed record."""
     for name in args.names:
         found = records.read(records.file_of(name))
         experiment = experiment_named(name, found)
@@ -39,7 +40,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def pictures() -> list[tuple[Path, str]]:
-    """Return the pictures in docs, named `NAME-records.svg`, and what records make of them."""
+    """Return the pictures in docs, named `NAME-records.svg`, with their new content from
+    records."""
     from bench.experiment.plot import against_load  # matplotlib takes a second to load
 
     files = sorted(DOCS.glob("*-records.svg"))
