@@ -1,1 +1,1 @@
-"""Predictors, tested on answered prompts."""
+"""Tests predictors on answered prompts."""

@@ -1,4 +1,4 @@
-"""Answered prompts of a data folder, on which predictors are tried."""
+"""Reads answered prompts of a data folder, on which predictors are tested."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from predictor_store.logs.reader import ReadOptions
 
 # Longer answers are loops.
 MAX_TOKENS = 4096
-# File and filters of each set in the data folder; one model's answers each.
+# The file and filters of each set in the data folder; each set has one model's answers.
 SETS: dict[str, tuple[str, dict[str, str]]] = {
     "alpaca": ("alpaca_davinci003", {}),
     "alpaca_eval": ("alpaca_eval", {"model": "Meta-Llama-3-8B-Instruct"}),
@@ -33,8 +33,8 @@ MIXED = "mixed"
 
 
 def stream(folder: Path, name: str, seed: int = 0) -> list[Observation]:
-    """The set of this name, or MIXED: as many of each class of bench.workloads.datasets. Raises
-    DatasetError, WorkloadError."""
+    """Return the set of this name, or MIXED: equal numbers of each class of
+    bench.workloads.datasets. Raises DatasetError, WorkloadError."""
     if name != MIXED:
         return shuffled(read(folder, name), seed)
     workload = datasets.load_mixed(folder)
@@ -48,7 +48,7 @@ def stream(folder: Path, name: str, seed: int = 0) -> list[Observation]:
 
 
 def read(folder: Path, name: str) -> list[Observation]:
-    """One of SETS. Raises DatasetError."""
+    """Return one of SETS. Raises DatasetError."""
     file, filters = SETS[name]
     return observations(str(folder / f"{file}.jsonl.gz"), filters)
 
@@ -70,6 +70,6 @@ def shuffled(observations: Sequence[Observation], seed: int) -> list[Observation
 
 
 def by_prompt(observations: Sequence[Observation]) -> list[list[Observation]]:
-    """The answers to each prompt, if those to one prompt follow one another."""
+    """Return the answers to each prompt, if they follow one another."""
     groups = itertools.groupby(observations, key=lambda observation: observation.prompt)
     return [list(answers) for _, answers in groups]

@@ -1,4 +1,4 @@
-"""The default predictor and its rivals. All see the same history."""
+"""The default predictor and its rivals, all with the same history."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEFAULT = "neighbours (default)"
 def _input_length(history: History, vector: NDArray[np.float32]) -> LengthDistribution | None:
     """Return the distribution of the 32 records of the nearest prompt length (SageSched, Fig. 9:
     length-only history)."""
-    # The first of the features.
+    # The first feature.
     of_length = history.features[: len(history), 0]
     distance = np.abs(of_length - vector[-history.features.shape[1]])
     slots = np.argsort(distance, kind="stable")[:32]

@@ -1,4 +1,4 @@
-"""sage-sched bench predictor: predictors on answered prompts, in the order of time."""
+"""sage-sched bench predictor: tests predictors on answered prompts, in the order of time."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises DatasetError if a dataset cannot be read or is too small."""
+    """Print the tables. Raises DatasetError if a dataset cannot be read or is too small."""
     embedder = Embedder(args.encoder)
-    # The paper's threshold is one of MiniLM's cosines.
+    # The paper's threshold is for MiniLM's cosines.
     candidates = {c: p for c, p in CANDIDATES.items() if c != THRESHOLD or args.encoder == "minilm"}
     numbers: list[dict[str, Any]] = []
     for name, answers, general in _streams(args, embedder):
@@ -94,7 +94,7 @@ def _streams(
 
 
 def show(name: str, number: int, rows: Mapping[str, Quality]) -> None:
-    """Print a table of predictors on the set of this name, number answers of which were judged."""
+    """Print a table of predictors on the set of this name, with the number of judged answers."""
     print(f"\n**{name}**, {number} answers\n\n{_HEADER}")
     for candidate, q in rows.items():
         print(

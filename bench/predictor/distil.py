@@ -1,7 +1,7 @@
 """Writes the shipped token vectors: `python -m bench.predictor.distil`.
 
 It takes all-MiniLM-L6-v2 from the package that `sage-sched[minilm]` installs, a minute of a core,
-and no network. predictor_store/predict/token_vectors.md says what the file is.
+and no network. predictor_store/predict/token_vectors.md describes the file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from predictor_store.predict import static_encoder
 from predictor_store.predict.minilm import sentence_transformer
 
-# All constants: the best or next to it on each of seven datasets (docs/predictor.md).
+# All constants are the best or next to it on each of seven datasets (docs/predictor.md).
 _WHITENING = 0.25
 _RANK_POWER = 1.5
 _BATCH_SIZE = 512
@@ -24,20 +24,22 @@ _MOST = 127  # of int8
 
 
 def distilled(alone: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Token vectors from what the model makes of each token by itself.
+    """Return token vectors from the model's vectors of each token alone.
+
+    Vectors are centred and turned to their principal axes. Strong axes are weakened (the model's
+    vectors crowd along a few), and frequent words weigh less. Each axis points to where the third
+    moment is positive. So every host derives the same vectors from the same model, except for
+    rounding, and coefficients fitted on one host are good on all.
 
     alone: shape (vocabulary, any), in the order of the vocabulary, which is about that of word
-    frequency. Vectors are centred and turned to their principal axes; strong axes are weakened (the
-    model's vectors crowd along a few), and frequent words weigh less. Each axis points to where the
-    third moment is positive, so that every host makes the same of the same model but for rounding,
-    and coefficients that were fitted on one host are good on all.
+        frequency.
     """
     centred = alone.astype(np.float64) - alone.mean(0, dtype=np.float64)
     variances, axes = np.linalg.eigh(centred.T @ centred / len(centred))
     strongest = slice(-1, -static_encoder.NUM_DIMENSIONS - 1, -1)
     turned = centred @ axes[:, strongest]
     turned *= np.sign(np.power(turned, 3).sum(0))
-    # The weakest axis has next to no variance, and stays so.
+    # The weakest axis has almost no variance, and stays so.
     turned /= np.maximum(variances[strongest], 1e-6) ** (_WHITENING / 2)
     ranks = np.arange(1, len(turned) + 1)
     weights = np.log1p(ranks) ** _RANK_POWER
@@ -46,13 +48,13 @@ def distilled(alone: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def rounded(vectors: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Whole numbers, and the scale of each row."""
+    """Return whole numbers, and the scale of each row."""
     scales = np.abs(vectors).max(1) / np.float32(_MOST)
     return np.rint(vectors / scales[:, np.newaxis]).astype(np.int8), scales
 
 
 def alone() -> NDArray[np.float32]:
-    """What the model makes of each token by itself."""
+    """Return the model's vector of each token alone."""
     import torch
 
     model = sentence_transformer()

@@ -1,8 +1,8 @@
-"""Fits and writes the shipped knowledge of lengths in general: `python -m bench.predictor.general`.
+"""Fits and writes the shipped general knowledge of lengths: `python -m bench.predictor.general`.
 
-It uses the sets of bench.predictor.answers, less the prompts that the benches serve, and writes
-only coefficients. Each set is centred, as its level is its model's. `sage-sched bench predictor
---data DIR` says how well they rank the prompts of a set that they were not fitted to.
+It uses the sets of bench.predictor.answers, without the prompts that the benches serve, and writes
+only coefficients. Each set is centred, because its level depends on its model. `sage-sched bench
+predictor --data DIR` shows how well they rank the prompts of a set that they were not fitted to.
 """
 
 from __future__ import annotations
@@ -30,19 +30,22 @@ from sage_sched.app.config import ENCODERS
 
 Array = NDArray[np.float64]
 _MOST_ANSWERS = 2_500
-# The most prompts by which a set weighs.
+# The maximum number of prompts that counts for a set's weight.
 _MOST_WEIGHT = 1_500
-# Anything from 1 to 3 does as well.
+# Values from 1 to 3 work equally well.
 _RIDGE = 1.0
 _NUM_QUANTILES = 24
-# A set that shares more prompts with the set held out is not used.
+# A set that shares more prompts than this with the held-out set is not used.
 _MOST_SHARED = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class PromptSet:
-    """vectors: shape (prompts, dimension). logs: the mean logarithm of the lengths of each prompt's
-    answers, shape (prompts,)."""
+    """The prompts of a set.
+
+    vectors: shape (prompts, dimension).
+    logs: the mean logarithm of the lengths of each prompt's answers, shape (prompts,).
+    """
 
     prompts: Sequence[str]
     vectors: Array
@@ -50,7 +53,7 @@ class PromptSet:
 
     @classmethod
     def read(cls, folder: Path, name: str, embedder: Embedder) -> Self:
-        """Raises DatasetError."""
+        """Read a set. Raises DatasetError."""
         groups = by_prompt(shuffled(read(folder, name), 1)[:_MOST_ANSWERS])
         prompts = [answers[0].prompt for answers in groups]
         logs = [np.mean(np.log([max(1, a.output_tokens) for a in answers])) for answers in groups]
@@ -70,7 +73,7 @@ def read_sets(folder: Path, embedder: Embedder) -> dict[str, PromptSet]:
 def fit(used: Sequence[PromptSet], encoder: str) -> GeneralLength:
     """Fit all prompts of these sets.
 
-    How far apart it puts prompts, and its errors, are right for sets held out.
+    The spread of its predictions, and its errors, are right for held-out sets.
     """
     others = [_weights([other for other in used if other is not each]) for each in used]
     said = [_centred(each.vectors @ other) for each, other in zip(used, others, strict=True)]
@@ -91,8 +94,8 @@ def fit(used: Sequence[PromptSet], encoder: str) -> GeneralLength:
 def held_out(
     sets: Collection[PromptSet], encoder: str, prompts: Collection[str]
 ) -> GeneralLength | None:
-    """fit() without these prompts, and without sets that share many of them; None where one set is
-    left at most."""
+    """Return fit() without these prompts, and without sets that share many of them; None if at most
+    one set is left."""
     left = [(each, each.without(prompts)) for each in sets]
     used = [
         rest for each, rest in left if len(rest.prompts) >= (1 - _MOST_SHARED) * len(each.prompts)
@@ -122,7 +125,7 @@ def _quantiles(values: Array) -> Array:
 
 
 def write(general: GeneralLength, encoder: str, file: Path = SHIPPED_FILE) -> None:
-    """Write it to the file, next to those of the other encoders."""
+    """Write the fit to the file, next to those of the other encoders."""
     shipped = json.loads(file.read_text("ascii")) if file.exists() else {}
     shipped[encoder] = {name: _shown(value) for name, value in asdict(general).items()}
     file.write_text(json.dumps(shipped, indent=1) + "\n", "ascii")
@@ -140,7 +143,7 @@ def main() -> int:
     parser.add_argument("--encoder", choices=ENCODERS, default=ENCODERS[0])
     args = parser.parse_args()
     try:
-        # The prompts that the benches serve must not have been seen.
+        # The prompts that the benches serve must not be used.
         evaluated = {request.prompt for request in datasets.load_mixed(args.data).evaluation}
         sets = read_sets(args.data, Embedder(args.encoder))
     except (DatasetError, WorkloadError) as error:

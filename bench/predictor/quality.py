@@ -1,4 +1,4 @@
-"""The quality of predictions, by the lengths that came."""
+"""Measures the quality of predictions by the real lengths."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ _NUM_RESAMPLED = 400
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One prediction and the length that came. crps: tokens, see LengthDistribution.crps.
-    central_80: whether the length fell into the central interval, both ends counted."""
+    """One prediction and the real length.
+
+    crps: in tokens (see LengthDistribution.crps).
+    central_80: whether the length fell into the central interval, including both ends.
+    """
 
     prompt: str
     length: int
@@ -30,8 +33,9 @@ class Outcome:
 class Quality:
     """The quality of all outcomes of a predictor.
 
-    gain: the share of the CRPS of knowing no prompt that it saves, with the interval that 95 % of
-    resamples (of prompts) lie in. spearman: of predicted means and lengths.
+    gain: the share of the CRPS of knowing no prompt that it saves, with the 95 % interval of
+        resamples (of prompts).
+    spearman: of predicted means and lengths.
     """
 
     gain: float
@@ -43,7 +47,10 @@ class Quality:
 
 
 def quality(outcomes: Sequence[Outcome], blind: Sequence[Outcome]) -> Quality:
-    """blind: of the distribution of all past lengths, for the same prompts in the same order."""
+    """Return the quality of outcomes.
+
+    blind: outcomes of the distribution of all past lengths, for the same prompts in the same order.
+    """
     ours = np.array([o.crps for o in outcomes])
     theirs = np.array([o.crps for o in blind])
     _, prompt = np.unique([o.prompt for o in outcomes], return_inverse=True)

@@ -1,4 +1,4 @@
-"""Predict, then reveal, in the order of time."""
+"""Replays answered prompts in the order of time: predicts each, then reveals its length."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from predictor_store.store.file import Record
 from sage_sched.distribution import LengthDistribution
 
 _CAPACITY = 10_000
-# Below it a history says next to nothing, and who is best is luck.
+# Below this a history says almost nothing, and luck decides.
 NUM_FIRST = 100
 
 
@@ -30,11 +30,12 @@ def replay(
     general: GeneralLength | None = None,
     name: str = "",
 ) -> dict[str, list[Outcome]]:
-    """Return the outcomes of each candidate, but for the first NUM_FIRST answers.
+    """Return the outcomes of each candidate, without the first NUM_FIRST answers.
 
     Answers to one prompt that follow one another are predicted before any of them is revealed. A
-    cut answer is revealed and not judged, as its length is unknown. general: knowledge other than
-    the history; it must not have been fitted to these answers.
+    cut answer is revealed but not judged, because its length is unknown.
+
+    general: knowledge other than the history. It must not have been fitted to these answers.
     """
     outcomes: dict[str, list[Outcome]] = {candidate: [] for candidate in candidates}
     history = History.of_encoder(embedder.encoder, _CAPACITY, general)

@@ -1,1 +1,1 @@
-"""An operator's own traffic under other policies."""
+"""Simulates an operator's own traffic under other policies."""

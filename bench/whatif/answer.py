@@ -1,4 +1,4 @@
-"""A log under several policies, compared, and the facts that the answer rests on."""
+"""Compares a log under several policies, and lists the facts on which the answer rests."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from bench.workloads.prompts import WorkloadError
 from predictor_store.predict.quality import LEAST_TO_TELL
 from sage_sched.app.config import SageConfig
 
-# A log of fewer mean TTLTs than that is mostly the beginning of a queue, or its end.
+# A log of fewer mean TTLTs than this is mostly the beginning of a queue, or its end.
 _SHORT_TTLTS = 5.0
-# The simulation of one's own policy is off by this share: the engine is another.
+# Beyond this error in simulating the operator's own policy, the engine must be a different one.
 _FAR_OFF = 0.15
 
 
@@ -27,9 +27,11 @@ _FAR_OFF = 0.15
 class Answer:
     """The answer.
 
-    tables: comparisons by the supposed caps; "" if the log says them, else two, the less flattering
-    first. notes: for people, the facts that it rests on, and cautions. good: by policy, the share
-    of good requests at each of the multiples of the log's rate, with the caps of the first table.
+    tables: comparisons by the supposed caps; "" if the log has the caps, else two, the less
+        flattering first.
+    notes: the facts on which it rests, and cautions, as text.
+    good: by policy, the share of good requests at each multiple of the log's rate, with the caps of
+        the first table.
     """
 
     tables: dict[str, Comparison]
@@ -55,8 +57,8 @@ def answer_of(
     multiples: Sequence[float] = (1.0,),
     slo: Slo | None = None,
 ) -> Answer:
-    """The log under these policies, ratios to the first; see configure. Raises StoreError,
-    WorkloadError, ValueError."""
+    """Simulate the log under these policies, with ratios to the first; see configure. Raises
+    StoreError, WorkloadError, ValueError."""
     engine = server.engine
     fits = [one for one in log.requests if most_tokens(engine, one) >= one.output_tokens]
     if not fits:
@@ -100,8 +102,8 @@ def answer_of(
 
 
 def _supposed_caps(requests: Sequence[Logged]) -> dict[str, int | None]:
-    """Return the supposed caps by name, for requests of whose caps the log does not say
-    anything. SGLang admits by caps, so that large ones make its own policies look bad."""
+    """Return the supposed caps by name, for requests whose caps the log does not give. SGLang
+    admits by caps, so large ones make its own policies look bad."""
     unknown = [request.output_tokens for request in requests if request.cap_tokens is None]
     if not unknown:
         return {"": None}

@@ -1,4 +1,4 @@
-"""sage-sched whatif: what other policies would have made of your own traffic."""
+"""sage-sched whatif: simulates your own traffic under other policies."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from sage_sched.app.registry import policy_names, policy_type
 from sage_sched.fields import ConfigError, UserError
 from sage_sched.steps import StepTime
 
-# SGLang's policies as they are tuned best under most loads (docs/results.md), and ours.
+# SGLang's policies as tuned best under most loads (docs/results.md), and ours.
 DEFAULT_POLICIES = (
     "fcfs", "fcfs@clip=256", "fcfs@conservativeness=0.1", "shortest-prefill-first@clip=256",
     "fcfs-fill", "sage",
@@ -128,7 +128,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises UserError and OSError where nothing can be said."""
+    """Print the answer. Raises UserError and OSError if there is none."""
     config = read_config(args.sage_config)
     server = _server(args)
     tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else None
@@ -167,7 +167,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prepare(folder: Path) -> None:
-    """That it cannot be written to is to be known before the simulations. Raises OSError."""
+    """Check that the file can be written, before the simulations. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
         pass
@@ -183,14 +183,18 @@ def _server(args: argparse.Namespace) -> OwnServer:
 
 
 def _policies(args: argparse.Namespace, server: OwnServer) -> list[str]:
-    """One's own first."""
+    """Return the policies to compare, the operator's own first."""
     own = args.policy or server.policy or "fcfs"
     return list(dict.fromkeys([own, *args.policies]))
 
 
 def _summary(log: TrafficLog, answer: Answer) -> dict[str, Any]:
-    """rows: at the least caps; without_caps: those without any, if the log does not say which.
-    ended_s, of each: see Comparison."""
+    """Return the summary for --json.
+
+    rows: at the smallest caps.
+    without_caps: the rows without any caps, if the log does not give them.
+    ended_s: of each, see Comparison.
+    """
     first, *others = answer.tables.values()
     return {
         "log": log.lines,
@@ -235,7 +239,7 @@ def read_step_time(file: str) -> StepTime:
 
 
 def simulated_policy(text: str) -> str:
-    """A policy on a command line that the simulator is to have."""
+    """Return a policy of the command line, after a check that the simulator has it."""
     name = Rival.parse(policy_argument(text)).policy
     if name in (*STOCK, ORACLE):
         return text

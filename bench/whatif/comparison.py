@@ -1,4 +1,4 @@
-"""Ratios of simulated results, and how sure they are."""
+"""Computes ratios of simulated results, and their confidence intervals."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from bench.whatif.simulation import Outcome
 from bench.workloads.prompts import WorkloadError
 
 _NUM_DRAWS = 400
-# The interval's ends: 90 % lie between.
+# The interval's ends: 90 % of draws lie between.
 _LOW, _HIGH = 5.0, 95.0
 _MIN_BLOCKS, _MAX_BLOCKS = 5, 50
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A ratio to the first policy, with its interval of 90 %: over blocks of the log, and over
-    better and worse predictions."""
+    """A ratio to the first policy, with its 90 % interval over blocks of the log, and over better
+    and worse predictions."""
 
     value: float
     low: float
@@ -35,8 +35,10 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The figures of the log under a policy. Times in seconds, means over the usual variants;
-    throughput: output tokens a second between the first arrival and the last."""
+    """The figures of the log under a policy: times in seconds, as means over the usual variants.
+
+    throughput: output tokens per second between the first arrival and the last.
+    """
 
     policy: str
     mean_ttlt_s: float
@@ -52,15 +54,18 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A row for each policy that serves the whole log, with ratios to the first of them. ended_s:
-    by policy, when the scheduler ended under one of the others, after the log's first request."""
+    """A row for each policy that serves the whole log, with ratios to the first of them.
+
+    ended_s: for each other policy, when its scheduler ended, after the log's first request.
+    """
 
     rows: list[Row]
     ended_s: dict[str, float]
 
 
 def compare(outcomes: Sequence[Outcome], seed: int = 0) -> Comparison:
-    """Raises WorkloadError if the scheduler ends under all policies."""
+    """Compare the policies' outcomes. Raises WorkloadError if the scheduler ends under all of
+    them."""
     served = [outcome for outcome in outcomes if outcome.ended_s is None]
     if not served:
         raise WorkloadError("SGLang's scheduler ends under each of these policies: out of memory")
@@ -95,7 +100,8 @@ def _p99(values: NDArray[np.float64]) -> float:
 def _ratio(
     outcome: Outcome, first: Outcome, seed: int, measure: Callable[[NDArray[np.float64]], float]
 ) -> Ratio:
-    """Each draw takes blocks of the log, the same for both, and one of the variants."""
+    """Return a ratio with its interval. Each draw takes blocks of the log, the same for both, and
+    one of the variants."""
 
     def usual(of: Outcome) -> float:
         return float(np.mean([measure(result.ttlt_s) for result in of.results[: of.usual]]))
@@ -114,8 +120,8 @@ def _ratio(
 
 
 def _draws(num_requests: int, seed: int) -> Iterator[NDArray[np.int64]]:
-    """Yield places of requests, _NUM_DRAWS times about as many as there are: blocks of
-    neighbours, as requests that came together waited together (circular block bootstrap,
+    """Yield indices of requests, _NUM_DRAWS times about as many as there are. They are blocks of
+    neighbours, because requests that came together waited together (circular block bootstrap,
     Politis and Romano 1992)."""
     num_blocks = int(np.clip(np.sqrt(num_requests), _MIN_BLOCKS, _MAX_BLOCKS))
     within = np.arange(max(1, -(-num_requests // num_blocks)))
@@ -126,7 +132,7 @@ def _draws(num_requests: int, seed: int) -> Iterator[NDArray[np.int64]]:
 
 
 def sentence(rows: Sequence[Row], policy: str) -> str:
-    """Return what this policy would bring, for people, or brings, if it is the first; "" if it is
+    """Return the gain from this policy as a sentence, or its result if it is the first; "" if it is
     not among them."""
     first = rows[0]
     row = next((row for row in rows if row.policy == policy), None)
@@ -148,8 +154,8 @@ def sentence(rows: Sequence[Row], policy: str) -> str:
 
 
 def good_table(good: Mapping[str, Sequence[float]], multiples: Sequence[float]) -> str:
-    """The share of good requests by policy and multiple of the log's rate; and up to which multiple
-    95 % are good."""
+    """Return the share of good requests by policy and multiple of the log's rate, and the largest
+    multiple at which 95 % are good."""
     head = ["policy", *(f"{multiple:g}x" for multiple in multiples), "95 % good up to"]
     body = []
     for policy, shares in good.items():
@@ -163,8 +169,8 @@ def good_table(good: Mapping[str, Sequence[float]], multiples: Sequence[float]) 
 
 
 def endings(ended_s: Mapping[str, float], policy: str) -> str:
-    """A line for each policy under which the scheduler ends, and, if this one survives, what that
-    says for it; "" if there is none."""
+    """Return a line for each policy under which the scheduler ends, and a remark if this one
+    survives; "" if there is none."""
     lines = [
         f"{name}: SGLang's scheduler ends here after {at_s:.0f} s, out of KV memory"
         for name, at_s in ended_s.items()

@@ -1,4 +1,4 @@
-"""The engine that an operator runs, and his policy: from his server or a preset."""
+"""The engine and the policy that an operator runs, from a server or a preset."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sage_sched.app.registry import policy_names
 from sage_sched.fields import ConfigError, parse_section
 from sage_sched.steps import StepTime
 
-# Host memory to GPU: PCIe 4 x16, of which kernels reach 25 of 32 GB/s.
+# Host memory to GPU: PCIe 4 x16, where kernels reach 25 of 32 GB/s.
 _HOST_BANDWIDTH = 25e9
 
 
@@ -25,8 +25,9 @@ _HOST_BANDWIDTH = 25e9
 class OwnServer:
     """The engine and policy of an operator.
 
-    policy: as bench.policies.rival.Rival writes it; "" if unknown. description: for people.
-    crps_gain: how good its predictions were lately; None if unknown.
+    policy: as bench.policies.rival.Rival writes it; "" if unknown.
+    description: for people.
+    crps_gain: the recent quality of its predictions; None if unknown.
     """
 
     engine: Engine
@@ -41,14 +42,17 @@ def of_preset(name: str, step_time: StepTime | None = None) -> OwnServer:
 
 
 def of_running(url: str, step_time: StepTime | None, key: str = "") -> OwnServer:
-    """A server's, by its /server_info. step_time: if it is not for the server to say. key: its API
-    key. Raises UserError."""
+    """Return a running server's, by its /server_info. Raises UserError.
+
+    step_time: used instead of the server's own.
+    key: its API key.
+    """
     address = url.rstrip("/") + "/server_info"
     return of_info(ask(address, key), step_time, address)
 
 
 def of_file(path: Path, step_time: StepTime | None) -> OwnServer:
-    """The same of what /server_info has said once. Raises WorkloadError."""
+    """Return a server's, by a saved answer of /server_info. Raises WorkloadError."""
     try:
         info = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -57,7 +61,7 @@ def of_file(path: Path, step_time: StepTime | None) -> OwnServer:
 
 
 def of_info(info: Any, step_time: StepTime | None, source: str) -> OwnServer:
-    """Read the answer of /server_info. Raises WorkloadError, which names the missing part."""
+    """Read the answer of /server_info. Raises WorkloadError with the missing part."""
     try:
         state = info["internal_states"][0]
         num_replicas = int(info.get("dp_size") or 1)
@@ -123,7 +127,7 @@ def _chunk_tokens(info: Mapping[str, Any], page: int) -> int:
 
 
 def _swap_token_s(sage: Mapping[str, Any], state: Mapping[str, Any], pool_tokens: int) -> float:
-    """Return the time that it has measured, or one by the size of its KV."""
+    """Return the measured time, or an estimate by the size of its KV."""
     if measured_us := (sage.get("preemption") or {}).get("swap_token_us"):
         return float(measured_us) / 1e6
     kv_gb = float(state.get("memory_usage", {}).get("kvcache") or 0.0)
@@ -131,6 +135,7 @@ def _swap_token_s(sage: Mapping[str, Any], state: Mapping[str, Any], pool_tokens
 
 
 def _host_memory(sage: Mapping[str, Any]) -> dict[str, Any]:
-    """Without a limit if it says none: its requests do not leave the device, or did not yet."""
+    """Return the size of its host memory; no limit if it gives none, because its requests are never
+    swapped out, or were not yet."""
     found = (sage.get("preemption") or {}).get("host_pool_tokens")
     return {} if found is None else {"host_pool_tokens": int(found)}

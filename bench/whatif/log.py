@@ -1,4 +1,4 @@
-"""The traffic of a log: arrivals, lengths, and the rest of the record of each request."""
+"""The traffic of a log: arrivals, lengths, and the rest of each request's record."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ _BLOCK_TOKENS, BLOCK_CHARS = 64, 256
 class Logged:
     """One request of a log.
 
-    arrival_s: on the log's own clock. cap_tokens: its max_new_tokens; None if the log does not say,
-    0 if it has none, so that the rest of the context is its cap. is_cut: whether a cap or
-    its client ended the answer, so that its own length is unknown.
-    prompt: the excerpt that is embedded, "" if it is unknown; prompt_chars: of the whole. blocks:
-    of its prompt, each standing for itself and all before it; block_tokens: the size of one.
-    ttlt_s: the server's time to its last token; None if the log does not say. forecast: the
-    prediction of a server in shadow mode.
+    arrival_s: on the log's own clock.
+    cap_tokens: its max_new_tokens; None if the log does not give it; 0 if it has none, so that the
+        rest of the context is its cap.
+    is_cut: whether a cap or its client ended the answer, so that its own length is unknown.
+    prompt: the excerpt that is embedded, "" if it is unknown.
+    prompt_chars: of the whole prompt.
+    blocks: of its prompt, each standing for itself and all before it.
+    block_tokens: the size of one block.
+    ttlt_s: the server's time to its last token; None if the log does not give it.
+    forecast: the prediction of a server in shadow mode.
     session, id, parent, pause_s: see LoggedRequest.
     """
 
@@ -44,7 +47,8 @@ class Logged:
 
 @dataclass(frozen=True, slots=True)
 class TrafficLog:
-    """Requests in order of arrival, the first at 0. lines: the reader's, with its cautions."""
+    """Requests in order of arrival, the first at 0. lines: the reader's remarks, with its
+    cautions."""
 
     requests: tuple[Logged, ...]
     lines: tuple[str, ...] = ()
@@ -68,8 +72,8 @@ def in_order(requests: Sequence[Logged]) -> tuple[Logged, ...]:
 
 
 def blocks_of(prompt: str | Sequence[int] | None) -> tuple[tuple[int, ...], int]:
-    """The blocks of a prompt's text or token ids, and how many tokens one has, 0 of a text. Equal
-    numbers: prompts are alike up to the end of that block."""
+    """Return the blocks of a prompt's text or token ids, and the tokens of one block, 0 for a text.
+    Equal numbers mean that prompts are equal up to the end of that block."""
     if not prompt:
         return (), 0
     is_text = isinstance(prompt, str)

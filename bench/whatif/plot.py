@@ -1,4 +1,4 @@
-"""The picture of what-if."""
+"""Draws the picture of what-if."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.whatif.comparison import Row
 
 
 def ratios_to_first(rows: Sequence[Row], title: str) -> str:
-    """Mean TTLT and p99 of each policy as ratios to the first, with their intervals."""
+    """Plot mean TTLT and p99 of each policy as ratios to the first, with their intervals."""
     palette = colors([row.policy for row in rows])
     places = range(len(rows), 0, -1)
     with plt.rc_context(STYLE):

@@ -1,4 +1,4 @@
-"""The predictions of a log's answers that policies get."""
+"""Predicts a log's answers for the policies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.workloads.supposed import LEAST_GAIN, MOST_GAIN, NUM_ATOMS, USUAL_GAI
 from sage_sched.app.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 
-# A smaller share of requests without a prediction makes no difference that is worth simulating.
+# Below this share, requests without a prediction make no difference worth simulating.
 _FEW = 0.05
 
 Forecasts = Sequence[LengthDistribution | None]
@@ -23,10 +23,12 @@ Forecasts = Sequence[LengthDistribution | None]
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """The predictions of all requests; or several variants, each as likely.
+    """The predictions of all requests; or several equally likely variants.
 
-    usual: the number of variants to be expected; the others show the effect of better and worse
-    predictions. description: for people. quality: see ReplayedPredictor; {} if supposed.
+    usual: the number of expected variants; the others show the effect of better and worse
+        predictions.
+    description: for people.
+    quality: see ReplayedPredictor; {} if supposed.
     """
 
     variants: tuple[Forecasts, ...]
@@ -44,8 +46,11 @@ def predictions_of(
     gain: float | None,
     num_seeds: int,
 ) -> Predictions:
-    """Return the log's own predictions, those of its prompts, or supposed ones: the best for
-    each request. gain: of supposed predictions, if it is known. Raises StoreError."""
+    """Return the log's own predictions, predictions of its prompts, or supposed ones: the best for
+    each request. Raises StoreError.
+
+    gain: of supposed predictions, if it is known.
+    """
     ends_s = [
         each.arrival_s + (each.ttlt_s or alone_s(engine, each.input_tokens, each.output_tokens))
         for each in requests
@@ -67,7 +72,7 @@ def predictions_of(
     variants: tuple[Forecasts, ...] = (said,)
     usual = 1
     if missing < _FEW * len(requests):
-        # As a server has it for requests that go on without a prediction.
+        # As on a server, for requests that continue without a prediction.
         blind = LengthDistribution.from_samples(lengths, "prior").compressed(NUM_ATOMS)
         variants = ([blind if found is None else found for found in said],)
         parts["of all lengths"] = missing

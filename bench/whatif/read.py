@@ -1,4 +1,4 @@
-"""Whatever an operator has, read as a TrafficLog."""
+"""Reads an operator's files of any known format as a TrafficLog."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from predictor_store.predict.features import excerpt
 # A longer log takes hours to simulate, and much memory.
 MOST_REQUESTS = 100_000
 _NO_ARRIVAL, _NO_LENGTH = "without an arrival time", "without an answer length"
-# The arrival of a request that says how long after another's answer it came.
+# The arrival of a request that only gives its delay after another's answer.
 _LATER = math.inf
 _HELP = {
     _NO_ARRIVAL: "--rate R draws arrivals at R requests/s; `sage-sched formats` lists the formats "
@@ -45,10 +45,10 @@ def read_log(
     limit: int | None = None,
     rate: float | None = None,
 ) -> TrafficLog:
-    """Return the requests of files and folders, no more than limit.
-
-    rate: at which arrivals are drawn, per second, in files that have none. Raises DatasetError and
+    """Return the requests of files and folders, at most `limit`. Raises DatasetError and
     WorkloadError.
+
+    rate: the rate of drawn arrivals, per second, for files that have none.
     """
     reader = LogReader([str(path) for path in paths], options, tokenizer)
     sources = reader.sources()
@@ -127,8 +127,10 @@ def _ttlt_s(logged: Logged, end: float | None, scale: float) -> float | None:
 
 
 def _logged(request: LoggedRequest, tokenizer: Any, sessions: set[str]) -> Logged:
-    """Return the request for the simulator. sessions: that have a request already. Raises
-    RowError, which names the missing field."""
+    """Return the request for the simulator. Raises RowError with the missing field.
+
+    sessions: those that already have a request.
+    """
     arrival = request.arrival
     if arrival is None and request.pause_s is not None and request.session in sessions:
         arrival = _LATER
@@ -136,7 +138,7 @@ def _logged(request: LoggedRequest, tokenizer: Any, sessions: set[str]) -> Logge
         raise RowError(_NO_ARRIVAL)
     input_tokens, output_tokens = request.input_tokens, request.output_tokens
     if output_tokens is None:
-        if not request.output or tokenizer is None:  # one that calls a tool has no text
+        if not request.output or tokenizer is None:  # an answer that calls a tool has no text
             raise RowError(_NO_LENGTH)
         output_tokens = num_tokens(tokenizer, request.output)
     if input_tokens is None:

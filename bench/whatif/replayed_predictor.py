@@ -1,4 +1,4 @@
-"""Predictions of a server's predictor for a log's prompts, in the order of time."""
+"""Replays a server's predictor on a log's prompts, in the order of time."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ class ReplayedPredictor:
     """A predictor that begins with a store, or with the shipped knowledge only, and learns each
     answer when it ends.
 
-    quality: of the predictions so far, as in /server_info. Sessions and other hints of a request
-    are not in a log, and count for nothing.
+    A log lacks sessions and other hints, so they are not used.
+
+    quality: of the predictions so far, as in /server_info.
     """
 
     def __init__(self, config: SageConfig, store: Path | None) -> None:
-        """store: its folder; it is left as it is. Raises StoreError."""
+        """store: its folder, which is left as it is. Raises StoreError."""
         self._config = config.predictor
         encoder = config.predictor.encoder
         self._history = History.of_encoder(
@@ -60,8 +61,11 @@ class ReplayedPredictor:
     def predictions(
         self, requests: Sequence[Logged], ends_s: Sequence[float]
     ) -> list[LengthDistribution | None]:
-        """Return the predictions of requests in order of arrival; None of those without a
-        prompt. ends_s: when each ends, on the same clock."""
+        """Return the predictions of requests in order of arrival; None for requests without a
+        prompt.
+
+        ends_s: when each ends, on the same clock.
+        """
         said: list[LengthDistribution | None] = []
         running: list[tuple[float, int, NDArray[np.float32], Forecast]] = []
         vectors = self._vectors(requests)

@@ -1,4 +1,4 @@
-"""Requests of a log that waited for the answer to another."""
+"""Links requests of a log to the answers for which they waited."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from bench.simulator.presets import Engine
 from bench.simulator.result import alone_s
 from bench.whatif.log import Logged
 
-# Requests of a session that are looked at: one session may name a whole log.
+# Requests of a session that are scanned at most: one session may name a whole log.
 _MOST_BEFORE = 64
 
 
 class Link(NamedTuple):
-    """follows: the place of the request whose answer this one waited for; None for none. pause_s:
-    between that answer and this request."""
+    """What a request waited for.
+
+    follows: the index of the request whose answer it waited for; None for none.
+    pause_s: between that answer and this request.
+    """
 
     follows: int | None = None
     pause_s: float = 0.0

@@ -1,4 +1,4 @@
-"""An operator's log under other policies, simulated."""
+"""Simulates an operator's log under other policies."""
 
 from __future__ import annotations
 
@@ -23,15 +23,19 @@ from bench.whatif.sessions import Link
 from sage_sched.app.config import SageConfig
 from sage_sched.app.registry import policy_names
 
-# Streams of tokens that are not shared; a block's number is its stream.
+# Streams of unshared tokens; a block's number is its stream.
 _FIRST_OWN_STREAM = -(1 << 60)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The results of a policy, one for each variant of the predictions; one alone if it uses
-    none. usual: as in Predictions. ended_s: when the scheduler ran out of KV memory and ended, as
-    SGLang's does; there are no results then. None if it served the whole log."""
+    """The results of a policy, one for each variant of the predictions; a single one if it uses
+    none.
+
+    usual: as in Predictions.
+    ended_s: when the scheduler ran out of KV memory and ended, as SGLang's does, which leaves no
+        results; None if it served the whole log.
+    """
 
     policy: str
     results: tuple[Result, ...]
@@ -40,15 +44,17 @@ class Outcome:
 
 
 def most_tokens(engine: Engine, request: Logged) -> int:
-    """The longest answer that it may have there, alone."""
+    """Return the longest answer that a request may have there, alone."""
     return engine.kv_pool_tokens - engine.page_size - request.input_tokens - 1
 
 
 def requests_of(
     engine: Engine, requests: Sequence[Logged], links: Sequence[Link], cap_tokens: int | None
 ) -> list[SimRequest]:
-    """Return requests for the simulator, without predictions; each fits the engine. cap_tokens:
-    for requests of whose cap the log says nothing; None: the rest of the context."""
+    """Return requests for the simulator, without predictions; each fits the engine.
+
+    cap_tokens: for requests whose cap the log does not give; None: the rest of the context.
+    """
     found = []
     for request, prompt, link in zip(requests, spans_of(requests), links, strict=True):
         most = most_tokens(engine, request)
@@ -76,8 +82,8 @@ def outcomes(
     predictions: Predictions,
     config: SageConfig,
 ) -> list[Outcome]:
-    """Each policy's, with a bar that counts requests served. Raises ValueError for a policy that is
-    unknown."""
+    """Return each policy's outcome, with a bar that counts served requests. Raises ValueError for
+    an unknown policy."""
     num_runs = sum(len(predictions.variants) if predicts(policy) else 1 for policy in policies)
     found = []
     options = Options(preempt=config.preemption.enabled)
@@ -139,7 +145,7 @@ def shares_good(
 
 
 def predicts(policy: str) -> bool:
-    """Return whether it uses predictions."""
+    """Return whether a policy uses predictions."""
     return Rival.parse(policy).policy in policy_names()
 
 
@@ -152,8 +158,8 @@ def _with(requests: Sequence[SimRequest], said: Forecasts) -> list[SimRequest]:
 
 
 def spans_of(requests: Sequence[Logged]) -> list[tuple[Span, ...]]:
-    """Return their prompts for the simulator; () for a prompt that shares nothing. Only blocks
-    that come more than once are distinct, as the simulator takes its time for each."""
+    """Return the prompts for the simulator; () for a prompt that shares nothing. Only repeated
+    blocks are distinct, because the simulator spends time on each."""
     counts = Counter(block for request in requests for block in request.blocks)
     text_tokens = _tokens_of_text_block(requests)
     spans: list[tuple[Span, ...]] = []
@@ -169,7 +175,8 @@ def spans_of(requests: Sequence[Logged]) -> list[tuple[Span, ...]]:
 
 
 def _tokens_of_text_block(requests: Sequence[Logged]) -> int:
-    """One number for the whole log, or prompts that are alike would not be cut alike."""
+    """Return the tokens of a block of text, one number for the whole log; otherwise equal prompts
+    would be cut differently."""
     told = [request for request in requests if request.blocks and not request.block_tokens]
     num_chars = sum(request.prompt_chars for request in told)
     num_tokens = sum(request.input_tokens for request in told)
