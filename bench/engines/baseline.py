@@ -1,4 +1,5 @@
-"""The yardsticks: the rate that a server sustains, and the time of a request on an idle one."""
+"""Measures two yardsticks: the rate that a server sustains, and the time of a request on an idle
+one."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ _WARM_UP = 0.2
 # By the other at most, or policies that order by length would serve short requests alone.
 _LEAST_OVERLOAD, _MOST_OVERLOAD = 1.15, 1.4
 _MOST_RUNS = 6
-# A burst of this size says at which rate to begin.
+# A burst of this size gives the first rate to try.
 PILOT_REQUESTS = 300
 
 
@@ -32,7 +33,8 @@ class Saturation(NamedTuple):
     """The rate that a server sustains.
 
     capacity: requests (or sessions) per second that it completes if more than that arrive for a
-        long time. service_s: mean time from a request's first token to its last, then.
+        long time.
+    service_s: the mean time from a request's first token to its last in that state.
     """
 
     capacity: float
@@ -65,10 +67,11 @@ class Saturation(NamedTuple):
 def sustained(
     serve: Callable[[NDArray[np.float64]], Served], num_arrivals: Callable[[float], int]
 ) -> Saturation:
-    """Measure the rate that a server sustains, by runs in which requests arrive faster.
+    """Measure the rate that a server sustains, by runs with faster arrivals.
 
-    serve: runs requests that arrive at these times (ascending, in seconds). num_arrivals: the
-    number of requests to send at a rate per second; more make the result more certain.
+    serve: runs requests that arrive at these times (ascending, in seconds).
+    num_arrivals: the number of requests to send at a rate per second; more make the result more
+        certain.
     """
     burst = serve(np.zeros(PILOT_REQUESTS))
     until_s = float((burst.arrival_s + burst.ttft_s).max())
@@ -109,8 +112,8 @@ class UnloadedTime(NamedTuple):
 
     @classmethod
     def fitted(cls, answers: Sequence[Answer]) -> UnloadedTime:
-        """Fit requests that were answered one at a time: least squares of the relative error, no
-        coefficient below 0."""
+        """Fit requests that were answered one at a time: least squares of the relative error, with
+        no negative coefficient."""
         measured = np.array([answer.ttlt_s for answer in answers])
         terms = np.array([[1.0, a.input_tokens, a.output_tokens] for a in answers])
         coefficients, _ = nnls(terms / measured[:, None], np.ones(measured.size))

@@ -1,1 +1,1 @@
-"""A real language model on a CPU: its files, servers, and its own answers."""
+"""A real language model on a CPU: its files and its servers."""

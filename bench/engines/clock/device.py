@@ -1,4 +1,4 @@
-"""A preset's engine as servers on a device clock: flags, environment, settings and use."""
+"""Runs a preset's engine as servers on a device clock: flags, environment, settings and use."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from bench.simulator.presets import PRESETS, Engine
 from sage_sched.app.config import SageConfig
 from sage_sched.app.registry import policy_names, policy_type, section_of
 
-# Of the device's time; a run that the host held up for longer says nothing of the device.
+# A share of the device's time. A run that the host delayed for longer says nothing about the
+# device.
 MAX_LATE_SHARE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The engine of a preset, on servers that run `speed` times faster than life.
+    """The engine of a preset, on servers that run `speed` times faster than reality.
 
-    All times within a server are that much shorter, its deadlines too; the client makes arrivals
-    and results life-size.
+    All times within a server are shorter by that factor, including its deadlines. The client
+    converts arrivals and results to real time.
     """
 
     preset: str
@@ -33,11 +34,11 @@ class Device:
         return cls(preset, speed, PRESETS[preset])
 
     def flags(self) -> tuple[str, ...]:
-        """The server's, as the engine has them."""
+        """The server flags of the engine."""
         engine = self.engine
         return (
-            # The host need not poll while idle, nor send tokens that are not timed. The history
-            # learns from these messages that an answer goes on, at 64 tokens first.
+            # The host need not poll while idle, nor send tokens that are not timed. These messages
+            # tell the history that an answer goes on, at 64 tokens first.
             "--sleep-on-idle", "--stream-interval", "64",
             "--max-total-tokens", str(engine.kv_pool_tokens),
             "--max-running-requests", str(engine.max_running_requests),
@@ -79,14 +80,14 @@ def _all_parameters(sage: SageConfig) -> dict[str, Any]:
 
 
 def _faster(parameters: Any, speed: float) -> Any:
-    """Divide every time by the speed; the name of a time ends in _ms."""
+    """Return settings with every time divided by the speed. The name of a time ends in _ms."""
     times_ms = (f.name for f in fields(parameters) if f.name.endswith("_ms"))
     return replace(parameters, **{name: getattr(parameters, name) / speed for name in times_ms})
 
 
 def device_note(settings: Mapping[str, Any]) -> str:
-    """Return the note of every table and report of a run with these settings; "" without a
-    device clock."""
+    """Return the note for every table and report of a run with these settings; "" without a device
+    clock."""
     if "device clock" not in settings:
         return ""
     pace = "" if settings["speed"] == 1 else f", {settings['speed']:g} times as fast as life"
@@ -98,10 +99,11 @@ def device_note(settings: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """The use of a device during a run, in life-size seconds.
+    """The use of a device during a run, in real-time seconds of the modelled device.
 
-    num_late, late_s: steps that the host held up, and for how long in all. moved_s: time that KV
-    moves held the device up. host_cpu_s: CPU time of the scheduler's process, in real seconds.
+    num_late, late_s: steps that the host delayed, and the total delay.
+    moved_s: time that KV moves delayed the device.
+    host_cpu_s: CPU time of the scheduler's process, in seconds of the host.
     """
 
     num_steps: int
@@ -127,7 +129,7 @@ class DeviceUse:
         )
 
     def problem(self) -> str:
-        """Why the run must not be counted, or ""."""
+        """Return why the run must not be counted, or ""."""
         late_share = self.late_s / self.device_s if self.device_s else 0.0
         if late_share <= MAX_LATE_SHARE:
             return ""

@@ -36,8 +36,8 @@ _ALLOCATORS = (
 class DeviceModel:
     """The step times of a device, and of its KV moves.
 
-    swap_token_s: seconds by which a token's KV, on its way to host memory or back, holds the device
-    up. A copy that hides behind compute does not count.
+    swap_token_s: seconds for which a token's KV, on its way to host memory or back, delays the
+        device. A copy that hides behind compute does not count.
     """
 
     step_time: StepTime
@@ -49,7 +49,7 @@ class DeviceModel:
         return DeviceModel(StepTime(**coefficients), self.swap_token_s * factor)
 
     def step_s(self, batch: Any) -> float:
-        """Seconds of a step (sglang/srt/managers/schedule_batch.py, ScheduleBatch)."""
+        """Return the seconds of a step (sglang/srt/managers/schedule_batch.py, ScheduleBatch)."""
         if not batch.forward_mode.is_extend_without_speculative():
             kv_tokens = sum(req.kv.kv_committed_len for req in batch.reqs)
             return self.step_time.decode_s(len(batch.reqs), kv_tokens)
@@ -63,7 +63,7 @@ class DeviceModel:
 
 @dataclass(slots=True)
 class ClockStats:
-    """Counts of a device. late_s: by how much the host held it up in all; see DeviceClock."""
+    """Counts of a device. late_s: the total delay by the host (see DeviceClock)."""
 
     num_steps: int = 0
     device_s: float = 0.0
@@ -74,10 +74,12 @@ class ClockStats:
 
 
 class DeviceClock:
-    """One device's time line. Its host is late where a step is computed after the device would have
-    been done with it, or is launched, there being work, after the step before has ended.
+    """One device's time line.
 
-    now, cpu, sleep: the clock, the seconds of CPU that this thread has had, and how to wait.
+    Its host is late if it computes a step after the device would have finished it. It is also late
+    if it launches a step, while there is work, after the step before has ended.
+
+    now, cpu, sleep: the clock, this thread's CPU seconds, and how to wait.
     """
 
     def __init__(
@@ -96,10 +98,10 @@ class DeviceClock:
     def run(
         self, batch: Any, compute: Callable[[], Any], *, after_idle: bool, overlaps: bool
     ) -> tuple[Any, float]:
-        """Launch a step; what compute returned, and when the device is done with it.
+        """Launch a step, and return the result of compute and when the device is done with it.
 
         overlaps: whether steps are launched while the one before runs. If not, the host's own work
-        between two steps is no lateness, but the time in which it did not get to work is.
+            between two steps is not late, but time without CPU is.
         """
         work_s = self._model.step_s(batch)
         started_s = self._now()
@@ -118,7 +120,7 @@ class DeviceClock:
         return result, self._free_s
 
     def wait_until(self, done_s: float) -> None:
-        """The host waits for a step's result."""
+        """Wait for a step's result."""
         self._sleep_until(done_s)
         self._cpu_at_wake_s = self._cpu()
 
@@ -141,7 +143,7 @@ class DeviceClock:
 
 
 def install(folder: Path, model: DeviceModel) -> dict[str, str]:
-    """Make the clock known to servers with this environment."""
+    """Install the clock for servers with this environment."""
     found = plugins.install(folder, __name__)
     model_file = (folder / "model.json").absolute()
     model_file.write_text(json.dumps(asdict(model)), encoding="utf-8")
@@ -149,8 +151,8 @@ def install(folder: Path, model: DeviceModel) -> dict[str, str]:
 
 
 def register() -> None:
-    """Entry point of the group sglang.srt.plugins. SGLang only logs what fails here: the bench sees
-    it by the missing state."""
+    """Install the clock in this process. Entry point of the group sglang.srt.plugins. Trap: SGLang
+    only logs failures here; the bench notices them by the missing state."""
     if f"{_MANAGERS}.scheduler" not in sys.modules:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -191,8 +193,8 @@ def register() -> None:
     def after_internal_state(result: Any, self: Any, recv_req: Any) -> None:
         result.internal_state[STATE] = asdict(clock.stats) | {"cpu_s": time.process_time()}
 
-    # Steps end when their results are seen, and take the device's time, however late the host was.
-    # A copy takes another time here than there.
+    # Steps end when their results are seen, and take the device's time, even if the host was late.
+    # A copy takes the device's time, not the host's.
     step_meter.ends_with_launch = lambda device: False
     step_meter.time = SimpleNamespace(perf_counter=lambda: seen.device_s)  # type: ignore[attr-defined,assignment]
     swap_meter.time = SimpleNamespace(perf_counter=lambda: clock.stats.moved_s)  # type: ignore[attr-defined,assignment]

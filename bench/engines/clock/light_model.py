@@ -1,11 +1,11 @@
-"""A small model whose steps take little of a CPU, for servers on a device clock.
+"""A small model whose steps take little CPU, for servers on a device clock.
 
-The clock gives the time of a step; the host must only be quicker. SGLang's attention in plain
+The clock gives the time of a step; the host must only be faster. SGLang's attention in plain
 PyTorch goes through a batch request by request, and most of the rest is logits over the whole
-vocabulary. Here a token attends to the newest tokens of its request, all requests at once, and a
-decoded one is one of the most frequent words. Of a Llama of one layer there are embeddings,
-attention and head. A mixture of experts is computed whole but for that attention. Any other model
-of more layers is one whose states matter: its attention goes to all tokens.
+vocabulary. Here a token attends to the newest tokens of its request, for all requests at once, and
+a decoded token is one of the most frequent words. Of a Llama of one layer, embeddings, attention
+and head are computed. A mixture of experts is computed whole, except for that attention. In any
+other model of more layers states matter, so its attention covers all tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from bench.engines.server.model import NUM_SPECIAL_TOKENS
 
 _BACKEND = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend"
-# Of this process's model; all, if its states matter.
+# The window of this process's model; all tokens, if its states matter.
 _attended = SimpleNamespace(num_tokens=16)
 _SPOKEN_TOKENS = 512
 
@@ -49,7 +49,8 @@ def attend(
     enable_gqa: bool = False,
     **kw: Any,
 ) -> torch.Tensor:
-    """TorchNativeAttnBackend._run_sdpa_forward_decode, over the newest tokens of each request."""
+    """Replace TorchNativeAttnBackend._run_sdpa_forward_decode: attend to the newest tokens of each
+    request."""
     num_tokens = min(_attended.num_tokens, int(seq_lens.max()))
     places = seq_lens[:, None] + torch.arange(-num_tokens, 0)
     slots = req_to_token[req_pool_indices[:, None], places.clamp(min=0)]
@@ -68,7 +69,8 @@ def attend(
 def around_extend(
     original: Callable[..., torch.Tensor], self: Any, *given: Any, **kw: Any
 ) -> torch.Tensor:
-    """TorchNativeAttnBackend._run_sdpa_forward_extend, in a light model; in others the original.
+    """Replace TorchNativeAttnBackend._run_sdpa_forward_extend in a light model; call the original
+    in others.
 
     The original computes the attention of each request anew from its first token on, also of
     requests that decode in a mixed step: a tenth of a second at 60 requests of 1,000 tokens.
@@ -78,7 +80,7 @@ def around_extend(
     query, output, k_cache, v_cache, req_to_token, req_pool_indices, _, prefix_lens, new_lens = (
         given[:9]
     )
-    # Each token as a request that ends with it.
+    # Treat each token as a request that ends with it.
     before = prefix_lens - new_lens.cumsum(0) + new_lens
     lens = before.repeat_interleave(new_lens) + torch.arange(1, len(query) + 1)
     pools = req_pool_indices.repeat_interleave(new_lens)

@@ -1,4 +1,4 @@
-"""Priority over other processes of the host, so that a device clock is on time."""
+"""Raises the priority over other processes of the host, so that a device clock is on time."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ import os
 from pathlib import Path
 
 _NICENESS = -10
-# Linux shares the cores out among sessions first (sched(7), autogroup).
+# Linux first divides the cores among sessions (sched(7), autogroup).
 _SESSION = Path("/proc/self/autogroup")
 
 
 def go_first() -> None:
-    """Let this process and its children go first, if it may (as root, mostly)."""
+    """Raise the priority of this process and its children, if permitted (mostly as root)."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
     take_place_of_session()
 
 
 def take_place_of_session() -> None:
-    """Let this process's session go first too, if the process does. A new session needs it."""
+    """Raise the priority of this process's session too, if the process has a raised one. A new
+    session needs it."""
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
     if niceness < 0:
         with contextlib.suppress(OSError):

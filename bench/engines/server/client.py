@@ -1,4 +1,5 @@
-"""Sends requests to a server, at their times or after other answers, and notes when tokens come."""
+"""Sends requests to a server, at their times or after other answers, and records when tokens
+come."""
 
 from __future__ import annotations
 
@@ -25,11 +26,11 @@ from sage_sched.slo import Deadlines
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to one request. Times in life-size seconds since the run began.
+    """The answer to one request, with times in real-time seconds since the run began.
 
-    seen: when the client had how many tokens of the answer, both rising. late_s: how long after its
-    time it was sent, because the client was busy. error: "" if it went well; else only sent_s
-    counts.
+    seen: pairs of a time and the tokens of the answer that the client had, both rising.
+    late_s: how long after its time it was sent, because the client was busy.
+    error: "" if it went well; else only sent_s counts.
     """
 
     sent_s: float
@@ -60,12 +61,12 @@ class Answer:
         return self.last_token_s - self.sent_s
 
     def pauses_s(self) -> tuple[tuple[float, float], ...]:
-        """Return when the client had no token for PAUSE_S or more: from and until."""
+        """Return the start and end of each time of PAUSE_S or more without a token."""
         when = [at_s for at_s, _ in self.seen]
         return tuple(gap for gap in pairwise(when) if gap[1] - gap[0] >= PAUSE_S)
 
     def token_s(self) -> NDArray[np.float64]:
-        """Return when each token came, evenly between two looks; shape (output_tokens,)."""
+        """Return when each token came, spread evenly between two looks; shape (output_tokens,)."""
         when, counts = zip(*self.seen, strict=True)
         wanted = np.arange(1, self.output_tokens + 1)
         came_s: NDArray[np.float64] = np.interp(wanted, counts, when)
@@ -73,7 +74,7 @@ class Answer:
 
 
 def problem_of(answers: Sequence[Answer]) -> str:
-    """Why the run must not be counted, or ""."""
+    """Return why the run must not be counted, or ""."""
     failed = [answer for answer in answers if answer.error]
     if not failed:
         return ""
@@ -83,9 +84,12 @@ def problem_of(answers: Sequence[Answer]) -> str:
 def body_of(
     prompt: str | Sequence[int], output_tokens: int, max_new_tokens: int, **said: object
 ) -> dict[str, Any]:
-    """Return a request whose answer is to have output_tokens, hidden from the scheduler. prompt:
-    a text or token ids. said: further custom_params."""
-    # Imports SGLang.
+    """Return a request whose answer will have output_tokens, hidden from the scheduler.
+
+    prompt: a text or token ids.
+    said: further custom_params.
+    """
+    # This imports SGLang.
     from bench.workloads.forced_length import LENGTH_KEY, ForcedLength
 
     return {
@@ -114,10 +118,13 @@ def drive(
 ) -> list[Answer]:
     """Send each request at its arrival time and wait for all the answers.
 
-    follows: by request, the number of the one after whose answer it comes, later by its pause,
-    instead of at its arrival time; None for none. A request fails if it is not answered timeout_s
-    after the last arrival, and after it was sent. label: of the progress bar. speed: how many times
-    faster than life the server is; all times given and returned are life-size.
+    follows: by request, the index of the one after whose answer it comes, later by its pause,
+        instead of at its arrival time; None for none.
+    timeout_s: a request fails if it is not answered this long after the last arrival, and after it
+        was sent.
+    label: of the progress bar.
+    speed: how many times faster than reality the server is. All times given and returned are in
+        real time.
     """
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection a request
@@ -195,7 +202,7 @@ def _error(body: Mapping[str, Any], seen: Sequence[tuple[float, int]]) -> str:
 def as_seen(
     alone_s: Callable[[int, int], float], requests: Sequence[SimRequest], answers: Sequence[Answer]
 ) -> Served:
-    """Return the figures that clients saw of these requests. alone_s: see Served.of."""
+    """Return the clients' figures of these requests. alone_s: see Served.of."""
     pairs = [*zip(requests, answers, strict=True)]
     # Between two looks, tokens came evenly.
     gaps_s = [np.diff(answer.token_s()) for answer in answers]

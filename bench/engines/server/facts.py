@@ -1,4 +1,4 @@
-"""Hardware and versions, on which a number depends."""
+"""Collects the hardware and versions on which a number depends."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _PACKAGES = ("sage-sched", "sglang", "torch", "transformers", "numpy")
 
 
 def host_facts() -> dict[str, str]:
-    """Names of the hardware, versions of the software, the checkout's commit with "+" if files
-    differ from it; "" where unknown."""
+    """Return the names of the hardware, versions of the software, and the checkout's commit, with
+    "+" if files differ from it; "" if unknown."""
     import torch
 
     cpuinfo = Path("/proc/cpuinfo")
@@ -40,7 +40,7 @@ def version_of(package: str) -> str:
 
 
 def commit() -> str:
-    """The commit of the checkout that this file is in; "" if it is in none."""
+    """Return the commit of the checkout that this file is in; "" if it is in none."""
     return _git("rev-parse", "--short", "HEAD")
 
 

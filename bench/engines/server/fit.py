@@ -1,4 +1,4 @@
-"""sage-sched bench fit: the step times that a server learns, for the simulator."""
+"""sage-sched bench fit: learns a server's step times, for the simulator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bench.workloads.prompts import Workload, WorkloadError, sample
 from sage_sched.app.config import StepTimeConfig
 from sage_sched.fields import ConfigError
 
-# Requests in flight together, and tokens of their answers: from one alone to full slots or a full
+# Requests in flight, and tokens of their answers: from a single request to full slots or a full
 # pool. Prompts of all lengths make the prefills.
 PHASES = ((1, 48), (4, 96), (16, 64), (32, 192), (64, 32), (96, 256))
 
@@ -31,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0; 2, with a line on stderr, where nothing could be learned."""
+    """Return 0, or 2, with a line on stderr, if nothing could be learned."""
     try:
         workload = load_workload(args.data, args.workload)
         learned = learn(servers_of(args, {}), workload)["step_time"]
@@ -45,8 +45,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def as_yaml(learned: dict[str, Any]) -> str:
-    """Return the section of a --sage-config file. learned: the report of the server, see
-    patches.scheduler.calibration."""
+    """Return the section of a --sage-config file.
+
+    learned: the server's report (see patches.scheduler.calibration).
+    """
     if learned["error"] is None:
         raise ValueError(f"{learned['num_steps']} steps are too few to learn from")
     head = (

@@ -24,16 +24,20 @@ from bench.engines.server.policy_server import (
 from bench.engines.server.server import Server, ServerError
 from predictor_store.service import own_process
 
-# Loading takes seconds; on a host that is busy with other things, minutes.
+# Loading takes seconds; minutes on a busy host.
 _TIMEOUT_S = 600.0
-# How often requests are sent, at most, if the host is late.
+# The maximum number of attempts to send requests, if the host is late.
 _TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The answers to requests. counters: of our policies. use: of a device clock. late: why the
-    host was too late for that clock, so that the run must not be counted, or ""."""
+    """The answers to requests.
+
+    counters: of our policies.
+    use: of a device clock.
+    late: why the host was too late for that clock, so that the run must not be counted, or "".
+    """
 
     answers: list[Answer]
     counters: dict[str, Any]
@@ -44,8 +48,8 @@ class Run:
 class KeptServer:
     """A policy's server, until it is closed.
 
-    On a bare host every run has a server of its own. On a device clock, where it does not matter
-    when a run takes place, the server stays, as starting one takes longer than many a run.
+    On a bare host every run has a server of its own. On a device clock the time of a run does not
+    matter, so the server stays: starting one takes longer than many runs.
     """
 
     def __init__(self, servers: PolicyServers, policy: str) -> None:
@@ -59,11 +63,11 @@ class KeptServer:
         send: Callable[[str], list[Answer]],
         prepare: Callable[[str], None] = lambda url: None,
     ) -> Run:
-        """Send requests to the server; again if the host holds its device clock up, as it may have
-        been busy for a while.
+        """Send requests to the server. If the host delays its device clock, send them again,
+        because it may have been busy for a while. Raises ServerError.
 
-        name: of the log. prepare: sends requests that do not count, first. Both are given the
-        server's URL. Raises ServerError.
+        name: of the log.
+        prepare: sends requests that do not count, first. Both senders get the server's URL.
         """
         device = self.servers.device
         for _ in range(_TRIES):
@@ -83,9 +87,10 @@ class KeptServer:
         return Run(answers, counters, use, late)
 
     def _get(self, name: str) -> Server:
-        """A server that has nothing in its caches, and in its history no more than was warmed.
+        """Return a server with empty caches, whose history has only the warmed records. Raises
+        ServerError.
 
-        name: of its log, if it is started now. Raises ServerError.
+        name: of its log, if it is started now.
         """
         stays = self.servers.device is not None
         if self._server is not None and self._server.running() and stays:
@@ -98,7 +103,7 @@ class KeptServer:
         return self._server
 
     def close(self) -> None:
-        """End the server; harmless where there is none."""
+        """End the server, if there is one."""
         if self._server is not None:
             self._server.kill()
             self._server = None
@@ -115,7 +120,7 @@ def _late_predictions(counters: Mapping[str, Any], num_requests: int) -> str:
 
 
 def reset(server: Server) -> None:
-    """Empty the caches of an idle server, and let its history begin anew. Raises ServerError."""
+    """Empty the caches of an idle server, and reset its history. Raises ServerError."""
     try:
         requests.post(f"{server.url}/flush_cache?timeout=30", timeout=60).raise_for_status()
     except requests.RequestException as error:
@@ -123,7 +128,7 @@ def reset(server: Server) -> None:
     workers = _prediction_workers(server)
     if not workers:
         return
-    # It has learnt in memory only; the next worker reads the store.
+    # It has learned in memory only; the next worker reads the store.
     num_before = _num_restarts(server)
     for worker in workers:
         worker.kill()
@@ -135,8 +140,8 @@ def reset(server: Server) -> None:
 
 
 def hurry_predictions(server: Server) -> None:
-    """Let predictions be made at the priority of this process, and not at the lowest: on a device
-    clock, where the engine's own time is modelled, there are cores to spare for them."""
+    """Make predictions at the priority of this process, not at the lowest. On a device clock the
+    engine's own time is modelled, so there are cores to spare for them."""
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
     for worker in _prediction_workers(server):
         for thread in worker.threads():

@@ -1,4 +1,4 @@
-"""A small model that needs no download: random weights whose tokens depend on the KV cache."""
+"""Writes a small model without a download: random weights whose tokens depend on the KV cache."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def write_model(
 ) -> Path:
     """Write a Llama with its tokenizer to folder and return folder.
 
-    With latent_attention it is a MiniCPM3, whose KV is a latent vector a token (MLA), and which
-    needs no kernels of its own; with num_experts a Mixtral, each of whose tokens goes to two
+    With latent_attention it is a MiniCPM3, whose KV is a latent vector per token (MLA), and which
+    needs no kernels of its own. With num_experts it is a Mixtral, each of whose tokens goes to two
     experts.
 
-    Does nothing if folder already holds the model of these arguments. dtype is a torch dtype's
-    name. Without weights only the shape is written, for --load-format dummy: right for speed, but
-    dummy weights repeat a few tokens, independent of the KV cache.
+    It does nothing if folder already holds the model of these arguments. dtype is a torch dtype's
+    name. Without weights only the shape is written, for --load-format dummy. That is right for
+    speed, but dummy weights repeat a few tokens, independent of the KV cache.
     """
     arguments = {name: value for name, value in locals().items() if name != "folder"}
     stamp = folder / "written_by_bench.json"
@@ -105,16 +105,18 @@ def write_model(
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     if weights:
         _write_weights(folder, config, seed)
-    # Last, so that a folder whose writing was cut short is written again.
+    # Written last, so that an incomplete folder is written again.
     stamp.write_text(json.dumps(arguments))
     return folder
 
 
 def _write_tokenizer(folder: Path, vocab_size: int, context_length: int) -> None:
-    """A WordPiece tokenizer: the embedder's vocabulary, its most frequent vocab_size words.
+    """Write a WordPiece tokenizer: the embedder's vocabulary, cut to its most frequent vocab_size
+    words.
 
-    That vocabulary is ordered by frequency; 16384 of it split English into about as many tokens
-    as GPT-2's do. Ids past its end decode to filler words, or their text would be empty.
+    That vocabulary is ordered by frequency; 16384 of it split English into about as many tokens as
+    GPT-2's do. Ids past its end decode to filler words, because their text would otherwise be
+    empty.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -138,7 +140,7 @@ def _write_tokenizer(folder: Path, vocab_size: int, context_length: int) -> None
 def save_tokenizer(
     tokenizer: Tokenizer, folder: Path, context_length: int, chat_template: str
 ) -> None:
-    """Write a tokenizer that has these special tokens as transformers reads it."""
+    """Write a tokenizer with these special tokens in the format of transformers."""
     from transformers import PreTrainedTokenizerFast
 
     fast = PreTrainedTokenizerFast(
@@ -191,7 +193,7 @@ def _write_weights(folder: Path, config: dict[str, Any], seed: int) -> None:
 
 
 def _mlp_shapes(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
-    """Rows and columns of each matrix behind the attention."""
+    """Return the rows and columns of each matrix behind the attention."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     up, down = (inner, hidden), (hidden, inner)
     if config["model_type"] != "mixtral":
@@ -205,7 +207,7 @@ def _mlp_shapes(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
 
 
 def _attention_shapes(config: dict[str, Any]) -> tuple[dict[str, tuple[int, int]], dict[str, int]]:
-    """Rows and columns of each projection, and the size of each of a layer's norms."""
+    """Return the rows and columns of each projection, and the size of each of a layer's norms."""
     hidden, heads, head = config["hidden_size"], config["num_attention_heads"], config["head_dim"]
     norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
     if config["model_type"] != "minicpm3":

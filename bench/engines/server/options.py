@@ -1,4 +1,4 @@
-"""The options of commands that start servers, and the servers that they name."""
+"""The options of commands that start servers, and the servers that they describe."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sage_sched.app.config import SageConfig
 
 
 def configure_servers(parser: argparse.ArgumentParser, output: Path) -> None:
-    """The options that name servers and a workload."""
+    """Add the options that name servers and a workload."""
     parser.add_argument(
         "--data", type=Path, metavar="DIR",
         help="folder of the datasets named in bench/workloads/datasets.py (default: generated "
@@ -79,8 +79,13 @@ def servers_in(
     flags: Sequence[str] | None,
     env: Mapping[str, str],
 ) -> PolicyServers:
-    """folder: for all that is written. model: None for a small one. flags: SGLang's; None for
-    those of a CPU. env: on another host than a CPU, where flags are given."""
+    """Return the servers of these options.
+
+    folder: for all files that are written.
+    model: None for a small one.
+    flags: SGLang's; None for those of a CPU.
+    env: the servers' environment, if flags are given.
+    """
     if device is not None:
         go_first()
         flags = (*CPU_ENGINE_FLAGS, *(flags or ()))

@@ -1,6 +1,5 @@
-"""Packages that only benches and tests have, known to the servers that are started with their
-environment: SGLang plugins, and policies of a third party. The product has no switch for
-them."""
+"""Makes packages of benches and tests known to servers that are started with their environment:
+SGLang plugins, and policies of a third party. The product has no switch for them."""
 
 from __future__ import annotations
 
@@ -9,16 +8,16 @@ from pathlib import Path
 
 
 def install(folder: Path, module: str) -> dict[str, str]:
-    """Make a module's register() known as a plugin, and return the environment of the servers
-    that load it and all earlier ones. It may be done twice."""
+    """Register a module's register() as a plugin, and return the environment of servers that load
+    it and all earlier ones. It may be called twice."""
     return install_as(folder, module.rpartition(".")[2], f"{module}:register")
 
 
 def install_as(
     folder: Path, name: str, source: str, group: str = "sglang.srt.plugins"
 ) -> dict[str, str]:
-    """The same for a source, `module:attribute`, by name in a group of entry points. Two in one
-    folder have one environment."""
+    """Register a source, `module:attribute`, by name in a group of entry points. Two in one folder
+    share one environment."""
     info = folder.absolute() / f"{name}-1.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     (info / "METADATA").write_text(

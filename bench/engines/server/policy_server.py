@@ -1,4 +1,4 @@
-"""Servers that differ in their policy alone."""
+"""Starts servers that differ in their policy alone."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from predictor_store.data.warm import Observation, warm_store
 from sage_sched.app.config import SageConfig
 from sage_sched.app.registry import policy_names
 
-# A host without an accelerator. Float16, SGLang's choice for a float32 model, is 3 times slower on
-# a CPU. What other processes take of memory while it starts counts as its weights, up to the
+# For a host without an accelerator. Float16, SGLang's choice for a float32 model, is 3 times slower
+# on a CPU. Memory that other processes take while it starts counts as its weights, up to the
 # fraction.
 CPU_ENGINE_FLAGS = (
     "--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32",
     "--mem-fraction-static", "0.5",
 )  # fmt: skip
-# The pool holds about as much as its slots need, so that either may be full.
+# The pool holds about as much as its slots need, so either may be full.
 CPU_FLAGS = (*CPU_ENGINE_FLAGS, "--max-total-tokens", "16384", "--max-running-requests", "32")
-# With more threads a small model's steps are mostly waiting at barriers, and one busy core next to
-# the server makes it 10 times slower.
+# With more threads a small model's steps mostly wait at barriers, and one busy core on the host
+# makes it 10 times slower.
 CPU_ENV = {"OMP_NUM_THREADS": "1"}
-# Whole numbers of our reports that are no counters.
+# Whole numbers in our reports that are no counters.
 _GAUGES = ("num_records", "worker_alive")
-# The cheapest model per token there, so that scheduling matters.
+# The cheapest model per token on such a host, so that scheduling matters.
 CPU_MODEL: dict[str, Any] = {
     "num_layers": 1, "hidden_size": 64, "num_heads": 2, "num_kv_heads": 1,
     "context_length": 32768,
 }  # fmt: skip
-# The same for every server. Streaming every token takes more of a small host than decoding does;
-# the first and the last token are sent at once at any interval.
+# The same for every server. Streaming every token costs a small host more than decoding does. The
+# first and the last token are sent at once at any interval.
 COMMON_FLAGS = (
     "--enable-custom-logit-processor", "--stream-interval", "16", "--log-level-http", "warning",
 )  # fmt: skip
@@ -50,8 +50,9 @@ COMMON_FLAGS = (
 class PolicyServers:
     """Starts servers of one model, with flags and environment the same for all.
 
-    folder: for logs, settings and the store. sage: our policies' settings; each server reads the
-    warmed store, and learns in memory only. device: of their clock, if any.
+    folder: for logs, settings and the store.
+    sage: our policies' settings. Each server reads the warmed store, and learns in memory only.
+    device: of their clock, if any.
     """
 
     model: Path
@@ -63,18 +64,21 @@ class PolicyServers:
 
     @property
     def speed(self) -> float:
-        """Return how many times faster than life they are."""
+        """The factor by which they are faster than reality."""
         return 1.0 if self.device is None else self.device.speed
 
     def warm(self, observations: Sequence[Observation]) -> None:
-        """Make the store that every server of our policies begins with."""
+        """Make the store with which every server of our policies begins."""
         store = self.folder / "store"
         shutil.rmtree(store, ignore_errors=True)
         warm_store(store, observations, self.sage.store, self.sage.predictor.encoder)
 
     def server(self, policy: str, name: str) -> Server:
-        """A server that is not started yet; policy: see Rival; name: of its log. Raises ValueError
-        where policy is none."""
+        """Return a server that is not started yet. Raises ValueError for an unknown policy.
+
+        policy: see Rival.
+        name: of its log.
+        """
         rival = Rival.parse(policy)
         flags = [*COMMON_FLAGS, *rival.flags]
         env = {**self.env, **rival.env}
@@ -121,10 +125,8 @@ def scheduler_state(server: Server) -> dict[str, Any]:
 
 
 def counters_between(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Return the counts of our policies between two internal states, other fields as in the second.
-
-    Empty under a stock policy.
-    """
+    """Return the counts of our policies between two internal states, with other fields as in the
+    second; empty under a stock policy."""
 
     def spent(name: str, first: Any, last: Any) -> Any:
         if isinstance(last, dict):

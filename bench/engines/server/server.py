@@ -1,4 +1,4 @@
-"""A real SGLang server in its own processes, while a `with` block lasts."""
+"""Runs a real SGLang server in its own processes, for the time of a `with` block."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ STOCK_COMMAND = (sys.executable, "-m", "sglang.launch_server")
 
 
 class ServerError(UserError, RuntimeError):
-    """The server did not come up, or died. Carries the end of its log."""
+    """The server did not come up, or died. The message has the end of its log."""
 
 
 def _reserve_port(first: int = 32000, last: int = 32999) -> tuple[int, IO[str]]:
     """Return a free port in [first, last], and a file to close when done with it.
 
-    A server takes long to listen on its port, and a client of another server that starts meanwhile
-    would reach the first: so the port is locked among servers of this module. SGLang derives
-    further ports from the one it is given; a range of ours keeps those clear of ephemeral ports.
+    A server takes long to listen on its port. Meanwhile a client of a second server on that port
+    would reach the first, so the port is locked among servers of this module. SGLang derives
+    further ports from the one it is given. A range of ours keeps them clear of ephemeral ports.
     """
     for port in range(first, last + 1):
         lock = (Path(tempfile.gettempdir()) / f"sage-sched-port-{port}.lock").open("w")
@@ -79,9 +79,9 @@ class Server:
     model: a model folder.
     flags: SGLang's own flags; the port is chosen here.
     env: variables added to this process's environment.
-    log: file that its output goes to.
-    command: how the server is started, up to its first flag.
-    start_timeout_s: ServerError is raised when it does not answer by then.
+    log: the file for its output.
+    command: the command that starts the server, up to its first flag.
+    start_timeout_s: ServerError is raised if it does not answer by then.
     """
 
     def __init__(
@@ -126,18 +126,18 @@ class Server:
         return self._process is not None and self._process.poll() is None
 
     def log_tail(self, num_lines: int = 30) -> str:
-        """The end of its log."""
+        """Return the end of its log."""
         lines = self.log.read_text(errors="replace").splitlines()
         return "\n".join(lines[-num_lines:])
 
     def kill(self) -> None:
-        """End every process of the server; harmless when there is none."""
+        """End every process of the server, if there is one."""
         if self._process is None:
             return
-        # The launcher leads the session that its scheduler and detokenizer live in, and the group
-        # outlives it: after a crash its children are still there.
-        # Not asked to end first: SGLang looks every 5 s whether it is to drain, and its files are
-        # written so that a kill loses nothing that was committed.
+        # The launcher leads the session of its scheduler and detokenizer, and the group outlives
+        # it: after a crash its children are still there. It is not asked to end first: SGLang
+        # checks only every 5 s whether to drain, and its files are written so that a kill loses no
+        # committed data.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
