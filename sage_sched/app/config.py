@@ -60,11 +60,11 @@ class PredictorConfig:
     """
 
     encoder: Encoder = "static"
-    """Turns prompts into vectors. `static` is quick; `minilm` takes 5 to 10 ms of a core and
-    suits long documents."""
+    """Turns prompts into vectors: `static` quickly; `minilm` in 5 to 10 ms of a core, for long
+    documents."""
     threshold: Share = 0.0
-    """Above 0: SageSched's published rule in place of ours. Past prompts of this cosine or more
-    count alike; the paper has 0.8. Use it with `minilm`."""
+    """Above 0: SageSched's published rule. Past prompts of this cosine or more count alike (0.8
+    in the paper, with `minilm`)."""
     deadline_ms: Annotated[float, Meta(ge=1e-3, le=MOST)] = 1000.0
     """A request that waits longer for its prediction goes on with the distribution of all
     lengths."""
@@ -121,8 +121,8 @@ class PreemptionConfig:
     enabled: bool = True
     """Swap running requests out for others, or when memory runs out."""
     host_pool_gib: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
-    """Host memory for swapped KV per rank, in GiB. 0: a quarter of the host's free memory at
-    start, for all its ranks."""
+    """Host memory for swapped KV per rank. 0: a quarter of the host's free memory, for all
+    ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +133,8 @@ class DecodeConfig:
     """Longest time between two tokens while others are prefilled. At least six times what
     cutting a prefill costs; below 1000, twice."""
     max_away_ms: Annotated[float, Meta(ge=1)] = 60_000.0
-    """Longest time that a swapped-out request waits for its next token. Then it goes first and
-    stays for 64 tokens or more."""
+    """Longest time that a swapped-out request waits. Then it goes first, and stays for 64 tokens
+    or more."""
 
     @property
     def cuts(self) -> int:
@@ -152,19 +152,19 @@ class StepTimeConfig:
     """
 
     prefill_base_ms: StepMs = 41.0
-    """Of a prefill step. Without the section `[step_time]` the server learns all of these."""
+    """Fixed time of a prefill step. Without `[step_time]` the server learns all of these."""
     prefill_request_ms: StepMs = 0.0
-    """For each of its requests."""
+    """Time per request of a prefill step."""
     prefill_token_ms: StepMs = 0.174
-    """For each token that it computes."""
+    """Time per computed token."""
     prefill_pair_ms: StepMs = 0.0
-    """For each pair of such a token and one that it attends to."""
+    """Time per pair of a computed token and a token that it attends to."""
     decode_base_ms: StepMs = 41.0
-    """Of a decode step."""
+    """Fixed time of a decode step."""
     decode_request_ms: StepMs = 0.0
-    """For each of its requests."""
+    """Time per request of a decode step."""
     decode_kv_token_ms: StepMs = 0.000164
-    """For each token in their KV."""
+    """Time per token in the KV of its requests."""
 
     def __post_init__(self) -> None:
         step_time = self.step_time()

@@ -27,8 +27,7 @@ class MakespanParameters:
     """Settings of makespan."""
 
     risk: Annotated[float, Meta(ge=0, le=1000)] = 10.0
-    """How much a job that may end last counts more than one that will not. At 0 all count
-    alike."""
+    """Weight of the jobs that may end last, over the others. At 0 all count alike."""
 
 
 @dataclass(slots=True)

@@ -25,8 +25,8 @@ class SageParameters:
     """Settings of `sage`."""
 
     ttft_ms: Annotated[float, Meta(ge=0)] = 2000.0
-    """Target for first tokens. New requests start together in time for it, if that costs less
-    than the answers that wait. `inf`: none."""
+    """Target for first tokens: new requests start together in time for it, and longer running
+    ones make room. `inf`: none."""
     regret: Annotated[float, Meta(ge=0)] = 8.0
     """A request is not overtaken once the work since it came exceeds (1 + `regret`) times the
     work before it. `inf`: no bound."""

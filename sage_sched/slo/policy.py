@@ -58,13 +58,13 @@ class ProserveParameters:
     """Settings of proserve. What the paper leaves open is as in xLLM, unless said otherwise."""
 
     eta: Annotated[float, Meta(ge=0, le=_MOST_TPOTS)] = 0.65
-    """The shortest batch, as a share of the smallest TPOT that was promised."""
+    """The shortest batch, as a share of the smallest TPOT deadline."""
     density: Literal["next", "expected"] = "next"
-    """`next`: the worth of the next token by what it takes (the paper). `expected`: that of the
+    """Jobs go by the worth per second of their `next` token (the paper) or of the `expected`
     answer (ours)."""
     starved_share: Annotated[float, Meta(ge=0, lt=1)] = 0.02
-    """Share of the server's work for jobs that are late by more than their whole TTFT, and for
-    jobs without a promise that have waited for as much work as the KV pool holds (ours)."""
+    """Share of the work for jobs that are late by their whole TTFT, and as much for jobs without
+    a deadline."""
 
 
 class Proserve(Policy):

@@ -24,11 +24,10 @@ class UrgencyParameters:
     """Settings of urgency. A pool is as many tokens as the KV pool holds."""
 
     level_pools: Pools = 1.0
-    """A request goes before those that came up to so many pools of work before it and are one
-    level less urgent."""
+    """Head start over requests that are one level less urgent, in KV pools of work."""
     decode_share: Share = 0.5
-    """The least share of the server's time for decode steps while a request of level 1 or 2
-    decodes and only less urgent prompts wait. 0: prefills are not held back; 1: they all are."""
+    """Least share of time for decode steps of levels 1 and 2 while only less urgent prompts
+    wait."""
 
 
 class Urgency(Policy):

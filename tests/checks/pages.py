@@ -30,15 +30,17 @@ def settings() -> Iterator[tuple[str, ...]]:
     """Yield the head and a row per field of the configuration."""
     yield "Setting", "Default", "Allowed", "Meaning"
     for name, leaf in leaves(json_schema(POLICIES)):
-        yield f"`{name}`", f"`{default_of(leaf)}`", allowed(name, leaf), leaf["description"]
+        said = re.sub(r"^a (whole )?number (from )?", "", allowed(name, leaf)).removeprefix("a ")
+        said = re.sub(r"\b1(0{6,})\b", lambda m: "10" + "⁶⁷⁸⁹"[len(m[1]) - 6], said)
+        yield f"`{name}`", f"`{default_of(leaf)}`", said, leaf["description"]
 
 
 def metrics() -> Iterator[tuple[str, ...]]:
     """Yield the head and a row per series of /metrics."""
-    yield "Series, after `sage:`", "Kind", "Meaning"
+    yield "Series, after `sage:`", "Meaning"
     for name, series in SERIES.items():
         by = ", ".join(f"`{label}`" for label in series.labels)
-        yield f"`{name}`", series.kind, f"{series.what} Labels: {by}." if by else series.what
+        yield f"`{name}`", f"{series.what} Labels: {by}." if by else series.what
 
 
 def commands() -> Iterator[tuple[str, ...]]:
@@ -74,9 +76,9 @@ def gateways() -> Iterator[tuple[str, ...]]:
 
 def formats() -> Iterator[tuple[str, ...]]:
     """Yield the head and a row per format of logs."""
-    yield "`--format`", "What it is", "What it has"
+    yield "`--format`", "What it is"
     for each in FORMATS:
-        yield f"`{each.name}`", each.title, each.gives
+        yield f"`{each.name}`", each.title
 
 
 TABLES: dict[str, Callable[[], Iterator[tuple[str, ...]]]] = {
