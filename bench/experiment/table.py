@@ -153,7 +153,7 @@ def renewed(page: str, records_of: Callable[[str], Sequence[Record]]) -> str:
             [said, *(figure(cell.format(key), records_of) for cell in table["cells"])]
             for key, said in table["rows"]
         ]
-        lines = ["| " + " | ".join(cells) + " |" for cells in (table["head"], *rows)]
+        lines = [f"|{'|'.join(cells)}|" for cells in (table["head"], *rows)]
         lines.insert(1, "|---" * len(table["head"]) + "|")
         return "\n".join([match[1], *lines, "", match["end"]])
 

@@ -53,7 +53,7 @@ def test_a_page_s_tables_are_made_from_records(
     page = tmp_path / "page.md"
     page.write_text("Before.\n\n<!-- figures: mine -->\n<!-- end -->\n\nAfter.\n")
     ((_, new),) = stale([page], tmp_path)
-    assert "| policy | mean |\n|---|---|\n| ours | 0.50 |\n" in new
+    assert "|policy|mean|\n|---|---|\n|ours|0.50|\n" in new
     assert (new[:8], new[-7:]) == ("Before.\n", "After.\n")
     page.write_text(new)
     assert list(stale([page], tmp_path)) == []
