@@ -45,7 +45,7 @@ SERIES: Mapping[str, _Kind] = {
     "refused_total": _Kind(
         "counter", "Requests refused for a predicted time (ttft, ttlt).", ("metric",)
     ),
-    "foretold_time_ratio": _Kind(
+    "predicted_time_ratio": _Kind(
         "gauge", "Real times of the latest 500 requests, divided by predicted ones.", ("metric",)
     ),
     "passes_total": _Kind("counter", "Planned scheduling passes."),

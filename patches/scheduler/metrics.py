@@ -72,7 +72,7 @@ class SchedulerMetrics(Listener):
         for metric, number in state.overload.num_refused.items():
             series.count("refused_total", number, metric=metric)
         for metric, ratio in state.overload.ratios().items():
-            series.set("foretold_time_ratio", ratio, metric=metric)
+            series.set("predicted_time_ratio", ratio, metric=metric)
         for kind, error in stats["step_time"]["errors"].items():
             series.set("step_time_error_ratio", error, kind=kind)
         for whose, found in stats["gaps"].items():
