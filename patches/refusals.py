@@ -22,7 +22,7 @@ REFUSED = {
     "--smg-grpc-mode": _NO_HOOKS,
     "--skip-tokenizer-init": "prompts cannot be read",
     "--pp-size above 1": "its scheduler keeps a running batch per stage",
-    "--enable-pd-role-switch": "our order, and what is predicted, go by the role at the start",
+    "--enable-pd-role-switch": "order and prediction depend on the role at the start",
     "--encoder-only": _NO_ANSWERS,
     "--is-embedding": _NO_ANSWERS,
     "--dllm-algorithm": _UNTRIED,
@@ -35,7 +35,7 @@ REFUSED_WITH_SHADOW = dict.fromkeys((
     "--disaggregation-mode",
 ), "it sees no prompts there, or no answers")  # fmt: skip
 
-# Tests for the entries above that are more than a set flag or a number above a limit.
+# Conditions of the entries that "--flag" or "--flag above N" does not express.
 _SPECIAL: Mapping[str, Callable[[Any], bool]] = {
     "SGLANG_RUST_SERVER": lambda args: (
         os.environ.get("SGLANG_RUST_SERVER", "").lower() in ("1", "true", "yes", "y")
@@ -62,8 +62,8 @@ def _is_asked_for(server_args: Any, what: str) -> bool:
 
 
 def refuse(server_args: Any, ours: str, reasons: Mapping[str, str]) -> None:
-    """Raise UnsupportedServerError if the server has one of these features. ours: the feature of
-    ours that rules them out."""
+    """Raise UnsupportedServerError if the server has one of these features. ours: our
+    feature, which does not work with them."""
     for what, reason in reasons.items():
         if _is_asked_for(server_args, what):
             raise UnsupportedServerError(

@@ -34,29 +34,27 @@ SERIES: Mapping[str, _Kind] = {
     "swapped_requests": _Kind("gauge", "Requests with their KV in host memory."),
     "preemptions_total": _Kind("counter", "Running requests that left the GPU.", ("reason", "way")),
     "moved_bytes_total": _Kind("counter", "KV moved to host memory and back, by this rank."),
-    "moved_seconds_total": _Kind(
-        "counter", "Time for which the scheduler stood still for these moves."
-    ),
+    "moved_seconds_total": _Kind("counter", "Time for which these moves blocked the scheduler."),
     "recomputed_tokens_total": _Kind(
         "counter", "Tokens computed again for answers that had begun."
     ),
     "policy_errors_total": _Kind("counter", "Failures of the policy."),
     "unranked_requests_total": _Kind("counter", "Requests that the policy could not rank."),
     "refused_total": _Kind(
-        "counter", "Requests refused for a predicted time (ttft, ttlt).", ("metric",)
+        "counter", "Requests refused for too long a predicted time (ttft, ttlt).", ("metric",)
     ),
     "predicted_time_ratio": _Kind(
         "gauge", "Real times of the latest 500 requests, divided by predicted ones.", ("metric",)
     ),
     "passes_total": _Kind("counter", "Planned scheduling passes."),
     "pass_seconds_total": _Kind("counter", "Time that planning took."),
-    "step_time_seconds": _Kind("gauge", "Step times in force.", ("coefficient",)),
+    "step_time_seconds": _Kind("gauge", "Coefficients of the step times in use.", ("coefficient",)),
     "step_time_error_ratio": _Kind(
-        "gauge", "Mean error of the step times on the latest 2,048 steps.", ("kind",)
+        "gauge", "Mean relative error of the step times on the latest 2,048 steps.", ("kind",)
     ),
     "token_gap_seconds": _Kind(
         "gauge",
-        "Time between two tokens in the last minute or two, if the request stayed or left.",
+        "Time between two tokens of a request, in the last minute or two.",
         ("request", "statistic"),
     ),
     "slo_requests": _Kind("gauge", "Requests with a deadline.", ("slo_class",)),
@@ -65,32 +63,30 @@ SERIES: Mapping[str, _Kind] = {
         "gauge", "Share of requests that kept their deadline.", ("slo_class", "metric")
     ),
     "tdg_ratio": _Kind(
-        "gauge", "Weight of the tokens on time, divided by the weight of all.", ("slo_class",)
+        "gauge", "Weight of tokens on time, divided by the weight of all tokens.", ("slo_class",)
     ),
     # From the HTTP processes.
-    "predictions_total": _Kind(
-        "counter", "Predictions, by the records that they rest on.", ("source",)
-    ),
+    "predictions_total": _Kind("counter", "Predictions, by the records they use.", ("source",)),
     "prediction_latency_seconds": _Kind(
         "histogram", "Time that requests waited for their predictions."
     ),
     "prediction_misses_total": _Kind(
-        "counter", "Predictions after predictor.deadline_ms, or never."
+        "counter", "Predictions that came after predictor.deadline_ms, or never."
     ),
     "prediction_scored_answers": _Kind(
         "gauge",
-        "Answers that the next two rest on, at most 500. Below 50 these are missing or NaN.",
+        "Answers, at most 500, in the next two series, which are missing or NaN below 50.",
     ),
     "prediction_coverage_ratio": _Kind(
-        "gauge", "Share of the last answers inside the predicted central 80 %."
+        "gauge", "Share of these answers within the predicted central 80 % of lengths."
     ),
     "prediction_crps_gain_ratio": _Kind(
         "gauge",
-        "CRPS saved compared with one distribution for all. Below 0: worse than none.",
+        "Error (CRPS) that predictions save over one distribution for all; below 0, add.",
     ),
     "predictor_up": _Kind("gauge", "1 if the prediction worker lives."),
     "predictor_widened": _Kind(
-        "gauge", "1 if predictions are left out because they were worse than none."
+        "gauge", "1 if one distribution replaces predictions, as they were worse."
     ),
     "predictor_records": _Kind("gauge", "Answers in the history."),
     "predictor_unwritten_records": _Kind("gauge", "Answers that are not on disk yet."),

@@ -176,7 +176,7 @@ def _actions(admission: Admission, view: SchedulerView) -> list[Action]:
     if admission.victims:
         reason = "others are preempted for it"
     enters = Resume if newcomer in view.swapped else Admit
-    why = "its place is behind, by more than its move takes"
+    why = "its place is later, by more than the move costs"
     preempted = (
         Preempt(victim.job, victim.cost.mode, why, newcomer) for victim in admission.victims
     )

@@ -28,7 +28,7 @@ def ends(t: float, rid: str) -> dict[str, Any]:
     return {"t": t, "is": "ends", "rid": rid, "tokens": 9, "why": "done"}
 
 
-WORTH_IT = "its place is behind, by more than its move takes"
+WORTH_IT = "its place is later, by more than the move costs"
 YIELDS = {
     "is": "preempt",
     "rid": "long",
