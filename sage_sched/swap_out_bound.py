@@ -9,7 +9,7 @@ from sage_sched.job import Job
 from sage_sched.view import SchedulerView
 
 # A resumed job that has passed the bound stays on the device for this many tokens. 32 or 128 are as
-# good. If it stayed to its end, the mean would rise by 13 % (README's mix, bound of 60 s;
+# good. If it stayed to its end, mean TTLT would rise by 13 % (the README's traffic, bound of 60 s;
 # simulated).
 _STAY_TOKENS = 64
 
@@ -17,30 +17,30 @@ _STAY_TOKENS = 64
 class SwapOutBound:
     """Bounds the time between two tokens of a swapped-out job.
 
-    A job that has been swapped out for longer has passed the bound (Job.passed_swap_out_bound). It
-    goes before all others of its level, as if it had passed the starvation bound. Jobs that have
-    passed neither bound are preempted for it at any price. After _STAY_TOKENS tokens it may be
-    preempted again. It keeps waiting if a policy holds it back (Policy.key), or if the jobs that
-    may be preempted hold too little memory.
+    A job that has been swapped out for longer than most_s seconds has passed the bound
+    (Job.passed_swap_out_bound). It goes before all others of its level, as if it had passed the
+    starvation bound. Jobs that have passed neither bound are preempted for it, whatever that costs.
+    After _STAY_TOKENS tokens it may be preempted again. It keeps waiting if a policy holds it back
+    (Policy.key), or if the jobs that may be preempted hold too little memory.
     """
 
     def __init__(self, most_s: float = math.inf) -> None:
         self._most_s = most_s
-        # Since when each job is swapped out. None until the clock is known to run, because it may
-        # stand still while no job is swapped out.
+        # When each swapped-out job was first seen with the clock running. None on its first pass:
+        # the clock may have stood still until then (needs_clock).
         self._since_s: dict[Job, float | None] = {}
         # For jobs that have passed the bound, the age at which they may be preempted again.
         self._stays_until: dict[Job, int] = {}
 
     @property
     def needs_clock(self) -> bool:
-        """Whether any job is swapped out."""
+        """Whether any job is swapped out, so that its time must be measured."""
         return bool(self._since_s)
 
     def look(self, view: SchedulerView, begun: Collection[Job]) -> None:
         """Find the jobs that have passed the bound, before the jobs are ordered.
 
-        begun: waiting jobs with tokens.
+        begun: waiting jobs that have generated tokens.
         """
         if self._most_s == math.inf:
             return
@@ -51,8 +51,8 @@ class SwapOutBound:
                 self._stays_until[job] = job.generated_tokens + _STAY_TOKENS
                 job.pass_swap_out_bound(True)
         if self._stays_until:
-            here = {*begun, *view.running, *view.chunked_jobs}
+            present = {*begun, *view.running, *view.chunked_jobs}
             ended = {job for job, age in self._stays_until.items() if job.generated_tokens >= age}
-            for job in [job for job in self._stays_until if job in ended or job not in here]:
+            for job in [job for job in self._stays_until if job in ended or job not in present]:
                 del self._stays_until[job]
                 job.pass_swap_out_bound(False)

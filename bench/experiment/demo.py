@@ -51,33 +51,33 @@ def run(args: argparse.Namespace) -> int:
         seeds=args.seeds or experiment.seeds,
     )
     print(_plan(experiment, loaded, capacity), flush=True)
-    made = run_experiment(experiment, Options(output=args.output), lambda _: None)
-    found = [record for record in made if not record.problem]
-    best = _best_of_sglang(experiment, found)
+    records = run_experiment(experiment, Options(output=args.output), lambda _: None)
+    valid = [record for record in records if not record.problem]
+    best = _best_of_sglang(experiment, valid)
     experiment = replace(experiment, reference=best.name)
-    says = sentence(found, experiment.loads[0].name, best.name)
+    summary = sentence(valid, experiment.loads[0].name, best.name)
     report = args.output / experiment.name / "report.html"
     shown = (best, Arm(policy=OURS))
-    lanes = [_lane(experiment, loaded, arm, found) for arm in shown]
+    lanes = [_lane(experiment, loaded, arm, valid) for arm in shown]
     write_page(
         report,
         "What scheduling is worth where requests queue",
         [
-            f"<p><b>{says}</b></p>",
+            f"<p><b>{summary}</b></p>",
             picture([lane for lane in lanes if lane is not None]),
-            html_table(experiment, found),
-            f"<p>{_how(experiment)}</p>",
+            html_table(experiment, valid),
+            f"<p>{_setup(experiment)}</p>",
             f"<p>{_limit(capacity)}</p>",
         ],
     )
-    print(f"\n{plain(experiment, found)}\n\n{_how(experiment)}\n{_limit(capacity)}")
-    print(f"report: {report}\n\n{says}")
-    return int(len(found) < len(made))
+    print(f"\n{plain(experiment, valid)}\n\n{_setup(experiment)}\n{_limit(capacity)}")
+    print(f"report: {report}\n\n{summary}")
+    return int(len(valid) < len(records))
 
 
-def sentence(found: Sequence[Record], load: str, best: str) -> str:
-    """Return the result in sentences. best: SGLang's arm to which ratios refer."""
-    arms = of_arm(found, load, OURS), of_arm(found, load, best)
+def sentence(valid: Sequence[Record], load: str, best: str) -> str:
+    """Return the summary of valid records. best: the arm of SGLang to which ratios refer."""
+    arms = of_arm(valid, load, OURS), of_arm(valid, load, best)
     if not all(arms):
         return f"There are no valid runs of {OURS} and {best} to compare."
     ours_s, theirs_s = (median(arm, "mean_e2e_latency_ms") / 1e3 for arm in arms)
@@ -91,8 +91,8 @@ def sentence(found: Sequence[Record], load: str, best: str) -> str:
 
 
 def _rivals(experiment: Experiment, loaded: Loaded) -> tuple[list[Arm], float]:
-    """Return each of SGLang's policies at its best, tuned in the simulator on other requests, and
-    the requests per second that the best of them sustains."""
+    """Tune each of SGLang's policies in the simulator, on other requests. Return the tuned policies
+    and the requests per second that the best of them sustains."""
     assert experiment.tuned is not None
     arms = [
         best_tuned(replace(experiment, tuned=replace(experiment.tuned, policies=[policy])), loaded)
@@ -109,29 +109,29 @@ def _plan(experiment: Experiment, loaded: Loaded, capacity: float) -> str:
         f"{len(experiment.arms)} policies x {experiment.seeds} seeds x "
         f"{loaded.load.num_requests} requests, {where}.\n"
         f"SGLang at its best sustains {capacity:.1f} of these requests a second (simulated); "
-        f"{loaded.rate_per_s:.1f} a second come, so that they queue under any policy.\n"
+        f"{loaded.rate_per_s:.1f} a second arrive, so that they queue under any policy.\n"
     )
 
 
-def _best_of_sglang(experiment: Experiment, found: Sequence[Record]) -> Arm:
+def _best_of_sglang(experiment: Experiment, valid: Sequence[Record]) -> Arm:
     load = experiment.loads[0].name
 
     def mean(arm: Arm) -> float:
-        value = median(of_arm(found, load, arm.name), "mean_e2e_latency_ms")
+        value = median(of_arm(valid, load, arm.name), "mean_e2e_latency_ms")
         return float("inf") if value != value else value
 
     return min((arm for arm in experiment.arms if arm.name != OURS), key=mean)
 
 
-def _lane(experiment: Experiment, loaded: Loaded, arm: Arm, found: Sequence[Record]) -> Lane | None:
+def _lane(experiment: Experiment, loaded: Loaded, arm: Arm, valid: Sequence[Record]) -> Lane | None:
     """Return the picture of an arm's first valid run; None if there is none."""
-    waited_s = median(of_arm(found, loaded.load.name, arm.name), "mean_waited_s")
+    waited_s = median(of_arm(valid, loaded.load.name, arm.name), "mean_waited_s")
     title = f"{arm.name}: requests waited {waited_s:.0f} s on average"
     if experiment.engine == "sim":
         result = served(loaded.load, arm, loaded.requests(arm, experiment.first_seed))
         arrival, first, last = result.arrival_s, result.ttft_s, result.ttlt_s
         pauses = result.pauses_s
-    elif runs := of_arm(found, loaded.load.name, arm.name):
+    elif runs := of_arm(valid, loaded.load.name, arm.name):
         columns = runs[0].about["requests"]
         names = ("sent_ms", "ttft_ms", "e2e_latency_ms")
         arrival, first, last = (np.array(columns[name], float) / 1e3 for name in names)
@@ -141,7 +141,7 @@ def _lane(experiment: Experiment, loaded: Loaded, arm: Arm, found: Sequence[Reco
     return Lane(title, arrival, arrival + first, arrival + last, pauses, is_ours=arm.name == OURS)
 
 
-def _how(experiment: Experiment) -> str:
+def _setup(experiment: Experiment) -> str:
     load = experiment.loads[0]
     where = (
         "Simulated"
@@ -160,5 +160,5 @@ def _how(experiment: Experiment) -> str:
 def _limit(capacity: float) -> str:
     return (
         f"If no request waits, no order can help: below {capacity:.1f} requests/s, which SGLang at "
-        "its best sustains here, all of these answer about equally fast."
+        "its best sustains here, all of these policies answer about equally fast."
     )

@@ -34,7 +34,8 @@ class Ltr(Ssjf):
     answer does not count by its length, as it does in SSJF's mean.
 
     A request that has waited for starvation_pools KV pools of served tokens goes ahead of all
-    others and stays there. The paper counts scheduling steps instead, which have no fixed size.
+    others until its first token. The paper counts scheduling steps instead, which have no fixed
+    size.
     """
 
     Parameters = LtrParameters

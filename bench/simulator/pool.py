@@ -9,7 +9,7 @@ from bench.simulator.request import Progress
 
 
 class OutOfMemoryError(RuntimeError):
-    """A chunked prompt has no room for its next chunk: an SGLang server would end.
+    """A chunked prompt has no room for its next chunk: an SGLang server would crash.
 
     at_s: the simulated time; simulate sets it.
     """
@@ -39,7 +39,7 @@ class KvPool:
         self.page_size = page_size
         self.num_pages = num_tokens // page_size
         self.tree = RadixTree(page_size, host)
-        # The hierarchical cache writes all of a request's KV back.
+        # With a hierarchical cache a returning request brings back all of its KV, and shares none.
         self._shares_again = host is None
         self.alone_pages = 0
 
@@ -62,7 +62,7 @@ class KvPool:
         return self.room_pages * self.page_size
 
     def pages(self, num_tokens: int) -> int:
-        """Return the pages of num_tokens."""
+        """Return the number of pages that hold num_tokens tokens."""
         return -(-num_tokens // self.page_size)
 
     def hold(self, num_pages: int) -> None:
@@ -82,25 +82,26 @@ class KvPool:
         return self._match(progress)[1]
 
     def host_tokens(self, progress: Progress) -> int:
-        """Return how much of that prefix is in host memory only."""
+        """Return how many tokens of a waiting request's cached prefix are in host memory only."""
         return self.cached(progress).host_tokens if self.tree.host_tokens else 0
 
     def cached(self, progress: Progress) -> Cached:
         """Return the cached prefix of a waiting request, and where it is."""
         node, num_tokens = self._match(progress)
-        there = [each for each in node.path() if each.on_device]
-        evictable_tokens = sum(len(each) for each in there if not each.num_locks)
-        return Cached(node, num_tokens, evictable_tokens, num_tokens - sum(map(len, there)))
+        on_device = [each for each in node.path() if each.on_device]
+        evictable_tokens = sum(len(each) for each in on_device if not each.num_locks)
+        return Cached(node, num_tokens, evictable_tokens, num_tokens - sum(map(len, on_device)))
 
     def enter(self, progress: Progress, cached: Cached) -> None:
-        """Hold the cached prefix of a request that is about to be prefilled, on the device."""
+        """Hold on the device the cached prefix of a request that is about to be prefilled."""
         progress.node, progress.tree_tokens = cached.node, cached.num_tokens
         self.tree.load(cached.node)
         self.tree.lock(cached.node)
         self.free_at_least(0)
 
     def shared_tokens(self, progress: Progress) -> int:
-        """Return how much of that prefix other requests hold on the device."""
+        """Return how many tokens of a waiting request's cached prefix other requests hold on the
+        device."""
         if progress.swapped and not self._shares_again:
             return 0
         cached = self.cached(progress)
@@ -128,7 +129,7 @@ class KvPool:
         return True
 
     def publish(self, progress: Progress, num_tokens: int) -> None:
-        """Put the first num_tokens of a sequence, which are computed, into the tree."""
+        """Put the first num_tokens tokens of a sequence into the tree; they are computed."""
         whole = num_tokens // self.page_size * self.page_size
         session = progress.request.hints.session
         node = self.tree.insert(cut(progress.sequence(), num_tokens), session)

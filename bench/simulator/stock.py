@@ -16,14 +16,15 @@ from sage_sched.job import Job
 
 # SGLang's WAITING_QUEUE_PREFIX_MATCH_MAX: a longer queue is not sorted by lpm and hrrn.
 _LONGEST_SORTED = 128
-# SGLang's IN_BATCH_PREFIX_CACHING_..._THRESHOLD (two). If prompts have no more than this cached,
-# and share a prefix at least this long, all but the first wait for it.
+# SGLang's two IN_BATCH_PREFIX_CACHING_..._THRESHOLD. If prompts have at most this many cached
+# tokens and share a prefix of at least this length, all but the first wait until the first is
+# cached.
 _SHARED_TOKENS = 32
 _LAST = 1e15
 
 
 class StockPolicy(ABC):
-    """An order of SGLang's.
+    """One of SGLang's orders of the waiting queue.
 
     A retracted job counts as a new arrival (SGLang appends it to the queue and resets its times).
 
@@ -53,7 +54,7 @@ class StockPolicy(ABC):
     def chunk_limit(
         self, left_tokens: int, budget_tokens: int, page_size: int, works: Iterable[int]
     ) -> int | None:
-        """Return the most of a pass's budget that the chunked request may take; None for all of it.
+        """Return how many tokens of a pass's budget the chunked request may take; None for all.
 
         left_tokens: its remaining tokens.
         works: the uncached tokens of the waiting jobs, in order.
@@ -73,7 +74,7 @@ class Reserve(NamedTuple):
     page_size: int
 
     def left_tokens(self, job: Job) -> int:
-        """Return the largest expected rest of an answer, in tokens."""
+        """Return how many more tokens of an answer SGLang expects at most."""
         return min(job.max_new_tokens - job.generated_tokens, self.clip_tokens)
 
     def needed_tokens(self, job: Job) -> int:
@@ -106,7 +107,7 @@ class FcfsPolicy(StockPolicy):
 
 
 class LpmPolicy(StockPolicy):
-    """Longest prefix match: FCFS, but for retracted requests whose prompt is still cached."""
+    """Longest cached prefix first. Without shared prefixes only retracted requests have one."""
 
     asks_tree: ClassVar[bool] = True
     longest_sorted: ClassVar[float] = _LONGEST_SORTED
@@ -117,7 +118,7 @@ class LpmPolicy(StockPolicy):
 
 
 class HrrnPolicy(StockPolicy):
-    """Highest response ratio next: prefill tokens processed since the arrival, by uncached prompt.
+    """Highest response ratio next: prefill tokens since the arrival per uncached prompt token.
 
     SGLang adds batch.extend_num_tokens to its clock at every forward. A decode batch keeps the
     count of the prefill batch that it began as (later ones are merged into it), so each decode step
@@ -174,7 +175,7 @@ def stock_order(
 
 
 def _look_up(queue: Sequence[Progress], pool: KvPool) -> None:
-    """Look each up in the cache, as SGLang's _compute_prefix_matches does."""
+    """Look up each request's cached prefix, as SGLang's _compute_prefix_matches does."""
     beginnings = set()
     for progress in queue:
         cached_tokens, waits = pool.found_tokens(progress), False

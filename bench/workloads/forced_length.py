@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # The recorded length travels in the request's own custom_params; no policy reads it.
 LENGTH_KEY = "bench_output_tokens"
-# It beats any logit, and stays finite in half precision and after division by a temperature.
+# This logit beats any other. It stays finite in half precision and after division by a temperature.
 CERTAIN = 1e4
 
 
@@ -36,27 +36,27 @@ class ForcedLength(CustomLogitProcessor):  # type: ignore[misc]
         if not rows:
             return logits
         end_tokens = _end_tokens(rows[0][1])
-        last = [row for row, request, length in rows if num_output_tokens(request) >= length]
+        ending = [row for row, request, length in rows if num_output_tokens(request) >= length]
         if len(rows) == len(logits):
             logits[:, end_tokens] = -float("inf")
         else:
             for row, _, _ in rows:
                 logits[row, end_tokens] = -float("inf")
-        if last:
-            logits[last, end_tokens[0]] = CERTAIN
+        if ending:
+            logits[ending, end_tokens[0]] = CERTAIN
         return logits
 
-    # SGLang deserialises the class anew for every batch, and merges processors by the text of their
-    # serialisation. So that text must depend on the class's name alone.
+    # Trap: SGLang deserialises the class for every batch, and merges processors whose serialised
+    # texts are equal. So that text must depend on the class's name alone.
 
 
 def num_output_tokens(request: Any) -> int:
     """Return the number of output tokens of the request, including the token now being sampled.
 
-    The KV of this forward pass ends at the token before it: prompt and output so far. SGLang counts
-    it when it allocates the pass (mem_cache/allocation.py), before the launch. That holds in
+    kv_committed_len covers the prompt and all output tokens before this one. SGLang sets it when it
+    allocates the KV of a forward pass (mem_cache/allocation.py), before the launch. That holds in
     prefill and decode, with and without overlap, and again after a retraction. Trap: under overlap
-    output_ids lack the token in flight, and lose it at a retraction.
+    output_ids lack the token in flight, and a retraction drops that token.
     """
     return int(request.kv.kv_committed_len) - len(request.origin_input_ids) + 1
 

@@ -52,10 +52,10 @@ def changes_of(assignments: Sequence[str]) -> dict[str, Any]:
         if not equals or not all((*sections, last)):
             raise UserError(f"{assignment!r} is no NAME=VALUE")
         section: Any = changes
-        for each in sections:
-            section = section.setdefault(each, {}) if isinstance(section, dict) else None
+        for part in sections:
+            section = section.setdefault(part, {}) if isinstance(section, dict) else None
         if not isinstance(section, dict) or last in section:
-            raise UserError(f"{name} has a value already, or is within what has one")
+            raise UserError(f"{name} has a value already, or is part of a setting that has one")
         section[last] = _value_of(text)
     return changes
 
@@ -64,8 +64,8 @@ def _value_of(text: str) -> Any:
     """Return the TOML value of a text, or the text itself if JSON has no such value (a date, for
     example)."""
     try:
-        found = tomllib.loads(f"value = {text}")
-        json.dumps(found)
+        parsed = tomllib.loads(f"value = {text}")
+        json.dumps(parsed)
     except (ValueError, TypeError, RecursionError):
         return text
-    return found["value"] if len(found) == 1 else text
+    return parsed["value"] if len(parsed) == 1 else text

@@ -1,5 +1,4 @@
-"""Reads and writes a store's file: an SQLite database of one row a record, each with its
-checksum."""
+"""Reads and writes a store's file: an SQLite database with a row and a checksum per record."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ FORMAT_VERSION = 2
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE records (
-    id INTEGER PRIMARY KEY,      -- age: the smaller, the older
+    id INTEGER PRIMARY KEY,      -- in order of age, oldest first
     vector BLOB NOT NULL,        -- float32, little-endian
     output_tokens INTEGER NOT NULL,
     input_tokens INTEGER NOT NULL,
@@ -43,9 +42,9 @@ CREATE INDEX records_by_eviction ON records (origin = 'history', id);
 """
 
 
-# In the table meta: a number of the last opening. It is written at the opening, and again by each
-# commit. It distinguishes the file's own write-ahead log from a log that another file at the same
-# path has left.
+# A key of the table meta: a random number, drawn when a server opens the store, and written then
+# and with each commit. It distinguishes the file's own write-ahead log from a log that another file
+# at the same path has left.
 OPENING = "opening"
 
 _FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -53,7 +52,7 @@ _FULL_CODES = (
     sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC,
     sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_TRUNCATE,
 )  # fmt: skip
-# The file may be sound, but this user cannot read or write it, or not now.
+# The file may be sound, but this user cannot read or write it, at least not now.
 _ACCESS_CODES = (
     sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM,
@@ -65,7 +64,7 @@ class StoreError(UserError):
 
 
 class AccessError(StoreError):
-    """This user cannot read or write the file, or not now. The file may be sound."""
+    """This user cannot read or write the file, at least not now. The file may be sound."""
 
 
 class NoRoomError(AccessError):
@@ -100,7 +99,7 @@ def create(path: Path, meta: dict[str, str]) -> None:
     Leftovers of an earlier file are removed: SQLite would replay them into the new one.
     """
     unfinished = path.with_suffix(".new")
-    for left in (unfinished, *_beside(unfinished), *_beside(path)):
+    for left in (unfinished, *_side_files(unfinished), *_side_files(path)):
         left.unlink(missing_ok=True)
     os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     with contextlib.closing(sqlite3.connect(unfinished)) as connection:
@@ -111,7 +110,7 @@ def create(path: Path, meta: dict[str, str]) -> None:
 def in_memory(path: Path, meta: dict[str, str]) -> sqlite3.Connection:
     """Return a copy of the file at path, or a store with no records if there is none. Nothing is
     written to disk. Raises StoreError as connect_to_read does."""
-    # One thread reads it, another uses it, but never both at once.
+    # One thread loads it and another uses it, never both at once.
     connection = sqlite3.connect(":memory:", check_same_thread=False)
     if path.exists():
         with contextlib.closing(connect_to_read(path)) as on_disk:
@@ -132,43 +131,43 @@ def _make_tables(connection: sqlite3.Connection, meta: dict[str, str]) -> None:
 def connect(path: Path) -> sqlite3.Connection:
     """Connect to read and write. Raises StoreError unless the file at path is a sound store of this
     format. Another file's write-ahead log is removed."""
-    if _has_anothers_log(path):
-        logger.warning("%s was moved or restored: what others have left beside it is removed", path)
-        for left in _beside(path):
+    if _has_foreign_log(path):
+        logger.warning("%s was moved or restored: another file's log beside it is removed", path)
+        for left in _side_files(path):
             left.unlink(missing_ok=True)
-    return _opened(path, "mode=rw", os.R_OK | os.W_OK)
+    return _open(path, "mode=rw", os.R_OK | os.W_OK)
 
 
 def connect_to_read(path: Path) -> sqlite3.Connection:
     """Connect to read, as connect does, but change nothing on disk. A server may have the store
     open."""
-    if not _has_log(path) or _has_anothers_log(path):
-        return _alone(path)
-    return _with_log(path)
+    if not _has_log(path) or _has_foreign_log(path):
+        return _open_without_log(path)
+    return _open_with_log(path)
 
 
-def _beside(path: Path) -> list[Path]:
+def _side_files(path: Path) -> list[Path]:
     """Return the files that SQLite keeps beside a database while it is open, and after its process
     was killed."""
     return [path.with_name(path.name + end) for end in ("-wal", "-shm", "-journal")]
 
 
 def _has_log(path: Path) -> bool:
-    log = _beside(path)[0]
+    log = _side_files(path)[0]
     return log.exists() and log.stat().st_size > 0
 
 
-def _has_anothers_log(path: Path) -> bool:
-    """Whether a sound file has a log that is not its own, or would damage it."""
+def _has_foreign_log(path: Path) -> bool:
+    """Whether the file is sound, but has the log of another file, or a log that would damage it."""
     if not _has_log(path):
         return False
     try:
-        with contextlib.closing(_alone(path)) as alone:
+        with contextlib.closing(_open_without_log(path)) as alone:
             own = read_meta(alone).get(OPENING, "")
     except StoreError:  # it may need the log: its process was killed while it merged the two
         return False
     try:
-        with contextlib.closing(_with_log(path)) as whole:
+        with contextlib.closing(_open_with_log(path)) as whole:
             return own != read_meta(whole).get(OPENING, "")
     except AccessError:
         raise
@@ -176,26 +175,26 @@ def _has_anothers_log(path: Path) -> bool:
         return True
 
 
-def _alone(path: Path) -> sqlite3.Connection:
-    return _opened(path, "mode=ro&immutable=1", os.R_OK)
+def _open_without_log(path: Path) -> sqlite3.Connection:
+    return _open(path, "mode=ro&immutable=1", os.R_OK)
 
 
-def _with_log(path: Path) -> sqlite3.Connection:
-    log, index, _ = _beside(path)
+def _open_with_log(path: Path) -> sqlite3.Connection:
+    log, index, _ = _side_files(path)
     if index.exists():
-        return _opened(path, "mode=ro&readonly_shm=1", os.R_OK)
-    # SQLite would make the index there.
+        return _open(path, "mode=ro&readonly_shm=1", os.R_OK)
+    # SQLite would create the index beside the file, so it reads a copy.
     try:
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(shutil.copy(path, folder))
             shutil.copy(log, folder)
-            return _opened(path, "mode=rw", os.R_OK, copy)
+            return _open(path, "mode=rw", os.R_OK, copy)
     except OSError as error:
         raise explained(path, error) from error
 
 
-def _opened(path: Path, how: str, access: int, copy: Path | None = None) -> sqlite3.Connection:
-    if not os.access(path, access):  # SQLite does not say so
+def _open(path: Path, how: str, access: int, copy: Path | None = None) -> sqlite3.Connection:
+    if not os.access(path, access):  # SQLite names no reason
         what = "read and write" if access & os.W_OK else "read"
         raise AccessError(f"this user has no permission to {what} the store {path}")
     if not path.is_file():  # SQLite would wait for a pipe, and call a folder damaged

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def acquire(folder: Path) -> int | None:
-    """Return the descriptor that holds the folder's lock until closed; None if another process has
+    """Return the descriptor that holds the folder's lock until closed. None if another process has
     it.
 
     Raises OSError if the disk is full, or the lock file is a link: its target is not ours to write
@@ -40,7 +40,7 @@ def holder(folder: Path) -> str | None:
     try:
         fd = os.open(folder / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        # There is no file, or a link, which is not ours, or another user's file.
+        # No file, a link (never ours), or another user's file.
         if error.errno in (errno.ENOENT, errno.ELOOP, errno.EACCES):
             return None
         raise
