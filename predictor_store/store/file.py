@@ -28,7 +28,7 @@ FORMAT_VERSION = 2
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE records (
-    id INTEGER PRIMARY KEY,      -- in order of age, oldest first
+    id INTEGER PRIMARY KEY,      -- age: the smaller, the older
     vector BLOB NOT NULL,        -- float32, little-endian
     output_tokens INTEGER NOT NULL,
     input_tokens INTEGER NOT NULL,
