@@ -89,8 +89,8 @@ class Overload:
         if pace.busy_s(self._arrivals.offered()) >= _MARGIN * span_s:
             latest = self._arrivals.ahead_of(row) * _MARGIN
         if job.hints.shares_fairly:
-            theirs, num_tenants = self._unfinished.of_class(job)
-            share = len(theirs) * num_tenants / max(1, len(rows))
+            num_theirs, num_tenants = self._unfinished.of_class(job)
+            share = num_theirs * num_tenants / max(1, len(rows))
             before, latest = before * min(1.0, share), latest * min(1.0, share)
         fresh = total if policy.starts_early else None
         return Newcomer(row, own, before, fresh, latest, span_s, pace)

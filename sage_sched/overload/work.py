@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,9 +18,8 @@ from sage_sched.steps import ServerFacts
 # tokens so far.
 NUM_COLUMNS = 7
 _LEVEL, _KEY, _PROMPT, _PREFILLS, _QUANTUM, _MEAN, _TOKENS = range(NUM_COLUMNS)
-# It is looked at anew at every so many tokens of its answer; all are after so long, or for so many
-# new jobs.
-_INTERVAL_TOKENS, _KEPT_S, _MOST_NEW = 128, 0.25, 64
+# It is looked at anew at every so many tokens of its answer, which are counted this often.
+_INTERVAL_TOKENS, _KEPT_S = 128, 0.25
 # Of logarithms of indices; those that are infinite count as this.
 _MOST_RISE = 100.0
 # Arrivals that are remembered.
@@ -138,50 +138,66 @@ class Unfinished:
     """What is known of the unfinished jobs."""
 
     def __init__(self) -> None:
-        self._jobs: dict[Job, tuple[int, Floats] | None] = {}
-        # Jobs that are not among the rows.
-        self._new: list[Job] = []
-        self._rows: Floats = np.zeros((0, NUM_COLUMNS))
-        self._made_s = -math.inf
+        self._jobs: list[Job] = []
+        self._place_of: dict[Job, int] = {}
+        # By place: a row, and the interval of the job's answer that it was made in; None if it is
+        # to be made.
+        self._rows: Floats = np.zeros((_MOST_ARRIVALS, NUM_COLUMNS))
+        self._intervals: list[int | None] = []
+        self._looked_s = -math.inf
+        # By class, the number of each tenant's jobs.
+        self._num_of: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def add(self, job: Job) -> None:
-        self._jobs[job] = None
-        self._new.append(job)
+        if len(self._jobs) == len(self._rows):
+            self._rows = np.concatenate((self._rows, np.zeros_like(self._rows)))
+        self._place_of[job] = len(self._jobs)
+        self._jobs.append(job)
+        self._intervals.append(None)
+        self._num_of[job.hints.slo_class][job.hints.tenant] += 1
 
     def remove(self, job: Job) -> None:
-        self._jobs.pop(job, None)
+        if job not in self._place_of:
+            return
+        self._to_end(job)
+        del self._place_of[self._jobs.pop()]
+        self._intervals.pop()
+        counts = self._num_of[job.hints.slo_class]
+        counts[job.hints.tenant] -= 1
+        if not counts[job.hints.tenant]:
+            del counts[job.hints.tenant]
 
     def others(self, newcomer: Job, now_s: float, policy: Policy, server: ServerFacts) -> Floats:
-        """The rows of all but the job that was added last."""
-        if len(self._new) > _MOST_NEW or not 0 <= now_s - self._made_s < _KEPT_S:
-            jobs = [job for job in self._jobs if job is not newcomer]
-            self._rows = self._rows_of(jobs, policy, server)
-            self._made_s, self._new = now_s, [newcomer]
-        new = [job for job in self._new if job in self._jobs and job is not newcomer]
-        return (
-            np.concatenate((self._rows, self._rows_of(new, policy, server))) if new else self._rows
-        )
+        """The rows of all but this job."""
+        if newcomer not in self._place_of:
+            self.add(newcomer)
+        self._to_end(newcomer)
+        looks = not 0 <= now_s - self._looked_s < _KEPT_S
+        if looks:
+            self._looked_s = now_s
+        for place, known in enumerate(self._intervals[:-1]):
+            if known is None or looks:
+                job = self._jobs[place]
+                interval = -(-job.generated_tokens // _INTERVAL_TOKENS)
+                if known != interval:
+                    self._rows[place] = row_of(job, policy, server)
+                    self._intervals[place] = interval
+        return self._rows[: len(self._jobs) - 1]
 
-    def of_class(self, newcomer: Job) -> tuple[list[Floats], int]:
-        """The rows of a newcomer's tenant, and how many tenants of its class have work."""
-        hints, tenants, rows = newcomer.hints, set[str](), []
-        for job, known in self._jobs.items():
-            if job.hints.slo_class == hints.slo_class:
-                tenants.add(job.hints.tenant)
-                if job.hints.tenant == hints.tenant and known is not None:
-                    rows.append(known[1])
-        return rows, len(tenants)
+    def of_class(self, newcomer: Job) -> tuple[int, int]:
+        """How many other jobs a newcomer's tenant has in its class, and how many tenants of its
+        class have jobs."""
+        counts = self._num_of[newcomer.hints.slo_class]
+        return counts[newcomer.hints.tenant] - 1, len(counts)
 
-    def _rows_of(self, jobs: list[Job], policy: Policy, server: ServerFacts) -> Floats:
-        rows = [self._known(job, policy, server) for job in jobs]
-        return np.array(rows).reshape(len(rows), NUM_COLUMNS)
-
-    def _known(self, job: Job, policy: Policy, server: ServerFacts) -> Floats:
-        interval = -(-job.generated_tokens // _INTERVAL_TOKENS)
-        known = self._jobs[job]
-        if known is None or known[0] != interval:
-            known = self._jobs[job] = interval, row_of(job, policy, server)
-        return known[1]
+    def _to_end(self, job: Job) -> None:
+        """Swap a job with the last."""
+        place, last = self._place_of[job], len(self._jobs) - 1
+        self._place_of[self._jobs[last]], self._place_of[job] = place, last
+        jobs, intervals = self._jobs, self._intervals
+        jobs[place], jobs[last] = jobs[last], jobs[place]
+        intervals[place], intervals[last] = intervals[last], intervals[place]
+        self._rows[[place, last]] = self._rows[[last, place]]
 
 
 class Arrivals:

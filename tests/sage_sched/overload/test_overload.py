@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -217,3 +218,30 @@ def test_more_work_never_makes_a_wait_shorter(
         times.append((found.ttft_s, found.ttlt_s))
     for one, more in pairwise(times):
         assert all(a <= b + 1e-9 for a, b in zip(one, more, strict=True))
+
+
+def test_jobs_are_let_go_where_nothing_is_refused() -> None:
+    """On prefill and decode servers none asks for a newcomer's times."""
+    overload = Overload(SECOND_SLOS)
+    job = Job(0, 100, 4096, None, 0)
+    held = sys.getrefcount(job)
+    overload.arrived(job)
+    overload.ended(job)
+    assert sys.getrefcount(job) == held
+
+
+@given(st.lists(st.tuples(st.integers(1, 2000), st.booleans()), min_size=1, max_size=600))
+def test_jobs_that_end_leave_the_rows_of_the_others(crowd: list[tuple[int, bool]]) -> None:
+    door, without = Door("fcfs-fill"), Door("fcfs-fill")
+    jobs = [door.fill(1, length)[0] for length, _ in crowd]
+    for job, (length, ends) in zip(jobs, crowd, strict=True):
+        if ends:
+            door.overload.ended(job)
+        else:
+            without.fill(1, length)
+    found = []
+    for each in (door, without):
+        job = Job(999, 100, 4096, LengthDistribution.from_samples([5], "truth"), 0)
+        found.append(each.overload.newcomer(job, each.policy, SERVER, each.now_s).before)
+    assert found[0].steps == pytest.approx(found[1].steps)
+    assert found[0].jobs == found[1].jobs
