@@ -44,6 +44,8 @@ _MOST_SAMPLES = 4096
 _OF_SCORES = ("multi_item_delimiter_indices", "token_indices_to_pool")
 _OF_SGLANG = ("lora_id",)
 _SCORING_ROUTES = ("v1_score_request", "v1_decisions_request", "v1_rerank_request")
+# SGLang looks sessions up by these, or cuts their prompts there, without a check of their types.
+_SESSION_FIELDS = {"id": str, "rid": str, "offset": int}
 # With this field, SGLang takes the other sampling parameters unchecked, for example a temperature
 # of 0. It refuses the field on /generate only, and since 0.5.23.
 _NORMALIZED = "is_normalized"
@@ -59,7 +61,8 @@ def check_body(obj: GenerateReqInput, route: str | None) -> None:
     """Raise ValueError for a body that must not reach SGLang's code.
 
     That is a body whose custom_params are no object, which asks for more samples than the HTTP
-    process has memory for, or which has fields that only a route of SGLang may set.
+    process has memory for, whose session_params have values of other types, or which has fields
+    that only a route of SGLang may set.
 
     route: the name of the route's function; None if the request did not come by HTTP.
     """
@@ -69,6 +72,10 @@ def check_body(obj: GenerateReqInput, route: str | None) -> None:
         for name in (*_OF_SGLANG, *(() if route in _SCORING_ROUTES else _OF_SCORES)):
             if (given := getattr(obj, name, None)) is not None:
                 raise ValueError(f"{name} is {given!r:.40}, allowed: none")
+    for name, kind in _SESSION_FIELDS.items():
+        given = (getattr(obj, "session_params", None) or {}).get(name)
+        if not isinstance(given, kind | None):
+            raise ValueError(f"session_params.{name} is {given!r:.40}, allowed: {kind.__name__}")
     each = obj.sampling_params if isinstance(obj.sampling_params, list) else [obj.sampling_params]
     for sampling in each:
         given = sampling if isinstance(sampling, dict) else {}

@@ -133,7 +133,6 @@ def test_hints_count_if_they_are_trusted(
         ({"session_params": {"id": "a"}}, False, "a"),
         ({"session_id": "a"}, True, "a"),
         ({"session_id": "a"}, False, ""),
-        ({"session_params": {"id": 7}, "session_id": None}, True, ""),
         ({}, True, ""),
     ],
 )

@@ -149,6 +149,14 @@ def test_only_routes_for_scores_give_delimiters(field: str) -> None:
             check_body(asked(lora_id="mine"), route)
 
 
+@pytest.mark.parametrize("wrong", [{"id": {}}, {"id": 7}, {"id": "a", "rid": []}, {"offset": "1"}])
+def test_a_session_has_the_types_that_schedulers_look_up(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"^session_params"):
+        check_body(asked(session_params=wrong), "generate_request")
+    for right in (None, {}, {"id": None}, {"id": "a", "rid": "b", "offset": -1}):
+        check_body(asked(session_params=right), "generate_request")
+
+
 def test_the_number_of_samples_is_bounded() -> None:
     for n in (0, 5000, 10**9, "5"):
         with pytest.raises(ValueError, match=r"^n is"):
