@@ -8,6 +8,7 @@ from typing import Any
 
 from sglang.srt.managers.io_struct import AbortReq
 
+from patches.carrier import decode_asked
 from patches.engine_types import Batch, Req, Scheduler
 from patches.listener import Listener
 from patches.messages import in_abort
@@ -40,13 +41,14 @@ class OverloadGate(Listener):
             return False
         try:
             refusal = self._refusal(req)
+            reason = None if refusal is None else in_abort(refusal)
         except Exception:
             state.failures.count("predict a wait")
             return False
         if refusal is None:
             return False
         self.num_refused[refusal.metric] += 1
-        reason = in_abort(refusal)
+        req.time_stats.trace_ctx.abort(abort_info=reason)
         self._scheduler.send_abort_output(AbortReq(rid=req.rid, finished_reason=reason), req)
         return True
 
@@ -54,19 +56,22 @@ class OverloadGate(Listener):
         state, job = self._scheduler.sage, req.sage.job
         now_s = state.jobs.now_s
         newcomer = state.limits.overload.newcomer(job, state.policy, state.server, now_s)
-        req.sage.foretold = Foretold(newcomer.ttft_s, newcomer.ttlt_s, time.monotonic())
+        call = decode_asked(req.sampling_params.custom_params)
+        found = Foretold(newcomer.ttft_s, newcomer.ttlt_s, time.monotonic(), call and call[1])
+        req.sage.foretold = found
         refusal: Refusal | None = state.limits.overload.refuses(
             job,
             newcomer,
             now_s,
-            any_waits=bool(self._scheduler.waiting_queue),
+            any_waits=any(map(found.waits_for, self._scheduler.waiting_queue)),
             knows_steps=state.calibration.source != "shipped",
         )
         return refusal
 
     def stepped(self, batch: Batch, result: Any) -> None:
         for req in batch.reqs:
-            if len(req.output_ids) == 1:
+            # Under overlap a request that has ended is in one more batch.
+            if len(req.output_ids) == 1 and not req.sage.has_ended:
                 self._compare("ttft", req)
 
     def ended(self, req: Req, was_aborted: bool) -> None:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from patches.engine_types import Batch
+from patches.engine_types import Batch, Req
 from patches.listener import Listener
 from sage_sched.job import Job
 from sage_sched.slo import Deadlines
@@ -97,11 +97,21 @@ class TokenTimes:
 
 
 class Foretold(NamedTuple):
-    """The predicted times of a request, from at_s on this rank's clock."""
+    """The predicted times of a request, from at_s on this rank's clock.
+
+    came_s: the stamp of its call, which its siblings share: prompts of a list, and samples.
+    """
 
     ttft_s: float
     ttlt_s: float
     at_s: float
+    came_s: float | None
+
+    def waits_for(self, other: Req) -> bool:
+        """Whether a waiting request is of another call. A call cannot wait until its own prompts
+        have gone: an idle server would refuse a long list again and again."""
+        theirs: Foretold | None = other.sage.foretold
+        return self.came_s is None or theirs is None or theirs.came_s != self.came_s
 
 
 @dataclass(slots=True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
+from patches.carrier import encode_asked
 from patches.messages import REFUSED
+from sage_sched.overload import Refusal
 from tests.patches.scheduler.test_state import fail
-from tests.patches.schedulers import Server, make_request
+from tests.patches.schedulers import Server, StandInBatch, make_request
 
 ON = {"overload": {"enabled": True, "max_ttft_ms": 1000.0}}
 KNOWN = {**ON, "step_time": {"decode_base_ms": 1000.0}}
@@ -40,6 +43,38 @@ def test_a_refused_request_is_aborted_and_one_that_waits_again_is_not() -> None:
     assert server.state.stats()["overload"]["num_refused"] == {"ttft": 1, "ttlt": 0}
     (begun,) = server.arrive(make_request([900], answer_tokens=3))
     assert not refuses(server, begun)
+
+
+def test_a_call_is_not_refused_for_its_own_prompts() -> None:
+    """Else an idle server would refuse a long list of prompts again and again."""
+    server, _ = server_of()
+    server.scheduler.waiting_queue.clear()
+    for came_s in (1.0, 1.0, 2.0):
+        (req,) = server.arrive(make_request([900], carried=encode_asked("a call", came_s, 1.0)))
+        assert refuses(server, req) == (came_s == 2.0)
+        server.scheduler.waiting_queue.append(req)
+
+
+def test_a_time_that_no_number_tells_refuses_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, aborts = server_of()
+    endless = Refusal("ttft", math.inf, 1.0)
+    monkeypatch.setattr(server.state.limits.overload, "refuses", lambda *args, **kw: endless)
+    (late,) = server.arrive(make_request([900]))
+    assert not refuses(server, late)
+    assert not aborts
+    assert server.state.stats()["num_policy_errors"] == 1
+
+
+def test_a_ttft_is_compared_once() -> None:
+    """Under overlap an answer of one token is in one more batch."""
+    server = Server(schedule_policy="fcfs-fill", sections=KNOWN)
+    (req,) = server.arrive(make_request([900]))
+    assert not refuses(server, req)
+    req.output_ids.append(1)
+    before = dict(server.state.overload.ratios())
+    req.sage.has_ended = True
+    server.state.overload.stepped(StandInBatch([req]), None)
+    assert server.state.overload.ratios() == before == {}
 
 
 @pytest.mark.parametrize("sections", [{}, ON])
