@@ -30,12 +30,15 @@ class OverloadGate(Listener):
             name: deque[tuple[float, float]](maxlen=_NUM_COMPARED) for name in self.num_refused
         }
 
+    @property
+    def _is_on(self) -> bool:
+        return bool(self._scheduler.sage.limits.overload.config.enabled)
+
     def refuses(self, req: Req) -> bool:
         """Return whether a request that begins to wait is refused. A request that waits again was
         admitted before. If it is refused, its client gets the refusal, and SGLang releases it."""
         state = self._scheduler.sage
-        overload = state.limits.overload
-        if not overload.config.enabled or req.sage.foretold is not None or req.output_ids:
+        if not self._is_on or req.sage.foretold is not None or req.output_ids:
             return False
         if req.to_finish is not None or req.finished():
             return False
@@ -69,6 +72,8 @@ class OverloadGate(Listener):
         return refusal
 
     def stepped(self, batch: Batch, result: Any) -> None:
+        if not self._is_on:
+            return
         for req in batch.reqs:
             # Under overlap a request that has ended is in one more batch.
             if len(req.output_ids) == 1 and not req.sage.has_ended:
@@ -94,6 +99,6 @@ class OverloadGate(Listener):
         }
 
     def stats(self) -> dict[str, Any]:
-        if not self._scheduler.sage.limits.overload.config.enabled:
+        if not self._is_on:
             return {}
         return {"overload": {"num_refused": self.num_refused, "real_to_predicted": self.ratios()}}

@@ -77,6 +77,15 @@ def test_a_ttft_is_compared_once() -> None:
     assert server.state.overload.ratios() == before == {}
 
 
+def test_where_it_is_off_a_step_costs_nothing() -> None:
+    class Unread:
+        @property
+        def reqs(self) -> Any:
+            raise AssertionError
+
+    Server(schedule_policy="fcfs-fill").state.overload.stepped(Unread(), None)
+
+
 @pytest.mark.parametrize("sections", [{}, ON])
 def test_by_default_and_before_step_times_are_learned_none_is(sections: Any) -> None:
     server, aborts = server_of(sections)
