@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from patches.engine_types import Batch
-from sage_sched.fields import UserError
+from sage_sched.errors import UserError
 
 # Every hook fits all of these. A hook that does not will have to name its releases.
 SUPPORTED_RELEASES = ("0.5.22", "0.5.23")

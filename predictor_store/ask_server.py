@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from sage_sched.fields import UserError
+from sage_sched.errors import UserError
 
 _KEY_VARIABLE = "SAGE_ADMIN_KEY"
 _TIMEOUT_S = 60.0

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from sage_sched.app.parts_finder import ALL, find_parts
-from sage_sched.fields import UserError
+from sage_sched.errors import UserError
 
 # Subcommands that take SGLang's own flags: the module, which has run(argv) -> exit status, and the
 # help text.

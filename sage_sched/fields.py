@@ -15,6 +15,8 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from sage_sched.errors import UserError
+
 # The largest number that may be set. A field without a maximum may also be infinite.
 MOST = 1_000_000_000
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -24,11 +26,6 @@ Pools = Annotated[float, Meta(ge=1e-6, le=MOST)]
 MALFORMED = (
     ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError,
 )  # fmt: skip
-
-
-class UserError(Exception):
-    """A value that the user gave is wrong, or something that the user asked for is not available.
-    The message says which, so that a command prints it in one line, without a traceback."""
 
 
 class ConfigError(UserError, ValueError):

@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 
 from predictor_store.cached_file import cache_folder
-from sage_sched.fields import UserError
+from sage_sched.errors import UserError
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 # transformers asks for accelerate to read a GGUF file; the server needs neither.

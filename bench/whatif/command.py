@@ -34,7 +34,8 @@ from predictor_store.terminal import (
     speaker,
 )
 from sage_sched.app.registry import policy_names, policy_type
-from sage_sched.fields import ConfigError, UserError
+from sage_sched.errors import UserError
+from sage_sched.fields import ConfigError
 from sage_sched.steps import StepTime
 
 # SGLang's policies as tuned best under most loads (docs/results.md), and ours.

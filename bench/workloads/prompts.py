@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from predictor_store.data.warm import Observation
-from sage_sched.fields import UserError
+from sage_sched.errors import UserError
 
 # The share of prompts in the history. The others are for evaluation.
 HISTORY_SHARE = 0.4

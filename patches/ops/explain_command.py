@@ -19,7 +19,7 @@ import numpy as np
 
 from predictor_store.logs.lines import text_lines
 from predictor_store.terminal import add_json, print_json, printable
-from sage_sched.fields import UserError
+from sage_sched.errors import UserError
 
 Event = Mapping[str, Any]
 # The fields of each kind of event, besides `t` and `is`. An event of another kind has a reason.

@@ -11,7 +11,7 @@ from typing import Any
 from predictor_store.ask_server import RefusedError, add_key, ask, key_of
 from predictor_store.settings_command import add_listing
 from predictor_store.terminal import print_json, server_url
-from sage_sched.fields import UserError
+from sage_sched.errors import UserError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

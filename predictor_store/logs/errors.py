@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sage_sched.fields import UserError
+from sage_sched.errors import UserError
 
 
 class DatasetError(UserError):

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor_store.torchvision_schemas import define_missing
-from sage_sched.fields import UserError
+from sage_sched.errors import UserError
 
 # The length that the model was trained with (model card). It accepts 256, at over twice the time.
 MAX_TOKENS = 128

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sage_sched.fields import MALFORMED, UserError
+from sage_sched.errors import UserError
+from sage_sched.fields import MALFORMED
 from sage_sched.probe import Edges
 
 FORMAT = "sage-sched probe 3"

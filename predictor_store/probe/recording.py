@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sage_sched.distribution import LengthDistribution
-from sage_sched.fields import UserError
+from sage_sched.errors import UserError
 
 ROWS, ANSWERS = ".rows", ".answers.jsonl"
 _ABOUT = "about.json"

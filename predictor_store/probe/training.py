@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from predictor_store.probe.file import ProbeFile
 from predictor_store.probe.quality import Quality, by_probe, by_prompt, quality_by_age
 from predictor_store.probe.recording import Recording
-from sage_sched.fields import UserError
+from sage_sched.errors import UserError
 from sage_sched.probe import from_steps, in_steps
 
 _INNER = 512

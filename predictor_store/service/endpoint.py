@@ -20,7 +20,7 @@ from predictor_store.cached_file import cache_folder, expanded, read_own
 from predictor_store.service.messages import MAX_BYTES
 from sage_sched.app.address import Address
 from sage_sched.app.config import PredictorConfig
-from sage_sched.fields import UserError
+from sage_sched.errors import UserError
 
 TOKEN_VARIABLE = "SAGE_PREDICTOR_TOKEN"
 _MIN_TOKEN_CHARS = 16

@@ -18,7 +18,7 @@ from typing import Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from sage_sched.fields import UserError
+from sage_sched.errors import UserError
 
 logger = logging.getLogger(__name__)
 

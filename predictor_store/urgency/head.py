@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sage_sched.fields import MALFORMED, UserError
+from sage_sched.errors import UserError
+from sage_sched.fields import MALFORMED
 
 FORMAT = "sage-sched urgency 1"
 # Learned from triage notes (docs/policies.md), as float16.

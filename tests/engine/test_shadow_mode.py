@@ -15,7 +15,7 @@ from bench.engines.server.server import Server
 from bench.whatif.engine import of_running
 from bench.whatif.read import read_log
 from patches.ops import set_command
-from sage_sched.fields import UserError
+from sage_sched.errors import UserError
 from tests.engine.conftest import Stock
 from tests.engine.kinds import CHECKED, PATIENT
 from tests.engine.serving import CPU_FLAGS, generate, wait_until, warmed_store

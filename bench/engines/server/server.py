@@ -20,7 +20,7 @@ import requests
 from tqdm import tqdm
 
 from bench.engines.clock.priority import take_place_of_session
-from sage_sched.fields import UserError
+from sage_sched.errors import UserError
 
 Process = subprocess.Popen[bytes]
 STOCK_COMMAND = (sys.executable, "-m", "sglang.launch_server")

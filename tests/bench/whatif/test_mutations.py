@@ -16,7 +16,7 @@ from bench.whatif.log import TrafficLog
 from bench.whatif.read import read_log
 from predictor_store.data.observations import Observations
 from predictor_store.logs.reader import ReadOptions
-from sage_sched.fields import UserError
+from sage_sched.errors import UserError
 from tests.predictor_store.logs.variants import VARIANTS, made
 
 ASKED = made(240)

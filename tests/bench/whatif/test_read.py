@@ -14,7 +14,7 @@ from bench.whatif.simulation import spans_of
 from predictor_store.data.observations import Observations
 from predictor_store.logs.errors import DatasetError
 from sage_sched.distribution import LengthDistribution
-from sage_sched.fields import UserError
+from sage_sched.errors import UserError
 
 TEXT = "Say 'meta_info': {'prompt_tokens': 7}."
 META = {"prompt_tokens": 12, "completion_tokens": 30, "e2e_latency": 2.5}

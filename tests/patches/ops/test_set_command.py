@@ -12,7 +12,7 @@ import pytest
 
 from patches.ops.set_command import changes_of
 from sage_sched.cli import main
-from sage_sched.fields import UserError
+from sage_sched.errors import UserError
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from predictor_store.predict.features import features_of
 from predictor_store.predict.minilm import WEIGHTS_DIGEST
 from predictor_store.predict.regression import GeneralLength
 from sage_sched.app.config import ENCODERS
-from sage_sched.fields import UserError
+from sage_sched.errors import UserError
 from tests.predictor_store.samples import JUNK
 
 
