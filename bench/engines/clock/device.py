@@ -69,6 +69,7 @@ class Device:
                 },
             ),
             decode=_faster(sage.decode, self.speed),
+            overload=_faster(sage.overload, self.speed),
             step_time=sage.step_time and _faster(sage.step_time, self.speed),
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +14,7 @@ from bench.engines.clock.device_clock import STATE, DeviceClock, DeviceModel
 from bench.policies.fastserve import FastServeParameters
 from bench.simulator.presets import PRESETS
 from sage_sched.app.config import SageConfig, StepTimeConfig
+from sage_sched.overload import OverloadConfig
 from sage_sched.policies.sage import SageParameters
 from sage_sched.steps import StepTime
 
@@ -172,13 +173,15 @@ def test_a_run_that_the_host_held_up_is_invalid() -> None:
 def test_all_times_of_a_server_are_divided_by_its_speed() -> None:
     device = Device.named("h800-qwen3-32b", speed=4.0)
     assert device.in_its_time(SageConfig()).step_time is None  # it learns them
-    life = replace(SageConfig(), step_time=(step_time := StepTimeConfig()))
+    limits = OverloadConfig(enabled=True, max_ttft_ms=2000.0)
+    life = SageConfig(step_time=(step_time := StepTimeConfig()), overload=limits)
     told = device.in_its_time(life)
     for name, coefficient_ms in asdict(step_time).items():
         assert getattr(told.step_time, name) == pytest.approx(coefficient_ms / 4)
     assert told.predictor.deadline_ms == life.predictor.deadline_ms / 4
     assert told.policy["fastserve"] == FastServeParameters(quantum_ms=25.0)
     assert told.policy["sage"] == SageParameters(ttft_ms=500.0)
+    assert told.overload == OverloadConfig(enabled=True, max_ttft_ms=500.0)
     assert told.store == life.store
     engine = PRESETS["h800-qwen3-32b"]
     flags = device.flags()
