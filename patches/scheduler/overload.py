@@ -12,7 +12,7 @@ from patches.carrier import decode_asked
 from patches.engine_types import Batch, Req, Scheduler
 from patches.listener import Listener
 from patches.messages import in_abort
-from patches.scheduler.request import Foretold
+from patches.scheduler.request import PredictedTimes
 from sage_sched.overload import Refusal
 
 # The latest requests that the ratios cover.
@@ -38,7 +38,7 @@ class OverloadGate(Listener):
         """Return whether a request that begins to wait is refused. A request that waits again was
         admitted before. If it is refused, its client gets the refusal, and SGLang releases it."""
         state = self._scheduler.sage
-        if not self._is_on or req.sage.foretold is not None or req.output_ids:
+        if not self._is_on or req.sage.predicted_times is not None or req.output_ids:
             return False
         if req.to_finish is not None or req.finished():
             return False
@@ -60,8 +60,8 @@ class OverloadGate(Listener):
         now_s = state.jobs.now_s
         newcomer = state.limits.overload.newcomer(job, state.policy, state.server, now_s)
         call = decode_asked(req.sampling_params.custom_params)
-        found = Foretold(newcomer.ttft_s, newcomer.ttlt_s, time.monotonic(), call and call[1])
-        req.sage.foretold = found
+        found = PredictedTimes(newcomer.ttft_s, newcomer.ttlt_s, time.monotonic(), call and call[1])
+        req.sage.predicted_times = found
         refusal: Refusal | None = state.limits.overload.refuses(
             job,
             newcomer,
@@ -84,10 +84,10 @@ class OverloadGate(Listener):
             self._compare("ttlt", req)
 
     def _compare(self, metric: str, req: Req) -> None:
-        foretold: Foretold | None = req.sage.foretold
-        if foretold is not None:
-            predicted_s = foretold.ttft_s if metric == "ttft" else foretold.ttlt_s
-            self._compared[metric].append((time.monotonic() - foretold.at_s, predicted_s))
+        predicted_times: PredictedTimes | None = req.sage.predicted_times
+        if predicted_times is not None:
+            predicted_s = predicted_times.ttft_s if metric == "ttft" else predicted_times.ttlt_s
+            self._compared[metric].append((time.monotonic() - predicted_times.at_s, predicted_s))
 
     def ratios(self) -> dict[str, float]:
         """Return, by metric, the sum of real times divided by the sum of predicted ones, over the

@@ -96,7 +96,7 @@ class TokenTimes:
     num_next_on_time: int = 0
 
 
-class Foretold(NamedTuple):
+class PredictedTimes(NamedTuple):
     """The predicted times of a request, from at_s on this rank's clock.
 
     came_s: the stamp of its call, which its siblings share: prompts of a list, and samples.
@@ -110,7 +110,7 @@ class Foretold(NamedTuple):
     def waits_for(self, other: Req) -> bool:
         """Whether a waiting request is of another call. A call cannot wait until its own prompts
         have gone: an idle server would refuse a long list again and again."""
-        theirs: Foretold | None = other.sage.foretold
+        theirs: PredictedTimes | None = other.sage.predicted_times
         return self.came_s is None or theirs is None or theirs.came_s != self.came_s
 
 
@@ -131,7 +131,7 @@ class RequestState:
     was_checked: bool = False
     why_not_preemptible: str | None = None
     shared_slots: Any = ()
-    foretold: Foretold | None = None
+    predicted_times: PredictedTimes | None = None
 
     @property
     def is_preempted(self) -> bool:

@@ -1,4 +1,4 @@
-"""The decision: whether a newcomer is refused."""
+"""Decides whether a newcomer is refused."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from sage_sched.overload.work import Arrivals, Pace, Unfinished, Work, row_of
 from sage_sched.policy import Policy
 from sage_sched.steps import ServerFacts
 
-# Of so many that would be refused, one is admitted.
+# One of this many requests that would be refused is admitted.
 FLOOR = 50
-# After a refusal, limits are this share of what they were, until so many in a row were within.
+# After a refusal, limits are multiplied by STRICT until NUM_WITHIN requests in a row were within.
 STRICT, NUM_WITHIN = 0.9, 64
-# Of so many of the latest requests, this share must have a prediction of their own.
+# This share of the latest requests must have a prediction of their own.
 _NUM_LATEST, _LEAST_PREDICTED = 64, 0.5
-# What takes longer than its deadline even alone has so many times as long.
+# A request that misses its deadline even alone may take this many times as long as alone.
 _MOST_SLOWDOWN = 2.0
-# By how much full batches do less than planned, as the last of them are never full. Chosen on the
+# Work takes this much longer than in full batches, as the last ones are never full. Chosen on the
 # tuning seeds of `bench run overload`.
 _MARGIN = 1.15
 # Weight of a prefill step in the number of requests that share one.
@@ -31,7 +31,10 @@ _LEAST_RETRY_S, _MOST_RETRY_S = 1.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a newcomer is refused: this time of it (ttft or ttlt) would be above its limit."""
+    """Says why a newcomer is refused: its predicted TTFT or TTLT is above the limit.
+
+    metric: ttft or ttlt.
+    """
 
     metric: str
     predicted_s: float
@@ -39,7 +42,7 @@ class Refusal:
 
     @property
     def retry_after_s(self) -> float:
-        """Until it would be within, if no others came."""
+        """Return the time until the prediction would be within the limit, if no others came."""
         return min(max(self.predicted_s - self.limit_s, _LEAST_RETRY_S), _MOST_RETRY_S)
 
 
@@ -71,15 +74,15 @@ class Overload:
             self._unfinished.add(job)
 
     def prefilled(self, num_requests: int) -> None:
-        """A prefill step of so many requests."""
+        """Note a prefill step of this many requests."""
         self._together += _RECENT * (max(1, num_requests) - self._together)
 
     def ended(self, job: Job) -> None:
-        """A job has ended, was aborted or refused."""
+        """Note that a job has ended, was aborted, or was refused."""
         self._unfinished.remove(job)
 
     def newcomer(self, job: Job, policy: Policy, server: ServerFacts, now_s: float) -> Newcomer:
-        """The job that arrived last, and has been ranked, with what its times rest on."""
+        """Return what the predicted times of the latest job rest on. The job has been ranked."""
         rows = self._unfinished.others(job, now_s, policy, server)
         row = row_of(job, policy, server)
         own, total = Work.of_quantum(row[None]), Work.of_quantum(rows)

@@ -13,22 +13,22 @@ from sage_sched.job import Job
 from sage_sched.policy import Policy
 from sage_sched.steps import ServerFacts
 
-# What is known of a job: its level and key, as in sage_sched.waiting_queue; seconds that its prompt
-# adds to a prefill, and whether that is to come; decode steps at its place, and to its end; and its
-# tokens so far.
+# The columns of a job's row: its level and key, as in sage_sched.waiting_queue; the seconds that
+# its prompt adds to a prefill; 1 if that prefill is still to come, else 0; the decode steps at its
+# place and to its end; its tokens until now.
 NUM_COLUMNS = 7
 _LEVEL, _KEY, _PROMPT, _PREFILLS, _QUANTUM, _MEAN, _TOKENS = range(NUM_COLUMNS)
-# It is looked at anew at every so many tokens of its answer, which are counted this often.
+# A row is made anew after this many tokens of the answer. Tokens are counted at this interval.
 _INTERVAL_TOKENS, _KEPT_S = 128, 0.25
-# Of logarithms of indices; those that are infinite count as this.
+# Bounds the logarithm of an index, which may be infinite.
 _MOST_RISE = 100.0
-# Arrivals that are remembered.
+# The number of remembered arrivals.
 _MOST_ARRIVALS = 512
 
 
 def row_of(job: Job, policy: Policy, server: ServerFacts) -> Floats:
-    """What is known of a job, shape (NUM_COLUMNS,). If none is preempted, those that run go
-    first."""
+    """Return the row of a job, shape (NUM_COLUMNS,). If the policy preempts no requests, running
+    jobs go first."""
     level, key = float(job.level), policy.lasting_key(job) if job.is_ranked else -math.inf
     if job.generated_tokens and not policy.preempts:
         level = key = -math.inf
@@ -43,8 +43,8 @@ def row_of(job: Job, policy: Policy, server: ServerFacts) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Work of some jobs: seconds of their prompts; how many prefills, decode steps, KV tokens times
-    decode steps, jobs, and KV tokens halfway."""
+    """Sums the work of jobs: the seconds of their prompts, and the numbers of prefills, of decode
+    steps, of KV tokens times decode steps, of jobs, and of KV tokens halfway through."""
 
     prompts_s: float = 0.0
     prefills: float = 0.0
@@ -55,7 +55,7 @@ class Work:
 
     @classmethod
     def ahead_of(cls, place: Floats, rows: Floats, *, ties: bool) -> Work:
-        """The work that jobs take before a newcomer.
+        """Return the work that jobs take before a newcomer.
 
         A job leaves its place as its answer grows. Until its index has risen to the newcomer's it
         takes at most as many times the work of its place, and no more than to its end.
@@ -74,14 +74,14 @@ class Work:
 
     @classmethod
     def of(cls, rows: Floats, steps: Floats) -> Work:
-        """The work of jobs that take so many decode steps."""
+        """Return the work of jobs that take these decode steps, shape (jobs,)."""
         kv = rows[:, _TOKENS] + steps / 2
         sums = rows[:, _PROMPT], rows[:, _PREFILLS], steps, steps * kv, np.ones(len(rows)), kv
         return cls(*(float(column.sum()) for column in sums))
 
     @classmethod
     def of_quantum(cls, rows: Floats) -> Work:
-        """What jobs take at their places."""
+        """Return the work that jobs take at their places."""
         return cls.of(rows, rows[:, _QUANTUM])
 
     def __add__(self, other: Work) -> Work:
@@ -96,8 +96,11 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a server works in full batches. step_s: the time of a decode step. start_s: what the
-    start of a job takes beside its prompt: its share of a prefill, and the move of a job for it."""
+    """Tells how fast a server works in full batches.
+
+    step_s: the time of a decode step. start_s: the time that the start of a job takes besides its
+    prompt: its share of a prefill, and the swap of a job that makes room.
+    """
 
     server: ServerFacts
     step_s: float
@@ -114,33 +117,33 @@ class Pace:
         return cls(server, step_s, step_time.prefill_base_s / together + move_s)
 
     def busy_s(self, work: Work) -> float:
-        """How long this work takes."""
+        """Return how long this work takes."""
         by_slots = work.steps / self.server.max_running_requests
         by_pool = work.kv_steps / self.server.kv_pool_tokens
         starts_s = work.prompts_s + work.prefills * self.start_s
         return starts_s + max(by_slots, by_pool) * self.step_s
 
     def first_s(self, work: Work) -> float:
-        """How long the prompts of new jobs take together, with a decode step between."""
+        """Return how long the prompts of new jobs take together, with a decode step between."""
         return work.prompts_s + self.server.step_time.prefill_base_s + self.step_s
 
     def alone_s(self, work: Work) -> float:
-        """How long one new job takes in a full batch."""
+        """Return how long one new job takes in a full batch."""
         return self.first_s(work) + work.steps * self.step_s
 
     def num_batches(self, work: Work) -> float:
-        """How many batches the jobs fill."""
+        """Return how many batches the jobs fill."""
         by_slots = work.jobs / self.server.max_running_requests
         return max(by_slots, work.kv / self.server.kv_pool_tokens)
 
 
 class Unfinished:
-    """What is known of the unfinished jobs."""
+    """Keeps a row for each unfinished job."""
 
     def __init__(self) -> None:
         self._jobs: list[Job] = []
         self._place_of: dict[Job, int] = {}
-        # By place: a row, and the interval of the job's answer that it was made in; None if it is
+        # By place: a row, and the interval of the answer in which it was made; None if the row has
         # to be made.
         self._rows: Floats = np.zeros((_MOST_ARRIVALS, NUM_COLUMNS))
         self._intervals: list[int | None] = []
@@ -168,7 +171,7 @@ class Unfinished:
             del counts[job.hints.tenant]
 
     def others(self, newcomer: Job, now_s: float, policy: Policy, server: ServerFacts) -> Floats:
-        """The rows of all but this job."""
+        """Return the rows of all jobs but this one, shape (jobs, NUM_COLUMNS)."""
         if newcomer not in self._place_of:
             self.add(newcomer)
         self._to_end(newcomer)
@@ -185,8 +188,8 @@ class Unfinished:
         return self._rows[: len(self._jobs) - 1]
 
     def of_class(self, newcomer: Job) -> tuple[int, int]:
-        """How many other jobs a newcomer's tenant has in its class, and how many tenants of its
-        class have jobs."""
+        """Return how many other jobs a newcomer's tenant has in its class, and how many tenants
+        have jobs in that class."""
         counts = self._num_of[newcomer.hints.slo_class]
         return counts[newcomer.hints.tenant] - 1, len(counts)
 
@@ -201,7 +204,7 @@ class Unfinished:
 
 
 class Arrivals:
-    """The latest arrivals, from which the next are foretold."""
+    """Remembers the latest arrivals, from which the next arrivals are predicted."""
 
     def __init__(self) -> None:
         self._came_s: Floats = np.zeros(_MOST_ARRIVALS)
@@ -215,14 +218,14 @@ class Arrivals:
         self._number += 1
 
     def span_s(self, now_s: float) -> float:
-        """In how long they came."""
+        """Return the time in which they came."""
         return max(0.0, now_s - float(self._came_s[: self._number].min(initial=now_s)))
 
     def offered(self) -> Work:
-        """All of their work, refused or not, to their ends."""
+        """Return the work of all of them to their ends, refused or not."""
         rows = self._rows[: self._number]
         return Work.of(rows, rows[:, _MEAN])
 
     def ahead_of(self, place: Floats) -> Work:
-        """The work before a newcomer of those that were admitted."""
+        """Return the work that admitted arrivals bring before a newcomer."""
         return Work.ahead_of(place, self._rows[self._admitted], ties=False)
