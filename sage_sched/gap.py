@@ -71,10 +71,8 @@ class Gap:
         step is due. Call in every pass that may prefill."""
         self._anyone_waits = bool(view.running)
         holds = view.running if self._holds_tpot else ()
-        promised_s = (
-            min([job.hints.tpot_slo_ms or math.inf for job in holds], default=math.inf) / 1e3
-        )
-        if not view.running or min(self._most_s, promised_s) == math.inf:
+        tpot_s = min([job.hints.tpot_slo_ms or math.inf for job in holds], default=math.inf) / 1e3
+        if not view.running or min(self._most_s, tpot_s) == math.inf:
             self._prefills.clear()
             return budget
         decode_s = view.server.decode_beside_s(len(view.running), view.running_kv_tokens)
@@ -82,7 +80,7 @@ class Gap:
         cuts = MANY_CUTS if view.server.mixes_steps else FEW_CUTS
         most_s = min(
             max(self._most_s, least_bound_s(decode_s, step_time, self._cuts)),
-            max(promised_s, least_bound_s(decode_s, step_time, cuts)),
+            max(tpot_s, least_bound_s(decode_s, step_time, cuts)),
         )
         left_s = most_s - decode_s - sum(step_time.prefill_s(*step) for step in self._prefills)
         num_done = sum(job.prefilled_tokens for job in view.chunked_jobs)

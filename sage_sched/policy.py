@@ -12,8 +12,8 @@ from sage_sched.headroom import Headroom
 from sage_sched.index import REFRESH_INTERVAL_TOKENS, Indices
 from sage_sched.job import Job
 from sage_sched.plan import Budget
-from sage_sched.row import Entry
 from sage_sched.session_returns import SessionReturns
+from sage_sched.sorted_jobs import Entry
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
 from sage_sched.waiting_queue import WaitingQueue, place_of

@@ -27,14 +27,14 @@ def shared_prefix_followers(order: Sequence[int], view: SchedulerView) -> list[i
         job = view.waiting[position]
         if job in view.swapped or job.keeps_memory or not _is_long(job.input_tokens, job, view):
             continue
-        if not job.goes_first and _has_twin(position, job, computing, view):
+        if not job.goes_first and _shares_prefix(position, job, computing, view):
             waits.append(position)
         else:
             computing.append((job, position))
     return waits
 
 
-def _has_twin(
+def _shares_prefix(
     position: int, job: Job, computing: Iterable[tuple[Job, int | Job]], view: SchedulerView
 ) -> bool:
     """Whether the job shares a long prefix with one of these.

@@ -15,7 +15,7 @@ from sage_sched.adapters import Adapters
 from sage_sched.fairness import FairShares
 from sage_sched.followed import HEAD, Followed, Positions
 from sage_sched.job import Job
-from sage_sched.row import Entry, Place, Row, Walk
+from sage_sched.sorted_jobs import Entry, Place, SortedJobs, Walk
 from sage_sched.view import SchedulerView
 
 # New jobs that join the order in a plan, by arrival. The others wait for the next plan.
@@ -92,7 +92,7 @@ class WaitingQueue:
         self._queue = Followed[Job]()
         self._coming: dict[Job, None] = {}
         self._changed: dict[Job, None] = {}
-        self._row = Row()
+        self._sorted = SortedJobs()
         self._entries: dict[Job, tuple[list[Entry], Entry] | None] = {}
         # Jobs whose keys move.
         self._moving: dict[Job, None] = {}
@@ -170,7 +170,7 @@ class WaitingQueue:
         revision = policy.revision
         if self._revision != revision:
             self._revision = revision
-            jobs = [entry[3] for entry in self._row.ranked]
+            jobs = [entry[3] for entry in self._sorted.ranked]
             self._outdated = deque((*view.running, *view.chunked_jobs, *self._moving, *jobs))
             self._outdated.extend(job for job in self._entries if job.ranked_at != revision)
         num_left = NUM_RANKED_ANEW
@@ -200,7 +200,7 @@ class WaitingQueue:
 
     def _put_in(self, job: Job, place: Place) -> None:
         entry = (*place, job)
-        entries = self._row.of(job)
+        entries = self._sorted.of(job)
         insort(entries, entry)
         self._entries[job] = entries, entry
         if self.fair_shares is not None:
@@ -220,8 +220,8 @@ class WaitingQueue:
         """Return how many jobs go before it, if tenants took no turns."""
         if (found := self._entries.get(job)) is None:
             return 0
-        row, entry = self._row, found[1]
-        return bisect_left(row.ranked, entry) + bisect_left(row.unranked, entry)
+        jobs, entry = self._sorted, found[1]
+        return bisect_left(jobs.ranked, entry) + bisect_left(jobs.unranked, entry)
 
     def walk(self, view: SchedulerView, policy: Ranking) -> Iterator[Job]:
         """Yield the jobs in the order in which to serve them.
@@ -233,21 +233,21 @@ class WaitingQueue:
         skips = adapters.open(self, self.positions, view)
         first_arrival = view.num_arrivals - len(view.waiting)
         moving = Moving(self._moving, policy, view) if self._moving else None
-        row_walk = Walk(self._row, first_arrival, moving.at if moving else None)
+        walk = Walk(self._sorted, first_arrival, moving.at if moving else None)
 
         def num_ahead(ranked: Entry, unranked: Entry) -> int:
             num_moving = 0 if moving is None else bisect_left(moving.first, ranked)
             return (
-                bisect_left(self._row.ranked, ranked)
+                bisect_left(self._sorted.ranked, ranked)
                 + num_moving
-                + bisect_left(self._row.unranked, unranked)
+                + bisect_left(self._sorted.unranked, unranked)
             )
 
         if self.fair_shares is not None:
             all_moving = moving.all() if moving else ()
-            jobs = self.fair_shares.in_turns(row_walk, all_moving, num_ahead, skips)
+            jobs = self.fair_shares.in_turns(walk, all_moving, num_ahead, skips)
         else:
-            jobs = (None if skips(entry[3]) else entry[3] for entry in iter(row_walk.next, None))
+            jobs = (None if skips(entry[3]) else entry[3] for entry in iter(walk.next, None))
         for job in jobs:
             if adapters.is_closed:
                 return

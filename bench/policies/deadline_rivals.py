@@ -48,8 +48,8 @@ class Edf(SarathiFcfs):
     """Sarathi's budget, ordered by the deadline of the next token."""
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        promise = Deadlines.of(job.hints)
-        return job.arrival_s + promise.due_s(job.generated_tokens + 1)
+        deadlines = Deadlines.of(job.hints)
+        return job.arrival_s + deadlines.due_s(job.generated_tokens + 1)
 
 
 class WeightedVtc(SarathiFcfs):
@@ -74,9 +74,9 @@ class FairBatching(SarathiFcfs):
         step_time = self.server.step_time
         slack_s = math.inf
         for job in view.running:
-            promise = Deadlines.of(job.hints)
-            due_s = job.arrival_s + promise.due_s(job.generated_tokens + 1)
-            slack_s = min(slack_s, max(due_s - view.now_s, promise.tpot_s))
+            deadlines = Deadlines.of(job.hints)
+            due_s = job.arrival_s + deadlines.due_s(job.generated_tokens + 1)
+            slack_s = min(slack_s, max(due_s - view.now_s, deadlines.tpot_s))
         if slack_s == math.inf:
             return None
         taken_s = step_time.mixed_s(1, 0, 0, len(view.running), view.running_kv_tokens)

@@ -95,7 +95,7 @@ class Pass:
         state = self._state
         (gone,) = (progress for progress in state.decode if progress.job is action.job)
         self.result.moved_tokens += state.leave(gone, action.mode)
-        state.num_yields[action.to is None, action.mode] += 1
+        state.num_preemptions[action.to is None, action.mode] += 1
         return gone
 
     def resume(self, requests: Sequence[Progress]) -> list[Progress]:

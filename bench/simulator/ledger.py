@@ -77,7 +77,7 @@ class Ledger:
 
     def view(self, request: Newcomer, now_s: float) -> ClusterView:
         cached_tokens = self._cached_tokens(request)
-        promise = Deadlines.of(request.hints)
+        deadlines = Deadlines.of(request.hints)
         present = np.flatnonzero(self._slots["node"] != _NOBODY)
         sent = self._slots[present]
         node, waits = sent["node"], sent["is_queued"]
@@ -97,9 +97,9 @@ class Ledger:
             cached_tokens=cached_tokens,
             input_tokens=request.input_tokens,
             answer_tokens=request.left.index(0),
-            ttft_s=promise.ttft_s,
-            tpot_s=promise.tpot_s,
-            gain=promise.first_weight,
+            ttft_s=deadlines.ttft_s,
+            tpot_s=deadlines.tpot_s,
+            gain=deadlines.first_weight,
             decode_s=decode_s,
             queue_age_s=queue_age_s,
             node=node,
@@ -116,7 +116,7 @@ class Ledger:
     def sent(self, rid: Hashable, node: int, request: Newcomer, now_s: float) -> None:
         if not np.any(self._slots["is_queued"] & (self._slots["node"] == node)):
             self._queue_heard_s[node] = now_s  # no earlier work can have been done
-        promise = Deadlines.of(request.hints)
+        deadlines = Deadlines.of(request.hints)
         slot = self._free_slot()
         self._slots[slot] = (
             node,
@@ -124,8 +124,8 @@ class Ledger:
             self._cached_tokens(request)[node],
             0,
             request.left.index(0),
-            now_s + promise.ttft_s,
-            promise.first_weight,
+            now_s + deadlines.ttft_s,
+            deadlines.first_weight,
             True,
         )
         self._sent[node][rid] = slot, request.left

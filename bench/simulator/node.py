@@ -70,7 +70,7 @@ class Node:
         heapq.heappush(self._coming, (comes_s + self._delay_s, index, request))
         self.num_outstanding += 1
 
-    def go_by(self, policy: Policy) -> None:
+    def switch_to(self, policy: Policy) -> None:
         """Switch to another policy, as `sage-sched set` does."""
         self._policy = policy
         self.state.follow(policy)
@@ -153,8 +153,8 @@ class Node:
                 self._refused(index, job)
                 continue
             hints = request.hints
-            promise = Deadlines.of(hints) if hints.has_slo else self._options.due
-            state.queue.append(Progress(request, index, job, promise=promise))
+            deadlines = Deadlines.of(hints) if hints.has_slo else self._options.due
+            state.queue.append(Progress(request, index, job, deadlines=deadlines))
 
     def _refuses(self, job: Job) -> bool:
         state, overload = self.state, self.state.limits.overload
@@ -239,7 +239,7 @@ class Node:
         progress.token_s = self.now_s
         if progress.first_token_s < 0:
             progress.first_token_s = self.now_s
-        elif progress.promise is not None:  # it was retracted, and goes on
+        elif progress.deadlines is not None:  # it was retracted, and goes on
             progress.num_next_on_time += self.now_s <= _due_s(progress, progress.generated_tokens)
         if progress.generated_tokens == progress.request.output_tokens:
             self._finish(progress)
@@ -276,10 +276,10 @@ class Node:
         first_s = seconds / steps - growth_s * (steps - 1) / 2
         last_s = first_s + growth_s * (steps - 1)
         for progress in decode:
-            if (promise := progress.promise) is not None:
+            if (deadlines := progress.deadlines) is not None:
                 due_s = _due_s(progress, progress.age_offset + decode.step + 1) - self.now_s
                 progress.num_next_on_time += num_on_time(
-                    steps, first_s, growth_s, due_s, promise.tpot_s
+                    steps, first_s, growth_s, due_s, deadlines.tpot_s
                 )
             gap_s = self.now_s + first_s - progress.token_s
             _note_pause(progress, self.now_s + first_s)
@@ -318,5 +318,5 @@ def _note_pause(progress: Progress, token_s: float) -> None:
 
 def _due_s(progress: Progress, token: int) -> float:
     """Return the deadline of a token after the first, of a request with deadlines."""
-    assert progress.promise is not None
-    return progress.request.arrival_s + progress.promise.due_s(token)
+    assert progress.deadlines is not None
+    return progress.request.arrival_s + progress.deadlines.due_s(token)

@@ -58,7 +58,7 @@ class Progress:
     token_s: when its newest token came.
     longest_gap_s: between two of its tokens.
     pauses_s: when gaps of PAUSE_S or more began and ended.
-    promise: the deadlines of its tokens, or None.
+    deadlines: the deadlines of its tokens, or None.
     num_next_on_time: tokens after the first that were on time.
     """
 
@@ -78,7 +78,7 @@ class Progress:
     last_token_s: float = -1.0
     num_retractions: int = 0
     pauses_s: list[tuple[float, float]] = field(default_factory=list)
-    promise: Deadlines | None = None
+    deadlines: Deadlines | None = None
     num_next_on_time: int = 0
 
     @property

@@ -192,8 +192,8 @@ class Result(Served):
 
     num_refused: requests that are left out.
     num_retractions: how often a request lost its KV.
-    num_yields: how often a request was preempted.
-    yields: preemptions of all requests, by whether memory ran out (else they were for a waiting
+    num_preemptions: how often a request was preempted.
+    preemptions: those of all requests, by whether memory ran out (else they were for a waiting
         request), and by mode.
     prefill_tokens: computed tokens, including recomputed ones.
     moved_tokens: swapped tokens, both ways.
@@ -203,8 +203,8 @@ class Result(Served):
 
     num_refused: int
     num_retractions: NDArray[np.int64]
-    num_yields: NDArray[np.int64]
-    yields: Counter[tuple[bool, PreemptionMode]]
+    num_preemptions: NDArray[np.int64]
+    preemptions: Counter[tuple[bool, PreemptionMode]]
     prefill_tokens: int
     moved_tokens: int
     peak_host_tokens: int
@@ -216,10 +216,10 @@ class Result(Served):
             **Served.metrics(self),
             "refused_share": self.num_refused / (self.num_refused + len(self.ttlt_s)),
             "num_retractions": float(self.num_retractions.sum()),
-            "num_yields": float(self.num_yields.sum()),
-            "num_out_of_memory": float(sum(self.yields[True, way] for way in PreemptionMode)),
+            "num_yields": float(self.num_preemptions.sum()),
+            "num_out_of_memory": float(sum(self.preemptions[True, way] for way in PreemptionMode)),
             "num_left_in_tree": float(
-                sum(self.yields[short, PreemptionMode.RECOMPUTE] for short in _BOTH)
+                sum(self.preemptions[short, PreemptionMode.RECOMPUTE] for short in _BOTH)
             ),
             "simulated_tokens": float(int(self.answer_tokens.sum()) + self.prefill_tokens),
             "moved_tokens": float(self.moved_tokens),

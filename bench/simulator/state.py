@@ -84,7 +84,7 @@ class EngineState:
     served_tokens: prefilled and decoded.
     stale_prefill_tokens: see stock.HrrnPolicy.
     num_queued: requests that have come; under stock policies each retraction counts too.
-    num_yields: preemptions, by whether memory ran out (else they were for a waiting request), and
+    num_preemptions: how many, by whether memory ran out (else they were for a waiting request), and
         by mode.
     host_tokens, peak_host_tokens: KV of swapped-out requests, now and at most.
     num_passes: passes that have let SGLang admit; see executor.py.
@@ -116,7 +116,7 @@ class EngineState:
         self.num_passes = 0
         self.host_tokens = 0
         self.peak_host_tokens = 0
-        self.num_yields: Counter[tuple[bool, PreemptionMode]] = Counter()
+        self.num_preemptions: Counter[tuple[bool, PreemptionMode]] = Counter()
         if isinstance(policy, Policy):
             self.follow(policy)
 

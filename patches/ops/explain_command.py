@@ -150,9 +150,9 @@ def _said(event: Event) -> str:
         return f"is preempted{to}: {event['reason']}; {event['way']}"
     if what == "ends":
         return f"ends with {event['tokens']} tokens ({event['why']})"
-    promised = ", as it was promised its turn" if event.get("promised") else ""
+    bound = ", as no other may overtake it any more" if event.get("goes_first") else ""
     words = {"admit": "may enter", "resume": "comes back", "stays": "stays where it is"}
-    return f"{words.get(what, what)}: {event['reason']}{promised}"
+    return f"{words.get(what, what)}: {event['reason']}{bound}"
 
 
 @dataclass(slots=True, eq=False)
@@ -169,7 +169,7 @@ class _Known:
 _BEFORE, _SHORTER, _OTHERWISE = (
     "for one that had come before",
     "for one that had come later and was predicted to be shorter",
-    "for one that had come later, by its prompt, its age, a promise or a hint",
+    "for one that had come later, by its prompt, its age, a hint or a bound",
 )
 
 

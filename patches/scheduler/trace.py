@@ -80,7 +80,7 @@ class Trace(Listener):
                 about["reason"] = "there was no room after all"
             name = "stays" if req in left else type(action).__name__.lower()
             if action.job.goes_first:
-                about["promised"] = True
+                about["goes_first"] = True
             self._add(name, req, **about)
 
     def ran(self, batch: Batch) -> None:

@@ -54,7 +54,7 @@ class Supervisor(Generic[_Worker]):
         self._opened_at = 0.0
         self._num_failures = 0
         # The logged reason why there is no worker; "" if there is one.
-        self._told = ""
+        self._last_warning = ""
 
     def start(self) -> None:
         """Block until a worker is ready. Raises StoreError, PredictorError."""
@@ -72,7 +72,7 @@ class Supervisor(Generic[_Worker]):
 
         threading.Thread(target=keep, daemon=True).start()
         if not is_settled.wait(patience_s):
-            self._tell(f"it has not answered in {patience_s:.0f} s")
+            self._report(f"it has not answered in {patience_s:.0f} s")
 
     def close(self) -> None:
         """Block until the worker has written its records. From now on no worker is opened."""
@@ -94,7 +94,7 @@ class Supervisor(Generic[_Worker]):
             worker.wait()
             self._lose()
             if not self._closed.is_set():
-                self._tell("it has ended")
+                self._report("it has ended")
                 worker.kill()
             worker = None
 
@@ -112,16 +112,16 @@ class Supervisor(Generic[_Worker]):
         try:
             worker = self._open()
         except Exception as error:
-            self._tell(str(error))
+            self._report(str(error))
             return None
-        if self._told:
-            self._told = ""
+        if self._last_warning:
+            self._last_warning = ""
             logger.warning("the prediction worker is there")
         return worker
 
-    def _tell(self, why: str) -> None:
-        if why != self._told:
-            self._told = why
+    def _report(self, why: str) -> None:
+        if why != self._last_warning:
+            self._last_warning = why
             logger.error(
                 "no prediction worker (%s): requests get the prior until there is one", why
             )

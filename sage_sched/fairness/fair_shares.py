@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from sage_sched.job import Job
-from sage_sched.row import Entry, Row, Walk
+from sage_sched.sorted_jobs import Entry, SortedJobs, Walk
 
 if TYPE_CHECKING:
     from sage_sched.view import SchedulerView
@@ -23,8 +23,8 @@ _MOST_NAMES = 10_000
 _ANSWER_WEIGHT = 2.0
 # A class and one of its tenants.
 Name = tuple[str, str]
-# Rows by level and class, then tenant.
-Rows = dict[tuple[float, str], dict[str, Row]]
+# Jobs by level and class, then tenant.
+ByTenant = dict[tuple[float, str], dict[str, SortedJobs]]
 
 
 class Service:
@@ -128,7 +128,7 @@ class FairShares:
         self._service = Service(lambda job: _name_of(job) if job.hints.shares_fairly else None)
         self.begins_to_wait = self._service.begins_to_wait
         self._costs: dict[Job, float] = {}
-        self._rows: Rows = {}
+        self._by_tenant: ByTenant = {}
 
     def waits_no_more(self, job: Job) -> None:
         self._service.waits_no_more(job)
@@ -141,19 +141,19 @@ class FairShares:
     def placed(self, entry: Entry) -> None:
         """Note that the queue has put a job in its place."""
         if _shares(entry):
-            _put_in(entry, self._rows)
+            _put_in(entry, self._by_tenant)
 
     def taken_out(self, entry: Entry) -> None:
         """Note that the queue has taken a job out of its place."""
         hints = entry[3].hints
-        tenants = self._rows.get((entry[0], hints.slo_class), {})
-        if not hints.shares_fairly or (row := tenants.get(hints.tenant)) is None:
+        tenants = self._by_tenant.get((entry[0], hints.slo_class), {})
+        if not hints.shares_fairly or (jobs := tenants.get(hints.tenant)) is None:
             return
-        for entries in (row.ranked, row.unranked):  # it may have been ranked since
+        for entries in (jobs.ranked, jobs.unranked):  # it may have been ranked since
             at = bisect_left(entries, entry)
             if at < len(entries) and entries[at] is entry:
                 del entries[at]
-        if not row.ranked and not row.unranked:
+        if not jobs.ranked and not jobs.unranked:
             del tenants[hints.tenant]
 
     def in_turns(
@@ -170,12 +170,15 @@ class FairShares:
         skips: whether a job is left out; asked in the order of turns, because adapter slots are
             given in that order.
         """
-        rows = self._rows
+        by_tenant = self._by_tenant
         sharing = [each for each in moving if _shares(each)] if self._service.any_waits else []
         if sharing:
-            rows = {of: {name: row.copy() for name, row in own.items()} for of, own in rows.items()}
+            by_tenant = {
+                of: {name: jobs.copy() for name, jobs in own.items()}
+                for of, own in by_tenant.items()
+            }
             for each in sharing:
-                _put_in(each, rows, is_ranked=True)
+                _put_in(each, by_tenant, is_ranked=True)
         turns: dict[tuple[float, str], Iterator[Job | None]] = {}
         while (entry := walk.next()) is not None:
             job = entry[3]
@@ -185,8 +188,8 @@ class FairShares:
             of_class = entry[0], job.hints.slo_class
             if of_class not in turns:
                 walks = {
-                    tenant: Walk(row, walk.first_arrival, num_ahead=num_ahead)
-                    for tenant, row in rows[of_class].items()
+                    tenant: Walk(jobs, walk.first_arrival, num_ahead=num_ahead)
+                    for tenant, jobs in by_tenant[of_class].items()
                 }
                 turns[of_class] = self._turns(of_class[1], walks, skips)
             yield next(turns[of_class], None)
@@ -225,11 +228,11 @@ def _shares(entry: Entry) -> bool:
     return job.hints.shares_fairly and not job.goes_first and entry[0] < math.inf
 
 
-def _put_in(entry: Entry, rows: Rows, *, is_ranked: bool = False) -> None:
+def _put_in(entry: Entry, by_tenant: ByTenant, *, is_ranked: bool = False) -> None:
     job = entry[3]
-    tenants = rows.setdefault((entry[0], job.hints.slo_class), {})
-    row = tenants.setdefault(job.hints.tenant, Row())
-    insort(row.ranked if is_ranked else row.of(job), entry)
+    tenants = by_tenant.setdefault((entry[0], job.hints.slo_class), {})
+    jobs = tenants.setdefault(job.hints.tenant, SortedJobs())
+    insort(jobs.ranked if is_ranked else jobs.of(job), entry)
 
 
 def _name_of(job: Job) -> Name:

@@ -93,16 +93,16 @@ class Attainment:
         """
         if not hints.has_slo:
             return
-        promise = Deadlines.of(hints)
+        deadlines = Deadlines.of(hints)
         tpot_s = (last_s - ttft_s) / max(1, num_tokens - 1)
-        met = {"ttft": ttft_s <= promise.ttft_s, "tpot": tpot_s <= promise.tpot_s}
+        met = {"ttft": ttft_s <= deadlines.ttft_s, "tpot": tpot_s <= deadlines.tpot_s}
         for tally in (self._total, self.tallies[hints.slo_class]):
             tally.num_requests += 1
             tally.num_good += all(met.values())
             for name, is_met in met.items():
                 tally.num_met[name] += is_met
-            tally.gained += promise.gained(met["ttft"], num_next_on_time)
-            tally.ideal += promise.ideal(num_tokens)
+            tally.gained += deadlines.gained(met["ttft"], num_next_on_time)
+            tally.ideal += deadlines.ideal(num_tokens)
 
     def metrics(self, duration_s: float) -> dict[str, Any]:
         """Return the metrics by SGLang's names, shares in [0, 1]; empty if no request had an SLO.

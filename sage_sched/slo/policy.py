@@ -21,7 +21,6 @@ from sage_sched.job import Job
 from sage_sched.plan import Budget
 from sage_sched.policies.sage import Sage, SageParameters
 from sage_sched.policy import Policy
-from sage_sched.row import Entry
 from sage_sched.slo.deadlines import Deadlines
 from sage_sched.slo.slide import STARVED, Queue, Slide, StarvedShare, keys
 from sage_sched.slo.slo_state import (
@@ -35,6 +34,7 @@ from sage_sched.slo.slo_state import (
     slo_state_of,
     slo_states_of,
 )
+from sage_sched.sorted_jobs import Entry
 from sage_sched.steps import ServerFacts, seconds_on
 from sage_sched.view import SchedulerView
 
@@ -107,8 +107,8 @@ class Proserve(Policy):
     def on_arrival(self, job: Job) -> bool:
         is_ranked = self._others.on_arrival(job)
         if is_ranked and job.hints.has_slo:
-            promise = Deadlines.of(job.hints)
-            job.memo = SloState(promise, self._worth(job), self._prefill_s(job))
+            deadlines = Deadlines.of(job.hints)
+            job.memo = SloState(deadlines, self._worth(job), self._prefill_s(job))
         return is_ranked
 
     def on_end(self, job: Job, now_s: float) -> None:
@@ -121,12 +121,12 @@ class Proserve(Policy):
 
     def on_prediction(self, job: Job) -> None:
         self._others.on_prediction(job)
-        if (promised := slo_state_of(job)) is not None:
-            promised.worth, promised.exec_s = self._worth(job), self._prefill_s(job)
-            promised.looked_at = NEVER
-            if promised.row is not None:
-                self._bring_up_to_date(job, promised, has_begun=False)
-                self._waiting.update(job, promised)
+        if (state := slo_state_of(job)) is not None:
+            state.worth, state.exec_s = self._worth(job), self._prefill_s(job)
+            state.looked_at = NEVER
+            if state.column is not None:
+                self._bring_up_to_date(job, state, has_begun=False)
+                self._waiting.update(job, state)
 
     def _worth(self, job: Job) -> Worth:
         assert job.distribution is not None
@@ -142,15 +142,15 @@ class Proserve(Policy):
 
     def on_queued(self, job: Job) -> None:
         self._others.on_queued(job)
-        if (promised := slo_state_of(job)) is not None:
-            self._bring_up_to_date(job, promised, has_begun=False)
-            self._waiting.add(job, promised)
+        if (state := slo_state_of(job)) is not None:
+            self._bring_up_to_date(job, state, has_begun=False)
+            self._waiting.add(job, state)
         elif job.is_ranked and not job.generated_tokens:
             insort(self._patient, (job.arrival, job))
 
     def on_dequeued(self, job: Job) -> None:
-        if (promised := slo_state_of(job)) is not None:
-            self._waiting.remove(promised)
+        if (state := slo_state_of(job)) is not None:
+            self._waiting.remove(state)
             return
         place = bisect_left(self._patient, (job.arrival,))
         if place < len(self._patient) and self._patient[place][1] is job:
@@ -173,10 +173,10 @@ class Proserve(Policy):
     def key(self, job: Job, view: SchedulerView) -> float:
         if self._is_starved(job):
             return STARVED
-        promised = slo_state_of(job)
-        if promised is None:
+        state = slo_state_of(job)
+        if state is None:
             return self._others.key(job, view)
-        return promised.key if promised.row is None else float(self._waiting.key[promised.row])
+        return state.key if state.column is None else float(self._waiting.key[state.column])
 
     def lasting_key(self, job: Job) -> float:
         return self._others.lasting_key(job)
@@ -206,31 +206,31 @@ class Proserve(Policy):
 
     def _is_late(self, job: Job, view: SchedulerView) -> bool:
         p = slo_state_of(job)
-        return p is not None and view.now_s > p.due_s + p.promise.ttft_s
+        return p is not None and view.now_s > p.due_s + p.deadlines.ttft_s
 
     def _waits_long(self, job: Job, view: SchedulerView) -> bool:
         waited_tokens = view.served_tokens - job.served_at_arrival_tokens
         return slo_state_of(job) is None and waited_tokens > self._pool_tokens
 
-    def _bring_up_to_date(self, job: Job, promised: SloState, *, has_begun: bool) -> None:
+    def _bring_up_to_date(self, job: Job, state: SloState, *, has_begun: bool) -> None:
         """Set the deadline of its next token, and the seconds that the token takes.
 
         has_begun: whether it runs or is being prefilled.
         """
-        promise, age = promised.promise, job.generated_tokens
+        deadlines, age = state.deadlines, job.generated_tokens
         if age:
             step_time = self.server.step_time
             kv_tokens = job.input_tokens + age
             decode_s = step_time.decode_request_s + kv_tokens * step_time.decode_kv_token_s
-            promised.due_s = job.arrival_s + promise.due_s(age + 1)
-            promised.exec_s = max(_LEAST_EXEC_S, decode_s)
+            state.due_s = job.arrival_s + deadlines.due_s(age + 1)
+            state.exec_s = max(_LEAST_EXEC_S, decode_s)
         else:
-            promised.due_s = job.arrival_s + promise.ttft_s
+            state.due_s = job.arrival_s + deadlines.ttft_s
             if has_begun:
-                promised.exec_s = self._prefill_s(job)
+                state.exec_s = self._prefill_s(job)
         if self.parameters.density == "next":
-            weight = promise.next_weight if age else promise.first_weight
-            promised.density = weight / promised.exec_s
+            weight = deadlines.next_weight if age else deadlines.first_weight
+            state.density = weight / state.exec_s
 
     def _order(self, begun: list[Pair], num_running: int, view: SchedulerView) -> None:
         """Order all jobs with an SLO. The first num_running of begun run."""
@@ -284,8 +284,8 @@ class Proserve(Policy):
         first_weights, first_s = self._waiting.first_tokens()
         first_s += sum(p.exec_s for p in chunked)
         if num_running and first_s:
-            first_weights += sum(p.promise.first_weight for p in chunked)
-            next_weights = np.array([p.promise.next_weight for _, p in begun[:num_running]])
+            first_weights += sum(p.deadlines.first_weight for p in chunked)
+            next_weights = np.array([p.deadlines.next_weight for _, p in begun[:num_running]])
             bought = step_s * first_weights / first_s
             if bought > next_weights[remain_s[:num_running] >= step_s].sum():
                 return max(eta, _ETA_OF_PREFILLS)
@@ -316,7 +316,9 @@ class Proserve(Policy):
         theirs = slo_state_of(waiting)
         if slo_state_of(running) is not None or theirs is None:
             return False
-        return theirs.is_urgent if theirs.row is None else bool(self._waiting.urgent[theirs.row])
+        return (
+            theirs.is_urgent if theirs.column is None else bool(self._waiting.urgent[theirs.column])
+        )
 
     def budget(self, view: SchedulerView) -> Budget | None:
         return self._budget

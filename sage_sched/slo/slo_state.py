@@ -12,8 +12,8 @@ import numpy as np
 
 from sage_sched.distribution import Floats, LengthDistribution
 from sage_sched.job import Job
-from sage_sched.row import Entry
 from sage_sched.slo.deadlines import Deadlines
+from sage_sched.sorted_jobs import Entry
 from sage_sched.steps import Cost
 
 NEVER = -1
@@ -100,10 +100,10 @@ class SloState:
     worth: of its answer. exec_s: seconds that its next token takes by the model of step times.
     due_s: that token's deadline, by SchedulerView.now_s.
     looked_at: the values that density depends on, see Waiting.look.
-    is_urgent, key: of the last pass. row: its column in Waiting; None if it does not wait.
+    is_urgent, key: of the last pass. column: its place in Waiting; None if it does not wait.
     """
 
-    promise: Deadlines
+    deadlines: Deadlines
     worth: Worth
     exec_s: float
     due_s: float = math.inf
@@ -111,7 +111,7 @@ class SloState:
     looked_at: int = NEVER
     is_urgent: bool = False
     key: float = 0.0
-    row: int | None = None
+    column: int | None = None
 
 
 Pair = tuple[Job, SloState]
@@ -128,7 +128,7 @@ def slo_states_of(jobs: Iterable[Job]) -> list[Pair]:
 
 def columns_of(jobs: Iterable[Pair]) -> Floats:
     """Return the columns that the order depends on, shape (columns, jobs)."""
-    rows = [(p.exec_s, p.due_s, p.promise.tpot_s, p.density, p.looked_at) for _, p in jobs]
+    rows = [(p.exec_s, p.due_s, p.deadlines.tpot_s, p.density, p.looked_at) for _, p in jobs]
     return np.array(rows, np.float64).reshape(len(rows), _NUM_ORDERING).T
 
 
@@ -158,31 +158,31 @@ class Waiting:
         return self._table[_URGENT, : len(self.jobs)]
 
     def add(self, job: Job, p: SloState) -> None:
-        p.row = len(self.jobs)
+        p.column = len(self.jobs)
         self.jobs.append(job)
-        if p.row == self._table.shape[1]:
+        if p.column == self._table.shape[1]:
             self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
-        self._table[:, p.row] = 0.0
+        self._table[:, p.column] = 0.0
         self.update(job, p)
 
     def update(self, job: Job, p: SloState) -> None:
-        promise, begun = p.promise, job.generated_tokens > 0
-        self._table[:_KEY, p.row] = (
-            p.exec_s, p.due_s, promise.tpot_s, p.density, p.looked_at,
-            math.inf if begun else p.due_s + promise.ttft_s, 0.0 if begun else p.exec_s,
-            0.0 if begun else promise.first_weight, job.arrival, job.level,
+        deadlines, begun = p.deadlines, job.generated_tokens > 0
+        self._table[:_KEY, p.column] = (
+            p.exec_s, p.due_s, deadlines.tpot_s, p.density, p.looked_at,
+            math.inf if begun else p.due_s + deadlines.ttft_s, 0.0 if begun else p.exec_s,
+            0.0 if begun else deadlines.first_weight, job.arrival, job.level,
         )  # fmt: skip
 
     def remove(self, p: SloState) -> None:
         """Remove a job. The last job takes its column."""
-        row, p.row = p.row, None
+        column, p.column = p.column, None
         last = self.jobs.pop()
-        if row is not None and row < len(self.jobs):
-            self.jobs[row] = last
-            self._table[:, row] = self._table[:, len(self.jobs)]
+        if column is not None and column < len(self.jobs):
+            self.jobs[column] = last
+            self._table[:, column] = self._table[:, len(self.jobs)]
             moved = slo_state_of(last)
             assert moved is not None
-            moved.row = row
+            moved.column = column
 
     def first_tokens(self) -> tuple[float, float]:
         """Return the sums of the gains and of the seconds of first tokens."""
@@ -193,7 +193,7 @@ class Waiting:
         """Yield, by arrival, the jobs that are late by more than their whole TTFT."""
         late = np.flatnonzero(self._table[_TOO_LATE_S, : len(self.jobs)] < now_s)
         by_arrival = late[np.argsort(self._table[_ARRIVAL, late])]
-        return (self.jobs[row] for row in by_arrival)
+        return (self.jobs[column] for column in by_arrival)
 
     def first(self, num: int) -> list[Entry]:
         """Return the first num by level, key and arrival."""
@@ -204,7 +204,7 @@ class Waiting:
             at = at[best]
             at = at[key[at] <= np.partition(key[at], num - 1)[num - 1]]
         order = at[np.lexsort((arrival[at], key[at], level[at]))][:num]
-        jobs = [self.jobs[row] for row in order.tolist()]
+        jobs = [self.jobs[column] for column in order.tolist()]
         keys = key[order].tolist()
         return [(job.level, key, job.arrival, job) for job, key in zip(jobs, keys, strict=True)]
 
@@ -236,8 +236,8 @@ class Waiting:
             job, p = begun[at] if at < len(begun) else _pair(self.jobs[at - len(begun)])
             p.looked_at = int(looked_at[at])
             p.density = _density(job, p, int(late[at]), cost)
-            if p.row is not None:
-                self._table[DENSITY : LOOKED_AT + 1, p.row] = p.density, p.looked_at
+            if p.column is not None:
+                self._table[DENSITY : LOOKED_AT + 1, p.column] = p.density, p.looked_at
 
 
 def _pair(job: Job) -> Pair:
@@ -251,5 +251,5 @@ def _density(job: Job, p: SloState, doublings: int, cost: Cost) -> float:
     if first > job.max_new_tokens:
         return 0.0
     spent_s = cost(job.input_tokens, age, job.cached_input_tokens) if age else 0.0
-    promise = p.promise
-    return p.worth.density(promise.first_weight, promise.next_weight, age, first, spent_s)
+    deadlines = p.deadlines
+    return p.worth.density(deadlines.first_weight, deadlines.next_weight, age, first, spent_s)

@@ -91,7 +91,7 @@ def _requests(rate: float) -> list[SimRequest]:
 
 def _hash(result: Result) -> str:
     digest = hashlib.sha256()
-    for array in (result.ttft_s, result.ttlt_s, result.num_retractions, result.num_yields):
+    for array in (result.ttft_s, result.ttlt_s, result.num_retractions, result.num_preemptions):
         digest.update(array.tobytes())
     return digest.hexdigest()[:16]
 

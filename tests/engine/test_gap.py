@@ -64,11 +64,11 @@ def test_who_was_away_for_long_comes_back_first(yielding: SageServer) -> None:
     wait_until(lambda: '"ends","rid":"without a bound"' in trace.read_text())
     # Requests are preempted often, and none has a promise.
     assert yielding.stats()["preemption"]["num_resumed"] > resumed
-    assert '"promised"' not in trace.read_text()[before:]
+    assert '"goes_first"' not in trace.read_text()[before:]
     settings(yielding, {"decode": {"max_away_ms": 1.0}})
     before = trace.stat().st_size
     together = ask_together(yielding, asked)
     settings(yielding, {"decode": {"max_away_ms": 60_000.0}})
-    wait_until(lambda: '"promised"' in trace.read_text()[before:])
+    wait_until(lambda: '"goes_first"' in trace.read_text()[before:])
     assert differences(together, ask(yielding, asked, 1))[0] == 0
     assert yielding.stats()["num_policy_errors"] == 0

@@ -222,7 +222,7 @@ def as_seen(
 
 def _num_on_time(request: SimRequest, answer: Answer) -> int:
     """Count the tokens after the first that were on time."""
-    promise = Deadlines.of(request.hints)
+    deadlines = Deadlines.of(request.hints)
     token_s = answer.token_s() - answer.sent_s
-    due_s = [promise.due_s(token) for token in range(2, len(token_s) + 1)]
+    due_s = [deadlines.due_s(token) for token in range(2, len(token_s) + 1)]
     return int((token_s[1:] <= due_s).sum())

@@ -288,7 +288,7 @@ def run(case: Case) -> None:
         node.submit(case.requests[index], index)
     for when_s, name in case.switches.items():
         node.advance(when_s)
-        node.go_by(policy_of(name))
+        node.switch_to(policy_of(name))
     node.advance(math.inf)
     result_of(case.engine, case.requests, finished, [node], 0.0)
 

@@ -45,7 +45,7 @@ def test_decoding_requests_do_not_wait_for_a_prefill() -> None:
 def test_no_request_is_lost_though_memory_runs_out(policy: str) -> None:
     engine = replace(MANY_SLOTS, reserved_decode_tokens=8)
     result = served(policy, mixed(150, 12.0, 3), engine)
-    assert result.num_retractions.sum() + result.num_yields.sum() > 0
+    assert result.num_retractions.sum() + result.num_preemptions.sum() > 0
     assert result.moved_tokens > 0
     assert result.prefill_tokens == result.input_tokens.sum()  # nothing is computed twice
 

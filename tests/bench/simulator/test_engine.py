@@ -125,7 +125,7 @@ def test_invariants_hold_on_mixed_traffic(policy: str, options: Options, page_si
     result = simulate(engine, policy, CONFIG, requests, options)
     assert (result.ttlt_s >= result.alone_s * (1 - 1e-9)).all()
     if policy == "sage" or not options.preempt:
-        assert (result.num_yields.sum() > 0) == options.preempt
+        assert (result.num_preemptions.sum() > 0) == options.preempt
     simulate(replace(MANY_SLOTS, page_size=page_size), policy, CONFIG, burst(), options)
 
 
@@ -205,7 +205,7 @@ def test_a_yielding_request_comes_back_without_a_prefill() -> None:
     engine = replace(ROOMY, max_running_requests=1, swap_token_s=1e-3)
     requests = [request(0.0, 100, 300), request(1.0, 100, 3)]
     result = simulate(engine, "srpt-oracle", CONFIG, requests, CHECKED)
-    assert result.num_yields.tolist() == [1, 0]
+    assert result.num_preemptions.tolist() == [1, 0]
     assert result.prefill_tokens == 200
     # The KV of the first at 1 s moves out and in.
     assert 2 * 100 < result.moved_tokens < 2 * 200

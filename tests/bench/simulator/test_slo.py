@@ -56,7 +56,7 @@ def test_sage_keeps_a_tpot_slo_of_requests_that_stay(engine: Engine) -> None:
 
     def longest_gap_s(hints: Hints) -> float:
         found = simulate(whole, "sage", CONFIG, traffic(150, 5, [hints]))
-        stayed = (found.num_yields == 0) & (found.num_retractions == 0)
+        stayed = (found.num_preemptions == 0) & (found.num_retractions == 0)
         assert stayed.mean() > 0.1
         return float(found.longest_gap_s[stayed].max())
 

@@ -36,7 +36,7 @@ YIELDS = {
     "way": "to host memory",
     "reason": WORTH_IT,
 }
-RESUMES = {"is": "resume", "rid": "long", "reason": "there is room for it", "promised": True}
+RESUMES = {"is": "resume", "rid": "long", "reason": "there is room for it", "goes_first": True}
 EVENTS: list[dict[str, Any]] = [
     {"t": 0.0, "is": "policy", "name": "sage", "at": 1.0},
     came(1.0, "long", 0, 900),
@@ -59,7 +59,7 @@ def test_a_timeline_says_what_happened_when_and_why() -> None:
         "at most 900 (history); 0 run and 0 wait",
         "    0.500 s  starts, having waited 0.500 s, with 0 before it at first",
         f"    2.000 s  is preempted for short: {WORTH_IT}; to host memory",
-        "    3.000 s  comes back: there is room for it, as it was promised its turn",
+        "    3.000 s  comes back: there is room for it, as no other may overtake it any more",
         "    5.000 s  ends with 9 tokens (done)",
     ]
     assert "    1.000 s  long is preempted for it" in timeline(EVENTS, "short")

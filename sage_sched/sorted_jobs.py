@@ -12,7 +12,7 @@ Place = tuple[float, float, int]
 Entry = tuple[float, float, int, Job]
 
 
-class Row:
+class SortedJobs:
     """Jobs in order: ranked jobs and jobs that go first, and the other jobs by arrival."""
 
     def __init__(self) -> None:
@@ -23,14 +23,14 @@ class Row:
         """Return the list that the job's entry belongs to."""
         return self.ranked if job.is_ranked or job.goes_first else self.unranked
 
-    def copy(self) -> Row:
-        copy = Row()
+    def copy(self) -> SortedJobs:
+        copy = SortedJobs()
         copy.ranked, copy.unranked = [*self.ranked], [*self.unranked]
         return copy
 
 
 class Walk:
-    """Goes through a row by level. Within a level, jobs that go first come by arrival, then the
+    """Goes through sorted jobs by level. Within a level, jobs that go first come by arrival, then the
     others by key and arrival.
 
     A job that the policy cannot rank waits for as many other jobs as waited when it arrived, as
@@ -41,18 +41,18 @@ class Walk:
 
     def __init__(
         self,
-        row: Row,
+        jobs: SortedJobs,
         first_arrival: int,
         moving: Callable[[int], Entry | None] | None = None,
         num_ahead: Callable[[Entry, Entry], int] | None = None,
     ) -> None:
-        """Walk through a row.
+        """Walk through these jobs.
 
-        moving: returns ranked jobs that are not in the row, by their number in order.
-        num_ahead: returns how many jobs of the whole queue are ahead of a ranked and an unranked
-            one, if this row is only a part of it.
+        moving: returns a ranked job that is not among the sorted ones, by its number in order.
+        num_ahead: if these jobs are only a part of the queue, returns how many jobs of the whole
+            queue go before both a ranked and an unranked one.
         """
-        self._ranked, self._unranked = row.ranked, row.unranked
+        self._ranked, self._unranked = jobs.ranked, jobs.unranked
         self.first_arrival = first_arrival
         self._moving = moving
         self._num_ahead = num_ahead
