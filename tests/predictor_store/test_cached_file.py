@@ -17,26 +17,21 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert [path.name for path in file.parent.iterdir()] == ["file"]
 
 
-def test_only_own_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_own_files_are_read_and_links_are_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file, link, pipe = (tmp_path / name for name in ("file", "link", "pipe"))
-    replace_own(file, b"content")
+    replace_own(file, b"theirs")
     link.symlink_to(file)
     os.mkfifo(pipe)
     for theirs in (link, pipe, tmp_path):
         with pytest.raises(OSError):  # noqa: PT011 - of several kinds
             read_own(theirs)
+    replace_own(link, b"ours")
+    assert (read_own(link), read_own(file)) == (b"ours", b"theirs")
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(OSError, match="own"):
         read_own(file)
-
-
-def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
-    theirs, file = tmp_path / "theirs", tmp_path / "file"
-    theirs.write_bytes(b"theirs")
-    file.symlink_to(theirs)
-    replace_own(file, b"ours")
-    assert theirs.read_bytes() == b"theirs"
-    assert read_own(file) == b"ours"
 
 
 @pytest.mark.parametrize("path", ["~/x", "~nobody-at-all/x", "/tmp/\0x"])

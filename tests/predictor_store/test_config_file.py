@@ -27,53 +27,36 @@ def test_toml_and_yaml_say_the_same(tmp_path: Path, name: str, text: str) -> Non
     assert (config.policy, config.store.capacity) == ({"sage": SageParameters(regret=3.0)}, 7)
 
 
-def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
-    for name in ("sage.toml", "sage.yml"):
-        (tmp_path / name).write_text("")
-        assert read_config(str(tmp_path / name)) == SageConfig()
+@pytest.mark.parametrize("name", ["sage.toml", "sage.yml"])
+def test_an_empty_file_means_the_defaults(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    assert read_config(str(tmp_path / name)) == SageConfig()
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
     [
         ("sage.toml", b"[policy\n"),
-        ("sage.yaml", b"policy: [\n"),
-        ("sage.yaml", b"- 1\n"),
         ("sage.toml", b"\xff\xfe"),
-        ("sage.json", b"{}"),
         ("sage.toml", b'[policy.sage]\nregret = "long"\n'),
         ("sage.toml", b"a = " + b"9" * 5000),
+        ("sage.toml", b'[store]\npath = "~"\0'),
+        ("sage.yaml", b"policy: [\n"),
+        ("sage.yaml", b"- 1\n"),
         ("sage.yaml", b"store: {capacity: " + b"9" * 5000 + b"}"),
         ("sage.yaml", b"store: 2024-13-45"),
-        ("sage.yaml", b"store: !!bool x"),
         ("sage.yaml", b"store: !!timestamp x"),
         ("sage.yaml", b"slo: {classes: {1: {}, 2: {priority: 1}}}"),
         ("sage.yaml", b"policy: {null: {}}"),
-        ("sage.toml", b'[store]\npath = "~"\n'[:-1] + b"\0"),
+        ("sage.json", b"{}"),
+        ("missing.toml", None),
     ],
 )
-def test_an_error_names_the_file(tmp_path: Path, name: str, content: bytes) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ConfigError, match=name):
+def test_an_error_is_one_line_that_names_the_file(
+    tmp_path: Path, name: str, content: bytes | None
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=name) as error:
         read_config(str(tmp_path / name))
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "said"),
-    [
-        ("sage.toml", "[store]\npath = \n", "it is not TOML: Invalid value (at line 2, column 8)"),
-        ("sage.yaml", "store:\n  path: [\n", "it is not YAML: while parsing"),
-    ],
-)
-def test_a_syntax_error_is_one_line(tmp_path: Path, name: str, text: str, said: str) -> None:
-    (tmp_path / name).write_text(text)
-    with pytest.raises(ConfigError) as error:
-        read_config(str(tmp_path / name))
-    assert str(error.value).startswith(f"--sage-config {tmp_path / name}: {said}")
-    assert "line" in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nowhere"):
-        read_config(str(tmp_path / "nowhere.toml"))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import math
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from predictor_store.logs.errors import DatasetError
 from predictor_store.logs.reader import LogReader, ReadOptions, Source
@@ -26,60 +29,50 @@ from tests.predictor_store.logs.variants import (
     span,
     value,
 )
+from tests.predictor_store.samples import lines
 
 ASKED = made()
+A = ASKED[1]
 
 
-def read(
-    folder: Path, text: str, options: ReadOptions | None = None
-) -> tuple[list[LoggedRequest], Source, str]:
+def read(path: Path, options: ReadOptions | None = None) -> tuple[list[LoggedRequest], Source, str]:
     """The requests of a file, and the first lines of output."""
-    path = folder / "log"
-    path.write_text(text, encoding="utf-8")
     reader = LogReader([str(path)], options)
     (source,) = reader.sources()
     found = [request for _, request in source]
     return found, source, "\n".join(lines_of(reader, [source]))
 
 
-def rows(folder: Path, *found: Any) -> tuple[list[LoggedRequest], Source, str]:
-    return read(folder, "".join(f"{json.dumps(row)}\n" for row in found))
+def log(folder: Path, text: str) -> Path:
+    (folder / "log").write_text(text, encoding="utf-8")
+    return folder / "log"
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_same_requests_out_of_every_variant(tmp_path: Path, name: str) -> None:
     format_, write, has, resolution_s = VARIANTS[name]
-    found, source, _ = read(tmp_path, write(ASKED))
-    assert source.format.name == format_
-    assert not source.counts.left_out
-    assert len(found) == len(ASKED)
+    found, source, _ = read(log(tmp_path, write(ASKED)))
+    assert (source.format.name, len(found), source.counts.left_out.total()) == (format_, 60, 0)
     if "-" in has:
-        assert {each.output_tokens for each in found} == {None}
-        assert {each.output for each in found} == {"So."}
+        assert {(each.output_tokens, each.output) for each in found} == {(None, "So.")}
     else:
         lengths = [(each.input_tokens, each.output_tokens) for each in found]
         assert lengths == [(a.inputs, a.outputs) for a in ASKED]
     scale = source.context.clock.scale()
+    at_s = [each.arrival * scale for each in found if each.arrival is not None]
     if resolution_s == NO_TIMES:
-        assert {each.arrival for each in found} == {None}
+        assert not at_s
     else:
-        at_s = [each.arrival * scale for each in found if each.arrival is not None]
-        assert [t - at_s[0] for t in at_s] == pytest.approx(
-            [a.at_s for a in ASKED], abs=1.01 * resolution_s
-        )
+        expected_s = pytest.approx([a.at_s for a in ASKED], abs=1.01 * resolution_s)
+        assert [t - at_s[0] for t in at_s] == expected_s
     assert [each.prompt for each in found] == [a.text if "p" in has else "" for a in ASKED]
-    assert {each.cap_tokens for each in found} <= (
-        {800} if "c" in has else {None, *lengths_of(found)}
-    )
+    # bench_serving names the length that it wants as the cap.
+    own_caps = {None, *(each.output_tokens for each in found)}
+    assert {each.cap_tokens for each in found} <= ({800} if "c" in has else own_caps)
     assert all(each.session for each in found) == ("s" in has)
-    ttlts = [ttlt_s(each, scale) for each in found]
-    assert ttlts == ([pytest.approx(a.ttlt_s, abs=2e-3) for a in ASKED] if "t" in has else ttlts)
-    assert (None in ttlts) == ("t" not in has)
-
-
-def lengths_of(found: list[LoggedRequest]) -> set[int | None]:
-    """bench_serving names the length that it wants as the cap."""
-    return {each.output_tokens for each in found}
+    ttlts_s = [ttlt_s(each, scale) for each in found]
+    assert None in ttlts_s or ttlts_s == pytest.approx([a.ttlt_s for a in ASKED], abs=2e-3)
+    assert (None in ttlts_s) == ("t" not in has)
 
 
 def ttlt_s(request: LoggedRequest, scale: float) -> float | None:
@@ -88,15 +81,45 @@ def ttlt_s(request: LoggedRequest, scale: float) -> float | None:
     return request.ttlt_s
 
 
+def damaged(text: str, chance: random.Random) -> str:
+    """With pieces that are lost, doubled, moved or overwritten."""
+    for _ in range(chance.randint(1, 8)):
+        begin, other = chance.randrange(len(text)), chance.randrange(len(text))
+        piece = text[begin : begin + chance.choice([1, 1, 5, 200])]
+        junk = chance.choice(["", piece * 2, '"', "-", "9" * 30, "null", "[", "}", "\0", "\n"])
+        text = text[:begin] + junk + text[begin + len(piece) :]
+        if chance.random() < 0.2:
+            text = text[:other] + piece + text[other:]
+    return text[: chance.randint(1, len(text))] if chance.random() < 0.3 else text
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@settings(max_examples=12)
+@given(seed=st.integers(0, 2**32))
+def test_a_damaged_file_is_read_in_part_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, name: str, seed: int
+) -> None:
+    text = damaged(VARIANTS[name].write(ASKED), random.Random(seed))
+    try:
+        found, source, _ = read(log(tmp_path_factory.mktemp("damaged"), text))
+    except DatasetError:
+        return
+    for each in found:
+        for number in (each.input_tokens, each.output_tokens, each.cap_tokens):
+            assert number is None or 0 <= number < 2**31
+        assert each.arrival is None or math.isfinite(each.arrival)
+        assert isinstance(each.prompt, str)
+    assert source.counts.read > 0
+
+
 @pytest.mark.parametrize("format_", FORMATS, ids=lambda each: each.name)
 def test_the_example_of_each_format_is_of_that_format(tmp_path: Path, format_: Any) -> None:
     values = "" if format_.example.startswith(("{", "[")) else "1," * format_.example.count(",")
-    (tmp_path / "log").write_text(f"{format_.example}\n{values}")
-    row = next(row for _, row in raw_rows(str(tmp_path / "log")))
+    path = log(tmp_path, f"{format_.example}\n{values}")
+    row = next(row for _, row in raw_rows(str(path)))
     assert format_of(row) is format_
 
 
-A = ASKED[1]
 FAILED = {
     "aiperf": aiperf(A, output_sequence_length=value(3)) | {"error": {"code": 499}},
     "litellm": {"startTime": 1.0, "call_type": "completion", "completion_tokens": 3,
@@ -123,72 +146,65 @@ SOUND = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FAILED)
-def test_requests_that_failed_are_left_out_and_counted(tmp_path: Path, name: str) -> None:
-    sound = [SOUND[name]] if name in SOUND else []
-    found, source, said = rows(tmp_path, FAILED[name], FAILED[name], *sound)
-    assert source.format.name == name
-    assert len(found) == len(sound)
-    assert "left out: 2 that failed; the first: " in said
-
-
-@pytest.mark.parametrize("name", OTHER)
-def test_rows_that_are_no_requests_count_apart(tmp_path: Path, name: str) -> None:
-    sound = [SOUND[name]] * 2 if name in SOUND else []
-    found, source, said = rows(tmp_path, *sound, OTHER[name])
+@pytest.mark.parametrize(
+    ("name", "row", "is_failed"),
+    [(name, row, is_failed) for of, is_failed in ((FAILED, True), (OTHER, False))
+     for name, row in of.items()],
+)  # fmt: skip
+def test_failures_are_left_out_and_what_is_no_request_counts_apart(
+    tmp_path: Path, name: str, row: dict[str, Any], is_failed: bool
+) -> None:
+    sound = [SOUND[name]] * 3 if name in SOUND else []
+    found, source, _ = read(lines(tmp_path / "log", row, *sound, row))
     assert source.format.name == name.partition(",")[0]
-    assert (len(found), source.counts.left_out.total()) == (len(sound), 0)
-    assert "; 1 rows are no requests" in said
+    num_left_out, num_other = source.counts.left_out.total(), source.counts.other
+    assert len(found) == len(sound)
+    assert (num_left_out, num_other) == ((2, 0) if is_failed else (0, 2))
 
 
 def test_a_batch_takes_its_prompts_from_the_input_file(tmp_path: Path) -> None:
-    asked = VARIANTS["OpenAI's batch"].write(ASKED)
-    (tmp_path / "a_output.jsonl").write_text(asked)
+    (tmp_path / "a_output.jsonl").write_text(VARIANTS["OpenAI's batch"].write(ASKED))
     bodies = [
         {"custom_id": f"r{a.number}", "body": {"messages": a.messages, "max_tokens": 800}}
         for a in ASKED
     ]
-    (tmp_path / "b_input.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in bodies))
-    sources = LogReader([str(tmp_path)]).sources()
-    found = [request for source in sources for _, request in source]
-    assert [each.prompt for each in found] == [a.text for a in ASKED]
-    assert {each.cap_tokens for each in found} == {800}
+    lines(tmp_path / "b_input.jsonl", *bodies)
+    found = [each for source in LogReader([str(tmp_path)]).sources() for _, each in source]
+    assert [(each.prompt, each.cap_tokens) for each in found] == [(a.text, 800) for a in ASKED]
 
 
 def test_usage_of_several_choices_is_of_all_of_them(tmp_path: Path) -> None:
-    choices = [{"message": ANSWER}] * 4
-    (found,), _, _ = rows(tmp_path, {"created": 1, "choices": choices, "usage": A.usage})
+    row = {"created": 1, "choices": [{"message": ANSWER}] * 4, "usage": A.usage}
+    ((found,), _, _) = read(lines(tmp_path / "log", row))
     assert found.output_tokens == round(A.outputs / 4)
 
 
 def test_the_last_answer_of_a_chat_with_usage_and_the_first_of_a_data_set(tmp_path: Path) -> None:
     chat = [*A.messages, ANSWER, {"role": "user", "content": "And?"}, {"role": "tool"}]
-    with_usage, without = (
-        rows(tmp_path, {"messages": [*chat, {"role": "assistant", "content": "Thus."}], **more})[0]
-        for more in ({"usage": A.usage}, {})
-    )
-    assert (with_usage[0].prompt, with_usage[0].output_tokens) == ("And?", A.outputs)
-    assert (without[0].prompt, without[0].output) == (A.text, "So.")
+    row = {"messages": [*chat, {"role": "assistant", "content": "Thus."}]}
+    ((with_usage,), _, _) = read(lines(tmp_path / "log", row | {"usage": A.usage}))
+    assert (with_usage.prompt, with_usage.output_tokens) == ("And?", A.outputs)
+    ((without,), _, _) = read(lines(tmp_path / "log", row))
+    assert (without.prompt, without.output) == (A.text, "So.")
 
 
-def test_a_trace_with_other_blocks_has_them(tmp_path: Path) -> None:
-    trace = [
-        {"timestamp": t, "input_length": 305, "output_length": 5, "hash_ids": [*range(20)]}
-        for t in range(3)
-    ]
-    assert {each.block_tokens for each in rows(tmp_path, *trace)[0]} == {16}
+LENGTHS = {"input_length": 305, "output_length": 5}
 
 
-def test_a_session_goes_on_after_a_pause(tmp_path: Path) -> None:
-    first = {"session_id": "s", "timestamp": 5, "input_length": 3, "output_length": 5}
-    later = {"session_id": "s", "delay": 1500, "input_length": 3, "output_length": 5}
-    one, other = rows(tmp_path, first, later)[0]
+def test_traces_have_blocks_pauses_and_sessions(tmp_path: Path) -> None:
+    trace = [LENGTHS | {"timestamp": t, "hash_ids": [*range(20)]} for t in range(3)]
+    found, _, _ = read(lines(tmp_path / "log", *trace))
+    assert {each.block_tokens for each in found} == {16}
+    of_session = LENGTHS | {"session_id": "s"}
+    log = lines(tmp_path / "log", of_session | {"timestamp": 5}, of_session | {"delay": 1500})
+    one, other = read(log)[0]
     assert (one.session, other.session, other.arrival, other.pause_s) == ("s", "s", None, 1.5)
 
 
 def test_a_format_can_be_named(tmp_path: Path) -> None:
-    row = {"timestamp": 1, "input_length": 3, "output_length": 5}
-    found, source, _ = read(tmp_path, json.dumps(row), ReadOptions(format="table"))
+    log = lines(tmp_path / "log", LENGTHS | {"timestamp": 1})
+    assert read(log)[1].format.name == "mooncake"
+    found, source, _ = read(log, ReadOptions(format="table"))
     assert (source.format.name, found[0].output_tokens) == ("table", 5)
 
 
@@ -197,16 +213,14 @@ def test_files_of_a_folder_that_are_no_logs_are_named(tmp_path: Path) -> None:
     (tmp_path / ".hidden").write_text("{}")
     (tmp_path / "a.csv").write_text("t,input,output\n1,2,3\n")
     reader = LogReader([str(tmp_path)])
-    sources = reader.sources()
-    assert [Path(source.path).name for source in sources] == ["a.csv"]
-    assert "README.md is in no known format" in "\n".join(lines_of(reader, sources))
+    assert [Path(source.path).name for source in reader.sources()] == ["a.csv"]
+    assert [said.partition(" is ")[0][-9:] for said in reader.skipped] == ["README.md"]
     (tmp_path / "a.csv").unlink()
     with pytest.raises(DatasetError, match="no log found"):
         LogReader([str(tmp_path)]).sources()
 
 
 def test_recognition_is_explained(tmp_path: Path) -> None:
-    _, _, said = read(tmp_path, VARIANTS["Azure, 2023"].write(ASKED) + "x,1,2\ny,1,2\n")
-    assert ": azure, by arrival TIMESTAMP, input ContextTokens, output GeneratedTokens" in said
-    assert "times: dates without a zone, read as UTC" in said
-    assert "left out: 2 with a time that cannot be read; the first: " in said
+    _, _, said = read(log(tmp_path, VARIANTS["Azure, 2023"].write(ASKED) + "x,1,2\ny,1,2\n"))
+    for part in ("azure, by arrival TIMESTAMP", "read as UTC", "left out: 2 with a time"):
+        assert part in said

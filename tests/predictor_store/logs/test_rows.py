@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from predictor_store.logs import json_values, lines, server_lines
 from predictor_store.logs.errors import DatasetError, RowError
 from predictor_store.logs.rows import raw_rows
 
-ROWS: list[dict[str, Any]] = [
+Rows = list[dict[str, Any]]
+ROWS: Rows = [
     {"t": 1, "prompt": "a, ] [", "deep": {"x": [1, 2]}},
     {"t": 2, "prompt": '\\"]', "deep": {"x": []}},
 ]
@@ -26,44 +28,42 @@ def zstd(content: bytes) -> bytes:
     return bytes(pyarrow.Codec("zstd").compress(content))
 
 
-def parquet(rows: list[dict[str, Any]]) -> bytes:
+def parquet(rows: Rows) -> bytes:
     sink = pyarrow.BufferOutputStream()
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), sink)
     return bytes(sink.getvalue())
 
 
-def json_lines(rows: list[dict[str, Any]]) -> bytes:
+def json_lines(rows: Rows) -> bytes:
     return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
 
 
-def array(rows: list[dict[str, Any]]) -> bytes:
+def array(rows: Rows) -> bytes:
     return b"\n " + json.dumps(rows, indent=2).encode() + b"\n \n"
 
 
-def pretty(rows: list[dict[str, Any]]) -> bytes:
+def pretty(rows: Rows) -> bytes:
     return "\n".join(json.dumps(row, indent=1) for row in rows).encode()
 
 
-KINDS: dict[str, Callable[[list[dict[str, Any]]], bytes]] = {
+KINDS: dict[str, Callable[[Rows], bytes]] = {
     "json lines": json_lines,
-    "with a mark of byte order": lambda rows: b"\xef\xbb\xbf" + json_lines(rows),
-    "of Windows": lambda rows: json_lines(rows).replace(b"\n", b"\r\n"),
+    "with a mark of byte order, of Windows": lambda rows: (
+        b"\xef\xbb\xbf" + json_lines(rows).replace(b"\n", b"\r\n")
+    ),
     "array": array,
     "array in a line": lambda rows: json.dumps(rows).encode(),
     "objects over many lines": pretty,
     "gzip": lambda rows: gzip.compress(json_lines(rows)),
-    "zstd": lambda rows: zstd(json_lines(rows)),
-    "array in gzip": lambda rows: gzip.compress(array(rows)),
-    "objects in zstd": lambda rows: zstd(pretty(rows)),
+    "array in zstd": lambda rows: zstd(array(rows)),
     "parquet": parquet,
 }
 
 
 def read(folder: Path, content: bytes, name: str = "log") -> tuple[list[Any], list[str]]:
     """Good rows, and the errors of the others."""
-    path = folder / name
-    path.write_bytes(content)
-    found = [row for _, row in raw_rows(str(path))]
+    (folder / name).write_bytes(content)
+    found = [row for _, row in raw_rows(str(folder / name))]
     good = [row for row in found if not isinstance(row, RowError)]
     return good, [str(row) for row in found if isinstance(row, RowError)]
 
@@ -83,43 +83,32 @@ def test_the_same_rows_out_of_files_of_every_kind(
         ('t,"a, b"\n1,"x, y"\n', [{"t": "1", "a, b": "x, y"}]),
         ("t\ta\n1\tx\n", [{"t": "1", "a": "x"}]),
         ("t;a\n1;x\n\n2;y", [{"t": "1", "a": "x"}, {"t": "2", "a": "y"}]),
-        ("\ufefft,a\r1,x\r2", [{"t": "1", "a": "x"}, {"t": "2"}]),
+        ("t,a\r1,x\r2", [{"t": "1", "a": "x"}, {"t": "2"}]),
         ('t,a\n1,"x\ny"\n', [{"t": "1", "a": "x\ny"}]),
     ],
 )
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
 def test_tables_of_texts(
     tmp_path: Path, text: str, rows: list[dict[str, str]], encoding: str
 ) -> None:
-    text = text.lstrip("\ufeff") if encoding == "utf-16" else text
     assert read(tmp_path, text.encode(encoding), "log.csv") == (rows, [])
 
 
-@pytest.mark.parametrize("text", ["", "\n \n", " [ \n] ", "{}"])
-def test_files_without_a_row(tmp_path: Path, text: str) -> None:
-    assert read(tmp_path, text.encode())[0] in ([], [{}])
-
-
 @pytest.mark.parametrize(
-    ("text", "num_good"),
+    ("text", "num_good", "num_wrong"),
     [
-        ('[{"a": 5},\n{"b": ', 1), ("[1 2]", 1), ("[1,]", 1), ("[,1]", 0), ("[1", 1),
-        ("[1][2]", 1), ("[1] 2", 1), ("[" * 100_000, 0), ("[,]", 0),
-        ('{\n"a": 5}\n{"b": \n', 1), ('{\n"a": 5}\n7 8 x', 3),
+        ("", 0, 0), ("\n \n", 0, 0), (" [ \n] ", 0, 0), ("{}", 1, 0),
+        ('[{"a": 5},\n{"b": ', 1, 1), ("[1 2]", 1, 1), ("[1,]", 1, 1), ("[,1]", 0, 1),
+        ("[1", 1, 1), ("[1][2]", 1, 1), ("[1] 2", 1, 1), ("[" * 100_000, 0, 1), ("[,]", 0, 1),
+        ('{\n"a": 5}\n{"b": \n', 1, 1), ('{\n"a": 5}\n7 8 x', 3, 1),
+        ('{"t": 1, "prompt": "a\n{"t": 2}\n{"t": \udcff}\n', 1, 2),
     ],
 )  # fmt: skip
-def test_broken_json_gives_what_comes_before(tmp_path: Path, text: str, num_good: int) -> None:
-    good, wrong = read(tmp_path, text.encode())
-    assert len(good) == num_good
-    assert len(wrong) == 1
-    assert wrong[0].startswith("where the file breaks off")
-
-
-def test_a_first_line_that_is_cut_off_costs_that_line(tmp_path: Path) -> None:
-    content = b'{"t": 1, "prompt": "a\n' + json_lines(ROWS) + b'{"t": \xff}\n'
-    good, wrong = read(tmp_path, content)
-    assert good == ROWS
-    assert len(wrong) == 2
+def test_broken_json_gives_what_is_whole(
+    tmp_path: Path, text: str, num_good: int, num_wrong: int
+) -> None:
+    good, wrong = read(tmp_path, text.encode(errors="surrogateescape"))
+    assert (len(good), len(wrong)) == (num_good, num_wrong)
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstd])
@@ -133,19 +122,12 @@ def test_a_truncated_file_gives_what_comes_before(
     assert wrong[-1].startswith("where the file breaks off")
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"PK\x03\x04junk", "zip archive: unpack it"),
-        (b"\0\1\2\3", "neither text, Parquet"),
-        (parquet(ROWS)[:-20], "cannot read"),
-    ],
-)
-def test_what_is_no_log_is_named(tmp_path: Path, content: bytes, said: str) -> None:
-    with pytest.raises(DatasetError, match=said):
-        read(tmp_path, content)
-    with pytest.raises(DatasetError, match="there is no file"):
-        list(raw_rows(str(tmp_path / "missing")))
+@pytest.mark.parametrize("content", [b"PK\x03\x04junk", b"\0\1\2\3", parquet(ROWS)[:-20], None])
+def test_what_is_no_log_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "log").write_bytes(content)
+    with pytest.raises(DatasetError):
+        list(raw_rows(str(tmp_path / "log")))
 
 
 def test_an_endless_line_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,9 +143,6 @@ def test_an_endless_line_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_dates_of_tables_keep_their_zone(tmp_path: Path) -> None:
-    from datetime import UTC, datetime, timedelta, timezone
-
     when = datetime(2026, 9, 21, 14, 13, 20, 123456, tzinfo=UTC)
     there = when.astimezone(timezone(timedelta(hours=2)))
-    good, _ = read(tmp_path, parquet([{"t": there, "n": 5.0}]))
-    assert good == [{"t": when, "n": 5.0}]
+    assert read(tmp_path, parquet([{"t": there, "n": 5.0}])) == ([{"t": when, "n": 5.0}], [])

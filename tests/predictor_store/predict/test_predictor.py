@@ -14,16 +14,17 @@ from predictor_store.store.file import Origin, Record
 from sage_sched.distribution import LengthDistribution
 from tests.predictor_store.samples import grown, unit_vectors
 
-# With too few prompts for a score, all else equal, these are the neighbourhoods by cosine alone.
-
 
 def at(cosine: float) -> NDArray[np.float32]:
     """A vector of this cosine to at(1)."""
     return np.array([cosine, (1 - cosine**2) ** 0.5], np.float32)
 
 
-def history_of(*records: tuple[float, int, Origin], capacity: int = 100) -> History:
-    history = History(2, 0, capacity)
+Known = tuple[float, int, Origin]  # the cosine of a prompt to at(1), and its answer's length
+
+
+def history_of(*records: Known) -> History:
+    history = History(2, 0, 500)
     for cosine, length, origin in records:
         history.add(Record(at(cosine), length, 0, False, origin))
     return history
@@ -38,69 +39,67 @@ def predicted(history: History, vector: NDArray[np.float32], scope: str = "") ->
     return known(predict(history, vector, scope))
 
 
-class TestNeighbours:
-    def test_nearer_ones_weigh_more(self) -> None:
-        cosines = (0.9, 0.6, 0.3, 0.1, -0.5)
-        history = history_of(*[(c, i + 1, "history") for i, c in enumerate(cosines)])
-        found = predicted(history, at(1))
-        assert found.lengths.tolist() == [1, 2, 3, 4, 5]
-        assert all(np.diff(found.weights) < 0)
-        assert 1 < found.effective_samples < 5
+def share_of(found: LengthDistribution, length: int) -> float:
+    return float(found.weights[found.lengths == length].sum())
 
-    def test_the_same_prompt_counts_most_and_the_more_the_oftener_it_was_asked(self) -> None:
-        others: list[tuple[float, int, Origin]] = [
-            (0.7 + i / 1000, 100 + i, "history") for i in range(50)
-        ]
-        shares = []
-        for num_asked in (1, 4, 16):
-            same: list[tuple[float, int, Origin]] = [(1.0, 7, "history")] * num_asked
-            found = predicted(history_of(*others, *same), at(1))
-            shares.append(found.weights[0])
-            assert found.lengths[0] == 7
-        assert 0.2 < shares[0] < 0.3
-        assert shares == sorted(shares)
-        assert shares[-1] > 0.8
 
-    def test_one_prompt_asked_often_is_not_many_neighbours(self) -> None:
-        history = History(2, 1, 200)
-        for i in range(120):
-            number = 0 if i < 100 else i  # a feature that differs between prompts
-            vector = np.append(at(0.8), np.float32(number / 100))
-            history.add(Record(vector, 10 if i < 100 else 1000 + i, 0, False, "history"))
-        found = predicted(history, np.append(at(1), np.float32(0)))
-        assert found.weights[0] < 0.5
+def test_nearer_prompts_weigh_more() -> None:
+    cosines = (0.9, 0.6, 0.3, 0.1, -0.5)
+    found = predicted(history_of(*[(c, i + 1, "history") for i, c in enumerate(cosines)]), at(1))
+    assert found.lengths.tolist() == [1, 2, 3, 4, 5]
+    assert all(np.diff(found.weights) < 0)
+    assert 1 < found.effective_samples < 5
 
-    def test_warm_data_fades_as_history_comes(self) -> None:
-        warm: list[tuple[float, int, Origin]] = [(0.6 + i / 1e3, 900, "warm") for i in range(100)]
-        shares = []
-        for num in (0, 10, 100, 300):
-            real: list[tuple[float, int, Origin]] = [
-                (0.6 + i / 1e3, 30, "history") for i in range(num)
-            ]
-            found = predicted(history_of(*warm, *real, capacity=500), at(1))
-            shares.append(float(found.weights[found.lengths == 900].sum()))
-            assert found.source == ("warm" if shares[-1] > 0.5 else "history")
-        assert shares[0] == 1
-        assert shares == sorted(shares, reverse=True)
-        assert shares[-1] < 0.1
 
-    def test_prompts_that_score_alike_weigh_more(self) -> None:
-        history, _ = grown(400)
-        vectors = unit_vectors(50, 9, 8)
-        blurred = [predicted(history, vector) for vector in vectors]
-        history.fit()
-        sharp = [predicted(history, vector) for vector in vectors]
-        for vector, before, after in zip(vectors, blurred, sharp, strict=True):
-            assert after.quantile(0.9) / after.quantile(0.1) < before.quantile(0.9) / (
-                before.quantile(0.1)
-            )
-            if abs(vector[0]) < 0.5:  # lengths of other vectors are beyond those recorded
-                assert after.quantile(0.05) < 100 * np.exp(2 * vector[0]) < after.quantile(0.95)
+def test_the_same_prompt_counts_most_and_the_more_the_oftener_it_was_asked() -> None:
+    others: list[Known] = [(0.7 + i / 1000, 100 + i, "history") for i in range(50)]
+    shares = []
+    for num_asked in (1, 4, 16):
+        found = predicted(history_of(*others, *[(1.0, 7, "history")] * num_asked), at(1))
+        shares.append(found.weights[0])
+        assert found.lengths[0] == 7
+    assert 0.2 < shares[0] < 0.3
+    assert shares == sorted(shares)
+    assert shares[-1] > 0.8
+
+
+def test_one_prompt_asked_often_is_not_many_neighbours() -> None:
+    history = History(2, 1, 200)
+    for i in range(120):
+        number = 0 if i < 100 else i  # a feature that differs between prompts
+        vector = np.append(at(0.8), np.float32(number / 100))
+        history.add(Record(vector, 10 if i < 100 else 1000 + i, 0, False, "history"))
+    assert predicted(history, np.append(at(1), np.float32(0))).weights[0] < 0.5
+
+
+def test_warm_data_fades_as_history_comes() -> None:
+    warm: list[Known] = [(0.6 + i / 1e3, 900, "warm") for i in range(100)]
+    shares = []
+    for num in (0, 10, 100, 300):
+        real: list[Known] = [(0.6 + i / 1e3, 30, "history") for i in range(num)]
+        found = predicted(history_of(*warm, *real), at(1))
+        shares.append(share_of(found, 900))
+        assert found.source == ("warm" if shares[-1] > 0.5 else "history")
+    assert shares[0] == 1
+    assert shares == sorted(shares, reverse=True)
+    assert shares[-1] < 0.1
+
+
+def test_prompts_that_score_alike_weigh_more() -> None:
+    history, _ = grown(400)
+    vectors = unit_vectors(50, 9, 8)
+    blurred = [predicted(history, vector) for vector in vectors]
+    history.fit()
+    for vector, before in zip(vectors, blurred, strict=True):
+        after = predicted(history, vector)
+        widths = [of.quantile(0.9) / of.quantile(0.1) for of in (after, before)]
+        assert widths[0] < widths[1]
+        if abs(vector[0]) < 0.5:  # lengths of other vectors are beyond those recorded
+            assert after.quantile(0.05) < 100 * np.exp(2 * vector[0]) < after.quantile(0.95)
 
 
 def test_only_unlike_prompts_still_give_a_distribution() -> None:
-    found = predicted(history_of((-1.0, 7, "history")), at(1))
-    assert found.lengths.tolist() == [7]
+    assert predicted(history_of((-1.0, 7, "history")), at(1)).lengths.tolist() == [7]
 
 
 PLAIN, STOPS, GRAMMAR = Scope("base"), Scope("base", "a"), Scope("base", "b", SHAPED)
@@ -130,13 +129,8 @@ def test_clients_ends_count_where_asked(ended: Scope, asked: Scope, is_believed:
     found = predicted(history, at(1), asked.name)
     assert (found.quantile(0.5) == 2) is is_believed
     assert (found.quantile(0.05) >= 800) is not is_believed
-    assert knows_prior(history, ended)
-
-
-def knows_prior(history: History, ended: Scope) -> bool:
-    """Whether the prior counts these ends exactly if they are not forced by clients."""
-    found = known(prior(history))
-    return (found.quantile(0.5) == 2) is (ended.end == OWN)
+    # The prior counts these ends unless clients forced them.
+    assert (known(prior(history)).quantile(0.5) == 2) is (ended.end == OWN)
 
 
 @pytest.mark.parametrize("scope", [PLAIN, STOPS.stopped()])
@@ -166,53 +160,54 @@ def test_censored_answers_count_as_longer() -> None:
     assert found.weights == pytest.approx([1 / 3, 2 / 3])
 
 
-class TestLengthsInGeneral:
-    """The first number of a vector predicts the length."""
+# The first number of a vector predicts the length.
+GENERAL = GeneralLength(
+    "made up", np.array([2.0, 0.0]), np.linspace(-1, 1, 8), 5.0, 1.0, np.linspace(2, 8, 8)
+)
 
-    GENERAL = GeneralLength(
-        "made up", np.array([2.0, 0.0]), np.linspace(-1, 1, 8), 5.0, 1.0, np.linspace(2, 8, 8)
+
+def generally(*records: tuple[float, int]) -> History:
+    history = History(2, 0, 1000, GENERAL)
+    for cosine, length in records:
+        history.add(Record(at(cosine), length, 0, False, "history"))
+    return history
+
+
+def test_the_first_requests_are_told_apart_by_lengths_in_general() -> None:
+    long, short = (predicted(generally(), at(c)) for c in (0.9, -0.9))
+    assert long.source == short.source == "general"
+    assert long.mean() == pytest.approx(short.mean() * np.exp(2 * 1.8), rel=0.1)
+    anything = known(prior(generally()))
+    assert anything.quantile(0.1) < short.mean() < long.mean() < anything.quantile(0.95)
+
+
+def test_the_level_follows_what_has_ended() -> None:
+    short, long = (
+        predicted(generally((0.2, length), (0.4, length)), at(-0.9)) for length in (20, 2000)
     )
+    assert long.mean() > 5 * short.mean()
 
-    def history(self, *records: tuple[float, int]) -> History:
-        history = History(2, 0, 1000, self.GENERAL)
-        for cosine, length in records:
-            history.add(Record(at(cosine), length, 0, False, "history"))
-        return history
 
-    def test_the_first_requests_are_told_apart(self) -> None:
-        long, short = (predicted(self.history(), at(c)) for c in (0.9, -0.9))
-        assert long.source == short.source == "general"
-        assert long.mean() == pytest.approx(short.mean() * np.exp(2 * 1.8), rel=0.1)
-        anything = known(prior(self.history()))
-        assert anything.quantile(0.1) < short.mean() < long.mean() < anything.quantile(0.95)
+def test_a_cut_answer_does_not_lower_the_level() -> None:
+    history = generally()
+    for _ in range(5):
+        history.add(Record(at(0.5), 1, 0, True, "history"))
+    assert GENERAL.level_after(history.excess[:5]) == pytest.approx(5.0)
 
-    def test_the_level_follows_what_has_ended(self) -> None:
-        means = []
-        for length in (20, 2000):
-            found = predicted(self.history((0.2, length), (0.4, length)), at(-0.9))
-            means.append(found.mean())
-        assert means[1] > 5 * means[0]
 
-    def test_a_cut_answer_does_not_lower_the_level(self) -> None:
-        history = self.history()
-        for _ in range(5):
-            history.add(Record(at(0.5), 1, 0, True, "history"))
-        assert self.GENERAL.level_after(history.excess[:5]) == pytest.approx(5.0)
-
-    def test_the_history_takes_over_as_evidence_comes(self) -> None:
-        rng = np.random.default_rng(0)
-        shares = []
-        for num in (0, 3, 30, 300):
-            seen = [(float(c), 100_000) for c in rng.uniform(-1, 1, num)]
-            found = predicted(self.history(*seen), at(0.3))
-            shares.append(float(found.weights[found.lengths < 90_000].sum()))
-        assert shares[0] == 1
-        assert shares == sorted(shares, reverse=True)
-        assert shares[-1] < 0.15
-
-    def test_a_prompts_own_answers_go_before_it(self) -> None:
-        found = predicted(self.history(*[(1.0, 7)] * 20), at(1))
-        assert found.weights[found.lengths == 7].sum() > 0.8
+def test_the_history_takes_over_as_evidence_comes() -> None:
+    rng = np.random.default_rng(0)
+    shares = []
+    for num in (0, 3, 30, 300):
+        found = predicted(
+            generally(*((float(c), 100_000) for c in rng.uniform(-1, 1, num))), at(0.3)
+        )
+        shares.append(float(found.weights[found.lengths < 90_000].sum()))
+    assert shares[0] == 1
+    assert shares == sorted(shares, reverse=True)
+    assert shares[-1] < 0.15
+    # A prompt's own answers go before it.
+    assert share_of(predicted(generally(*[(1.0, 7)] * 20), at(1)), 7) > 0.8
 
 
 def test_an_empty_history_knows_nothing() -> None:

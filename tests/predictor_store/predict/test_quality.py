@@ -76,12 +76,6 @@ def test_the_figures_are_means_over_the_answers(lengths: list[int]) -> None:
     assert found["within_80"] == pytest.approx(np.mean(np.array(lengths) == 100), abs=1e-3)
 
 
-def test_what_is_not_known_is_not_judged() -> None:
-    quality = RollingQuality()
-    assert not quality.add(Forecast(None, None), 10)
-    assert quality.summary() == {"widened": False, "num_answers": 0}
-
-
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=30))
 def test_spearman_is_scipys(pairs: list[tuple[int, int]]) -> None:
     x, y = np.array(pairs, float).T

@@ -37,7 +37,4 @@ def test_public_records_count(numbers: dict[str, int], lengths: list[int], sourc
     found = predict_by_threshold(history(**numbers), ASKED, 0.7)
     assert found is not None
     assert (found.lengths.tolist(), found.source) == (lengths, source)
-
-
-def test_an_empty_history_predicts_nothing() -> None:
     assert predict_by_threshold(history(), ASKED, 0.8) is None

@@ -20,15 +20,13 @@ import psutil
 import pytest
 import uvloop
 
-from predictor_store.predict.asked import NOTHING_ASKED, Asked
+from predictor_store.predict.asked import Asked
 from predictor_store.predict.embedder import dimension, fingerprint
 from predictor_store.service.client import PredictorClient
 from predictor_store.store import lock
 from predictor_store.store.file import StoreError
 from predictor_store.store.store import Store, file_of
 from sage_sched.app.config import PredictorConfig, SageConfig, StoreConfig
-from sage_sched.distribution import LengthDistribution
-from tests.predictor_store.samples import JUNK
 
 # Long enough for any machine: only where the worker cannot answer is it waited out.
 PATIENT = PredictorConfig(deadline_ms=60_000)
@@ -48,16 +46,12 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PredictorClient
     client.close()
 
 
-def run(main: Coroutine[Any, Any, None]) -> None:
-    uvloop.run(asyncio.wait_for(main, 300))
-
-
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """Run a test in an event loop of its own."""
 
     @functools.wraps(test)
     def looped(*args: Any, **kw: Any) -> None:
-        run(test(*args, **kw))
+        uvloop.run(asyncio.wait_for(test(*args, **kw), 300))
 
     return looped
 
@@ -73,11 +67,18 @@ def pid_of(client: PredictorClient) -> int:
     return client._link.process.pid
 
 
-def stop(client: PredictorClient) -> None:
-    """Return when the worker has stopped."""
-    os.kill(pid_of(client), signal.SIGSTOP)
-    while psutil.Process(pid_of(client)).status() != psutil.STATUS_STOPPED:
+@contextlib.contextmanager
+def stopped(client: PredictorClient) -> Iterator[int]:
+    """Its worker has stopped, and goes on afterwards if it still lives."""
+    pid = pid_of(client)
+    os.kill(pid, signal.SIGSTOP)
+    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
         time.sleep(0.01)
+    try:
+        yield pid
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def lengths_on_disk(client: PredictorClient) -> list[int]:
@@ -86,25 +87,34 @@ def lengths_on_disk(client: PredictorClient) -> list[int]:
         return [length for (length,) in store.execute("SELECT output_tokens FROM records")]
 
 
-def impatient(client: PredictorClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = SageConfig(client._config.store, PredictorConfig(deadline_ms=50))
-    monkeypatch.setattr(client, "_config", config)
+async def learned(client: PredictorClient, text: str, *lengths: int, **more: Any) -> int:
+    """The handle of this prompt, whose answers have these lengths."""
+    handle = (await client.predict(text, **more)).handle
+    assert handle is not None
+    for length in lengths:
+        client.finished(handle, 5, length, False)
+    return handle
+
+
+async def share(client: PredictorClient, text: str, length: int, **more: Any) -> float:
+    """Of this length in the prediction."""
+    found = (await client.predict(text, **more)).distribution
+    assert found is not None
+    return float(found.weights[found.lengths == length].sum())
 
 
 @in_loop
 async def test_finished_answers_are_predicted(client: PredictorClient) -> None:
     before = client.stats()
-    first = await client.predict("How high is the Zugspitze?")
-    assert first.handle is not None
-    for length in (40, 3000) * 10:
-        client.finished(first.handle, 5, length, False)
+    first = await learned(client, "How high is the Zugspitze?", *(40, 3000) * 10)
     second = await client.predict("How high is the Zugspitze?")
-    assert second.handle not in (None, first.handle)
+    assert second.handle not in (None, first)
     assert second.distribution is not None
     assert second.distribution.source == "history"
-    assert share_of(second.distribution, 40) > 0.4 < share_of(second.distribution, 3000)
+    for length in (40, 3000):
+        assert await share(client, "How high is the Zugspitze?", length) > 0.4
     await until(lambda: client.stats()["num_recorded"] == before["num_recorded"] + 20)
-    assert client.stats()["num_predicted_history"] == before["num_predicted_history"] + 1
+    assert client.stats()["num_predicted_history"] == before["num_predicted_history"] + 3
 
 
 def test_a_burst_is_predicted_and_recorded_whole(tmp_path: Path) -> None:
@@ -113,15 +123,15 @@ def test_a_burst_is_predicted_and_recorded_whole(tmp_path: Path) -> None:
     client = PredictorClient(SageConfig(StoreConfig(str(tmp_path)), never_late))
     client.start()
 
+    @in_loop
     async def main() -> None:
         prompts = [f"A burst has prompt {i}. " + "It is told at length. " * 20 for i in range(900)]
         order: list[int] = []
 
         async def ask(number: int) -> int:
-            found = await client.predict(prompts[number])
+            handle = await learned(client, prompts[number])
             order.append(number)
-            assert found.handle is not None
-            return found.handle
+            return handle
 
         handles = await asyncio.gather(*map(ask, range(len(prompts))))
         assert order == [*range(len(prompts))]
@@ -132,70 +142,41 @@ def test_a_burst_is_predicted_and_recorded_whole(tmp_path: Path) -> None:
         assert [client.stats()[name] for name in lost] == [0, 0, 0, 0]
 
     with contextlib.closing(client):
-        run(main())
-
-
-def share_of(found: LengthDistribution, length: int) -> float:
-    return float(found.weights[found.lengths == length].sum())
+        main()
 
 
 @in_loop
 async def test_what_is_asked_beside_the_words_comes_along(client: PredictorClient) -> None:
     asked = Asked(session="a conversation")
-    handle = (await client.predict("And then?", asked=asked)).handle
-    assert handle is not None
-    for _ in range(4):
-        client.finished(handle, 5, 777, False)
-    shares = []
-    for other in (NOTHING_ASKED, asked):
-        found = (await client.predict("List all birds of Peru.", asked=other)).distribution
-        assert found is not None
-        shares.append(share_of(found, 777))
-    assert shares[1] > shares[0] + 0.1
+    await learned(client, "And then?", *[777] * 4, asked=asked)
+    in_session = await share(client, "List all birds of Peru.", 777, asked=asked)
+    assert in_session > 0.1 + await share(client, "List all birds of Peru.", 777)
 
 
 @in_loop
 async def test_many_at_once_each_get_their_own(client: PredictorClient) -> None:
     lengths = {"Name the capital of Peru.": 3, "Write an essay on moss.": 900}
     for prompt, length in lengths.items():
-        handle = (await client.predict(prompt)).handle
-        assert handle is not None
-        client.finished(handle, 5, length, False)
-        client.finished(handle, 5, length, False)
+        await learned(client, prompt, length, length)
     prompts = list(lengths) * 20
-    found = await asyncio.gather(*(client.predict(prompt) for prompt in prompts))
-    for prompt, prediction in zip(prompts, found, strict=True):
-        assert prediction.distribution is not None
-        assert share_of(prediction.distribution, lengths[prompt]) > 0.35
-        assert share_of(prediction.distribution, 903 - lengths[prompt]) < 0.35
-    assert len({prediction.handle for prediction in found}) == len(prompts)
-
-
-@in_loop
-async def test_junk_prompts_are_predicted(client: PredictorClient) -> None:
-    before = client.stats()
-    found = await asyncio.gather(*(client.predict(text) for text in JUNK.values()))
-    assert all(prediction.handle is not None for prediction in found)
-    assert client.stats()["num_deadline_misses"] == before["num_deadline_misses"]
-    assert client.stats()["worker_alive"]
+    own = await asyncio.gather(*(share(client, text, lengths[text]) for text in prompts))
+    others = await asyncio.gather(*(share(client, text, 903 - lengths[text]) for text in prompts))
+    assert min(own) > 0.35 > max(others)
 
 
 def test_it_works_in_one_loop_after_another(client: PredictorClient) -> None:
     for _ in range(2):
-        assert asyncio.run(client.predict("Again?")).handle is not None
+        assert asyncio.run(client.predict("Again? \ud800")).handle is not None
 
 
 @in_loop
 async def test_a_cancelled_prediction_leaves_nothing_behind(client: PredictorClient) -> None:
-    stop(client)  # or the answer could come first
-    try:
+    with stopped(client):  # or the answer could come first
         task = asyncio.ensure_future(client.predict("Cancelled"))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    finally:
-        os.kill(pid_of(client), signal.SIGCONT)
     assert not client._waiting
     assert (await client.predict("Not cancelled")).handle is not None
 
@@ -210,28 +191,27 @@ async def test_ctrl_c_is_not_for_the_worker(client: PredictorClient) -> None:
 
 @in_loop
 async def test_a_hung_worker(client: PredictorClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = await client.predict("Known before")
-    assert known.handle is not None
-    client.finished(known.handle, 5, 100, False)
+    await learned(client, "Known before", 100)
     await until(lambda: client._prior is not None)
     before = client.stats()
-    stop(client)
-    try:
-        impatient(client, monkeypatch)
+
+    def wait_no_longer_than(deadline_ms: float) -> None:
+        predictor = replace(client._config.predictor, deadline_ms=deadline_ms)
+        monkeypatch.setattr(client, "_config", replace(client._config, predictor=predictor))
+
+    with stopped(client):
+        wait_no_longer_than(50)
         late = await client.predict("Too late")
         assert late.distribution is not None
         assert late.distribution.source == "prior"
         assert late.handle is not None
         assert client.stats()["num_deadline_misses"] == before["num_deadline_misses"] + 1
-
         # No request waits for it again until it has said something.
-        patient = replace(client._config.predictor, deadline_ms=600_000.0)
-        monkeypatch.setattr(client, "_config", replace(client._config, predictor=patient))
+        wait_no_longer_than(600_000)
         at_once = await asyncio.wait_for(client.predict("At once"), 60)
         assert at_once == replace(late, handle=late.handle + 1)
         assert client.stats()["num_deadline_misses"] == before["num_deadline_misses"] + 2
         monkeypatch.undo()
-
         # More than is kept for the worker: nothing waits.
         full = late
         while full.handle is not None:  # the socket may have made room just then
@@ -241,77 +221,57 @@ async def test_a_hung_worker(client: PredictorClient, monkeypatch: pytest.Monkey
             full = await client.predict("No room")
         assert full.distribution == late.distribution
         assert client.stats()["num_unsent"] == before["num_unsent"] + 1
-    finally:
-        os.kill(pid_of(client), signal.SIGCONT)
-
     # The handle of the late prediction is good once the worker has come to it.
-    monkeypatch.undo()
     while (await client.predict("Room again?")).handle is None:
         await asyncio.sleep(0.05)
     await until(lambda: not client._is_silent)
     client.finished(late.handle, 5, 123, False)
     client.finished(late.handle, 5, 123, False)
-    found = await client.predict("Too late")
-    assert found.distribution is not None
-    assert share_of(found.distribution, 123) > 0.35
+    assert await share(client, "Too late", 123) > 0.35
 
 
 @in_loop
 async def test_a_killed_worker_costs_the_prediction_alone_and_comes_back(
     client: PredictorClient,
 ) -> None:
-    first = await client.predict("Before it died")
-    assert first.handle is not None
-    for _ in range(2):
-        client.finished(first.handle, 5, 321, False)
+    first = await learned(client, "Before it died", 321, 321)
     before = client.stats()
     await until(lambda: lengths_on_disk(client).count(321) == 2)
-
-    killed = pid_of(client)
-    stop(client)
-    waiting = [asyncio.ensure_future(client.predict("In flight")) for _ in range(5)]
-    await until(lambda: len(client._waiting) == 5)
-    assert not any(task.done() for task in waiting)
-    os.kill(killed, signal.SIGKILL)
-    for task in waiting:
-        lost = await task
-        assert lost.handle is None
-        assert lost.distribution is not None
-        assert lost.distribution.source == "prior"
+    with stopped(client) as killed:
+        waiting = [asyncio.ensure_future(client.predict("In flight")) for _ in range(5)]
+        await until(lambda: len(client._waiting) == 5)
+        assert not any(task.done() for task in waiting)
+        os.kill(killed, signal.SIGKILL)
+        for task in waiting:
+            lost = await task
+            assert lost.handle is None
+            assert lost.distribution is not None
+            assert lost.distribution.source == "prior"
     assert not client.stats()["worker_alive"]
-    meanwhile = await client.predict("Is it there?")
-    assert meanwhile.handle is None
-    client.finished(first.handle, 5, 321, False)
+    assert (await client.predict("Is it there?")).handle is None
+    client.finished(first, 5, 321, False)
 
     await until(lambda: bool(client.stats()["worker_alive"]))
     assert pid_of(client) != killed
-    again = await client.predict("Before it died")
-    assert again.distribution is not None
-    assert share_of(again.distribution, 321) > 0.35
+    assert await share(client, "Before it died", 321) > 0.35
     after = client.stats()
     assert after["num_worker_restarts"] == before["num_worker_restarts"] + 1
     assert after["num_recorded"] >= before["num_recorded"]
     assert after["num_unrecorded"] == before["num_unrecorded"] + 1
-
     # Its handle went with the old worker.
-    assert again.handle is not None
-    client.finished(first.handle, 5, 321, False)
-    client.finished(again.handle, 5, 321, False)
+    await learned(client, "Before it died", 321)
+    client.finished(first, 5, 321, False)
     await until(lambda: client.stats()["num_unrecorded"] == before["num_unrecorded"] + 2)
 
 
 def test_closing_writes_what_is_left(tmp_path: Path) -> None:
     client = PredictorClient(SageConfig(StoreConfig(str(tmp_path)), PATIENT))
     client.start()
-
-    async def main() -> None:
-        found = await client.predict("Last words")
-        assert found.handle is not None
-        assert found.distribution is not None  # an empty store knows of lengths in general
-        assert found.distribution.source == "general"
-        client.finished(found.handle, 5, 12, True)
-
-    run(main())
+    found = asyncio.run(client.predict("Last words"))
+    assert found.handle is not None
+    assert found.distribution is not None  # an empty store knows of lengths in general
+    assert found.distribution.source == "general"
+    client.finished(found.handle, 5, 12, True)
     client.close()
     with Store(client._config.store, fingerprint(), dimension()) as store:
         (kept,) = store.load()
@@ -321,46 +281,15 @@ def test_closing_writes_what_is_left(tmp_path: Path) -> None:
     assert asyncio.run(client.predict("Closed")).handle is None
 
 
-def test_a_server_that_writes_nothing_to_disk_still_learns(tmp_path: Path) -> None:
-    folder = tmp_path / "store"
-    client = PredictorClient(SageConfig(StoreConfig(str(folder), on_disk=False), PATIENT))
-    client.start()
-
-    async def main() -> None:
-        first = await client.predict("Keep it to yourself")
-        assert first.handle is not None
-        client.finished(first.handle, 5, 12, False)
-        await until(lambda: client.stats()["num_recorded"] == 1)
-        second = await client.predict("Keep it to yourself")
-        assert second.distribution is not None
-        assert share_of(second.distribution, 12) > 0.2
-
-    run(main())
-    client.close()
-    assert not folder.exists()
-
-
-def another_encoder(folder: Path) -> None:
-    Store(StoreConfig(str(folder)), "another model", 768).close()
-
-
-def damage(folder: Path) -> None:
-    file_of(folder).write_bytes(b"not a database at all")
-
-
-@pytest.mark.parametrize(
-    ("spoil", "said"), [(another_encoder, "another model"), (damage, "damaged")]
-)
-def test_bad_stores_are_refused(tmp_path: Path, spoil: Callable[[Path], None], said: str) -> None:
-    spoil(tmp_path)
-    with pytest.raises(StoreError, match=said):
+def test_a_store_of_another_encoder_is_refused(tmp_path: Path) -> None:
+    Store(StoreConfig(str(tmp_path)), "another model", 768).close()
+    with pytest.raises(StoreError, match="another model"):
         PredictorClient(SageConfig(StoreConfig(str(tmp_path)))).start()
 
 
 SERVER = """
 import sys, time
 from predictor_store.service.client import PredictorClient
-from sage_sched.distribution import LengthDistribution
 from sage_sched.app.config import SageConfig, StoreConfig
 client = PredictorClient(SageConfig(StoreConfig(sys.argv[1])))
 client.start()

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from predictor_store.predict.asked import Asked
-from predictor_store.predict.embedder import Embedder
 from predictor_store.predict.model import folder_of_model
 from predictor_store.service import endpoint
 from predictor_store.service.http import HttpFront
@@ -59,13 +58,8 @@ class Service:
 
 
 @pytest.fixture
-def service(
-    tmp_path: Path, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Service]:
+def service(tmp_path: Path) -> Iterator[Service]:
     """It knows a model "one", whose answers have 10 or 3,000 tokens; with three tools, 500."""
-    monkeypatch.setattr(
-        "predictor_store.service.worker.Embedder", lambda encoder, num_threads: embedder
-    )
     with closing(Worker(SageConfig(StoreConfig(str(tmp_path))), by_model=True)) as worker:
         for model, lengths, asked in (
             ("one", (10, 3000), Asked()),
@@ -91,20 +85,20 @@ def service(
 
 def test_a_router_asks_for_a_distribution_as_json(service: Service) -> None:
     prompt = {"model": "one", "prompt": PROMPT}
-    status, body = service.ask({**prompt, "quantiles": [0.1, 0.9]})
-    found = json.loads(body)
-    assert status == 200
-    assert found["quantiles"] == {"0.1": 10, "0.9": 3000}
+
+    def ask(**more: Any) -> dict[str, Any]:
+        status, body = service.ask(prompt | more)
+        assert status == 200
+        return json.loads(body)  # type: ignore[no-any-return]
+
+    found = ask(quantiles=[0.1, 0.9])
+    assert (found["quantiles"], found["source"]) == ({"0.1": 10, "0.9": 3000}, "history")
     assert sum(found["probabilities"]) == pytest.approx(1)
-    assert found["source"] == "history"
-    assert found["mean"] == pytest.approx(
-        sum(n * p for n, p in zip(found["lengths"], found["probabilities"], strict=True))
-    )
-    assert found["osl"] == round(found["mean"])
-    assert max(json.loads(service.ask({**prompt, "max_tokens": 100})[1])["lengths"]) == 100
+    mean = sum(n * p for n, p in zip(found["lengths"], found["probabilities"], strict=True))
+    assert (found["mean"], found["osl"]) == (pytest.approx(mean), round(mean))
+    assert max(ask(max_tokens=100)["lengths"]) == 100
     # The same words, asked otherwise.
-    thinking = {**prompt, "asked": {"thinks": 1, "num_tools": 3}}
-    assert json.loads(service.ask(thinking)[1])["quantiles"]["0.5"] == 500
+    assert ask(asked={"thinks": 1, "num_tools": 3})["quantiles"]["0.5"] == 500
 
 
 def test_one_connection_asks_again_and_of_other_models(service: Service) -> None:
@@ -120,17 +114,14 @@ def test_one_connection_asks_again_and_of_other_models(service: Service) -> None
 BAD: list[tuple[Any, int, str]] = [
     (b"junk", 400, "no JSON"),
     (b"[" * 100_000, 400, "the body"),
-    ([], 400, "Expected `object`"),
-    ({"prompt": "x"}, 400, "missing required field `model`"),
-    ({"model": "one", "prompt": 5}, 400, "Expected `str`, got `int` - at `$.prompt`"),
-    ({"model": "one", "prompt": "x", "other": 1}, 400, "unknown field `other`"),
+    ({"prompt": "x"}, 400, "`model`"),
+    ({"model": "one", "prompt": 5}, 400, "$.prompt"),
+    ({"model": "one", "prompt": "x", "other": 1}, 400, "`other`"),
     ({"model": "one", "prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
-    ({"model": "one", "prompt": "x", "max_tokens": True}, 400, "max_tokens"),
     ({"model": "one", "prompt": "x", "quantiles": [2]}, 400, "quantiles"),
     ({"model": "one", "prompt": "x", "quantiles": [0.5] * 101}, 400, "quantiles"),
-    ({"model": "one", "prompt": "x", "asked": [1]}, 400, "at `$.asked`"),
     ({"model": "one", "prompt": "x", "asked": {"thinks": 2.5}}, 400, "thinks"),
-    ({"model": "x" * 1001, "prompt": "x"}, 400, "length <= 1000 - at `$.model`"),
+    ({"model": "x" * 1001, "prompt": "x"}, 400, "$.model"),
     ({"model": "unheard of", "prompt": "x"}, 404, "unheard of"),
     (b"x" * (1 << 20) + b"x", 413, "bytes"),
 ]
@@ -230,8 +221,7 @@ def test_many_clients_at_once_are_all_answered(service: Service) -> None:
 
 def test_health_and_metrics(service: Service) -> None:
     assert service.ask(path="/health", headers={}) == (200, "ok\n")
-    status, told = service.ask(path="/metrics")
-    assert status == 200
+    told = service.ask(path="/metrics")[1]
     assert 'sage:service_recorded_total{model="one"} 80.0' in told
     assert 'sage:service_records{model="other"} 40.0' in told
 

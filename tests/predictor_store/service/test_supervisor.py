@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -18,18 +19,19 @@ from sage_sched.app.config import PredictorConfig, SageConfig, StoreConfig
 
 
 class Opened:
-    """A worker that dies at once. It knows how it was ended."""
+    """A worker that dies at once."""
 
-    was_killed = was_closed = False
+    def __init__(self) -> None:
+        self.ends = list[str]()
 
     def wait(self) -> None:
         pass
 
     def kill(self) -> None:
-        self.was_killed = True
+        self.ends.append("killed")
 
     def close(self) -> None:
-        self.was_closed = True
+        self.ends.append("closed")
 
 
 class Kept:
@@ -37,26 +39,24 @@ class Kept:
     is closed in its pause number num_pauses + 1."""
 
     def __init__(self, fails: list[bool], num_pauses: int) -> None:
-        self.workers = list[Opened]()
-        self.pauses = list[float]()
-        self.told = list[str]()
+        self.fails, self.num_pauses = fails, num_pauses
+        self.workers, self.pauses, self.told = list[Opened](), list[float](), list[str]()
         self.supervisor = Supervisor[Opened](
-            lambda: self._opened(fails),
+            self._opened,
             lambda worker: self.told.append("attached"),
             lambda: self.told.append("lost"),
         )
+        self.supervisor._closed.wait = self._wait  # type: ignore[method-assign,assignment]
 
-        def wait(seconds: float) -> bool:
-            if len(self.pauses) == num_pauses:
-                self.supervisor.close()
-                return True
-            self.pauses.append(seconds)
-            return False
+    def _wait(self, seconds: float) -> bool:
+        if len(self.pauses) == self.num_pauses:
+            self.supervisor.close()
+            return True
+        self.pauses.append(seconds)
+        return False
 
-        self.supervisor._closed.wait = wait  # type: ignore[method-assign,assignment]
-
-    def _opened(self, fails: list[bool]) -> Opened:
-        if fails and fails.pop(0):
+    def _opened(self) -> Opened:
+        if self.fails and self.fails.pop(0):
             raise PredictorError("not today")
         self.workers.append(Opened())
         return self.workers[-1]
@@ -69,7 +69,8 @@ def test_pauses_grow_while_workers_fail_or_die_at_once() -> None:
     kept = Kept([False] + [True] * 7, 9)
     kept.run()
     assert kept.pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-    assert [worker.was_killed for worker in kept.workers] == [True] * 3
+    assert all("killed" in worker.ends for worker in kept.workers)
+    assert len(kept.workers) == 3
     assert kept.told == ["attached", "lost"] * 3
 
 
@@ -87,10 +88,10 @@ def test_once_closed_no_worker_is_kept() -> None:
     kept = Kept([], 0)
     worker = kept.supervisor._open()
     kept.supervisor.close()
-    assert worker.was_closed
+    assert worker.ends == ["closed"]
     # A worker that was being opened meanwhile.
     late = kept.supervisor._open()
-    assert late.was_closed
+    assert late.ends == ["closed"]
     assert kept.told == ["attached"]
 
 
@@ -114,18 +115,19 @@ def test_a_shared_worker_that_is_killed_comes_back(tmp_path: Path) -> None:
 def test_leftovers_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     places = {name: tmp_path / f"sage-sched-{name}" for name in ("old", "new", "alive", "other")}
-    with socket.socket(socket.AF_UNIX) as alive:
+    with contextlib.ExitStack() as alive:
         for name, folder in places.items():
             folder.mkdir()
             path = folder / "predictor.socket"
             if name == "other":
                 path.write_text("a file of a person")
-            elif name == "alive":
-                alive.bind(str(path))
-                alive.listen()
             else:
-                with socket.socket(socket.AF_UNIX) as left:
-                    left.bind(str(path))
+                bound = socket.socket(socket.AF_UNIX)
+                bound.bind(str(path))
+                if name == "alive":
+                    alive.enter_context(bound).listen()
+                else:
+                    bound.close()
             if name != "new":
                 os.utime(path, (0, 0))
         ours = Path(private_path()).parent

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from predictor_store.data.store_info import facts
 from predictor_store.predict import predictor
 from predictor_store.predict.asked import Asked, Scope
 from predictor_store.predict.embedder import Embedder, dimension, fingerprint
-from predictor_store.predict.model import Stats
 from predictor_store.predict.quality import WINDOW, Forecast
 from predictor_store.service.messages import (
     Finished,
@@ -23,7 +23,6 @@ from predictor_store.service.messages import (
     Welcome,
 )
 from predictor_store.service.worker import Worker
-from predictor_store.store.file import StoreError
 from predictor_store.store.store import Store
 from sage_sched.app.config import PredictorConfig, SageConfig, StoreConfig
 from sage_sched.distribution import LengthDistribution
@@ -37,24 +36,17 @@ def config(tmp_path: Path) -> SageConfig:
 
 
 @pytest.fixture
-def worker(
-    config: SageConfig, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Worker]:
-    monkeypatch.setattr(
-        "predictor_store.service.worker.Embedder", lambda encoder, num_threads: embedder
-    )
-    worker = Worker(config, now=lambda: 0.0)
-    worker.connect(1)
-    yield worker
-    worker.close()
+def worker(config: SageConfig) -> Iterator[Worker]:
+    with closing(Worker(config, now=lambda: 0.0)) as worker:
+        worker.connect(1)
+        yield worker
 
 
 @pytest.fixture
 def service(worker: Worker, config: SageConfig) -> Iterator[Worker]:
     """A worker whose clients name their models."""
-    service = Worker(config, by_model=True)
-    yield service
-    service.close()
+    with closing(Worker(config, by_model=True)) as service:
+        yield service
 
 
 def news(worker: Worker) -> News:
@@ -128,13 +120,12 @@ def test_a_report_writes_records(worker: Worker, config: SageConfig, embedder: E
     worker.close()
     with Store(config.store, fingerprint(), dimension()) as store:
         (stored,) = store.load()
-        assert (stored.output_tokens, stored.input_tokens, stored.censored) == (777, 5, True)
         assert not any(b"my secret" in file.read_bytes() for file in store.folder.iterdir())
-        assert stored.vector @ embedder.embed(["my secret"])[0] > 0.999
-    again = Worker(config)
-    assert isinstance(told := again.connect(1), Welcome)
-    assert told.stats.num_records == 1
-    again.close()
+    assert (stored.output_tokens, stored.input_tokens, stored.censored) == (777, 5, True)
+    assert stored.vector @ embedder.embed(["my secret"])[0] > 0.999
+    with closing(Worker(config)) as again:
+        assert isinstance(told := again.connect(1), Welcome)
+        assert told.stats.num_records == 1
 
 
 def test_the_prior_follows_the_history(worker: Worker) -> None:
@@ -162,27 +153,15 @@ def test_answers_of_a_session_foretell_its_next(worker: Worker) -> None:
     assert chatty > 1.3 * other
 
 
-@pytest.mark.slow
-def test_minilm_may_make_the_vectors(config: SageConfig) -> None:
-    worker = Worker(dataclasses.replace(config, predictor=PredictorConfig(encoder="minilm")))
-    worker.connect(1)
-    answered(worker, predict(1), finished(1, 10))
-    worker.report()
-    worker.close()
-    with pytest.raises(StoreError, match="made with the embedder all-MiniLM"):
-        Worker(config)
-
-
 def test_the_published_rule_counts_similar_prompts_alone(config: SageConfig) -> None:
     published = PredictorConfig(encoder="minilm", threshold=0.8)
-    worker = Worker(dataclasses.replace(config, predictor=published))
-    worker.connect(1)
-    for handle in range(8):
-        answered(worker, predict(handle), finished(handle, 10))
-        other = predict(handle + 8, "Invert a matrix of three rows.")
-        answered(worker, other, finished(handle + 8, 500))
-    found = answered(worker, predict(16, "Who wrote the Faust?"))
-    worker.close()
+    with closing(Worker(dataclasses.replace(config, predictor=published))) as worker:
+        worker.connect(1)
+        for handle in range(8):
+            answered(worker, predict(handle), finished(handle, 10))
+            other = predict(handle + 8, "Invert a matrix of three rows.")
+            answered(worker, other, finished(handle + 8, 500))
+        found = answered(worker, predict(16, "Who wrote the Faust?"))
     assert (found.lengths.tolist(), found.source) == ([10], "history")
 
 
@@ -242,9 +221,8 @@ def test_a_poisoned_history_is_seen_through(
     prompts = {"Who wrote Faust?": 10, "Describe every street of Weimar.": 1000}
 
     def learn(num: int) -> None:
-        for _ in range(num):
-            for prompt, length in prompts.items():
-                answered(worker, predict(1, prompt), finished(1, length))
+        for prompt, length in [*prompts.items()] * num:
+            answered(worker, predict(1, prompt), finished(1, length))
 
     def means() -> list[float]:
         return [answered(worker, predict(1, prompt)).mean() for prompt in prompts]
@@ -256,11 +234,9 @@ def test_a_poisoned_history_is_seen_through(
     for _ in range(WINDOW):
         history._quality.add(wrong, 1000)
     learn(1)
-    quality = news(worker).stats.quality
-    assert quality["widened"]
-    assert quality["crps_gain"] < 0
-    assert means()[0] == means()[1]  # wrong lengths make no prediction differ
+    assert news(worker).stats.quality["widened"]
     assert facts(Path(config.store.path))["predictions"]["widened"]
+    assert means()[0] == means()[1]  # wrong lengths make no prediction differ
     # When they are right again they are used again.
     learn(WINDOW)
     assert not news(worker).stats.quality["widened"]
@@ -293,24 +269,24 @@ def test_any_name_is_a_models(service: Worker) -> None:
 def test_idle_models_make_room(service: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("predictor_store.service.worker._MAX_MODELS", 2)
 
-    def stats_of(number: int, model: str) -> Stats:
+    def num_records(number: int, model: str) -> int:
         told = service.connect(number, model)
         assert isinstance(told, Welcome), told
-        return told.stats
+        return told.stats.num_records
 
     for number in range(5):  # each stays a while and learns something
-        stats_of(number, f"model {number}")
+        num_records(number, f"model {number}")
         service.receive(number, predict(1))
         answers(service)
         service.receive(number, finished(1, 10))
         service.disconnect(number)
-    assert stats_of(10, "model 0").num_records == 1
-    stats_of(11, "model 4")
+    assert num_records(10, "model 0") == 1
+    num_records(11, "model 4")
     assert isinstance(refused := service.connect(12, "new"), Refused)
     assert refused.because == "busy"
-    stats_of(13, "model 0")
+    num_records(13, "model 0")
     service.disconnect(11)
-    stats_of(12, "new")
+    num_records(12, "new")
 
 
 def test_too_many_clients_are_refused(service: Worker, monkeypatch: pytest.MonkeyPatch) -> None:

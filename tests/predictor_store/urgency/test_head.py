@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from predictor_store.urgency.head import (
     levels_of,
 )
 from sage_sched.cli import main
+from tests.predictor_store.samples import lines
 
 SIGNS = {1: "not breathing", 2: "chest pain", 3: "fever", 4: "sore ankle", 5: "prescription"}
 
@@ -54,11 +54,9 @@ def test_levels_are_learned_and_other_prompts_are_in_the_middle(head: UrgencyHea
 def test_the_model_says_what_came_of_those_that_were_held_out() -> None:
     texts, levels = zip(*labelled(), strict=True)
     head, guessed = fit(texts, levels, under_cost=4.0)
-    for level, counts in zip((1, 2, 3, 4, 5, None), head.confusion, strict=True):
-        of_level = [
-            said for said, true in zip(guessed.tolist(), levels, strict=True) if true == level
-        ]
-        assert [of_level.count(said) for said in range(1, 6)] == [*counts]
+    for true, counts in zip((1, 2, 3, 4, 5, None), head.confusion, strict=True):
+        said = [level for level, of in zip(guessed.tolist(), levels, strict=True) if of == true]
+        assert [said.count(level) for level in range(1, 6)] == [*counts]
 
 
 def test_levels_are_held_out_when_they_are_judged() -> None:
@@ -83,13 +81,6 @@ def test_the_level_is_that_of_least_expected_loss(shares: list[float], under_cos
     assert loss(best) == pytest.approx(min(map(loss, range(1, 6))))
 
 
-def test_to_miss_the_urgent_costs_more_the_more_it_is_said_to() -> None:
-    unsure = np.array([[0.05, 0.15, 0.3, 0.3, 0.1, 0.1]])
-    levels = [int(levels_of(unsure, cost)[0]) for cost in (0.5, 2.0, 8.0, 32.0)]
-    assert levels == sorted(levels, reverse=True)
-    assert levels[0] >= 3 > levels[-1]
-
-
 @given(st.text(max_size=200))
 @example("\N{OSMANYA DIGIT ZERO} \N{KELVIN SIGN}")
 def test_any_text_has_a_level(text: str) -> None:
@@ -103,23 +94,18 @@ def test_it_is_read_as_it_was_written(head: UrgencyHead, tmp_path: Path) -> None
     again = UrgencyHead.read(tmp_path / "urgency")
     text = "word1 chest pain"
     assert again.probabilities(text) == pytest.approx(head.probabilities(text))
-    assert again.under_cost == 4.0
-    assert again.confusion == head.confusion
+    assert (again.under_cost, again.confusion) == (4.0, head.confusion)
 
 
 def test_a_file_that_is_none_is_refused(head: UrgencyHead, tmp_path: Path) -> None:
     file = tmp_path / "urgency"
+    for weights in (head.weights[:100], head.weights * np.float32("nan")):
+        UrgencyHead(weights, head.biases, 1.0, 4.0).write(file)
+        with pytest.raises(UrgencyFileError, match=r"shapes|not finite"):
+            UrgencyHead.read(file)
     file.write_bytes(b"no model")
     with pytest.raises(UrgencyFileError, match="cannot be used"):
         UrgencyHead.read(file)
-    UrgencyHead(head.weights[:100], head.biases, 1.0, 4.0).write(file)
-    with pytest.raises(UrgencyFileError, match="shapes"):
-        UrgencyHead.read(file)
-    UrgencyHead(head.weights * np.float32("nan"), head.biases, 1.0, 4.0).write(file)
-    with pytest.raises(UrgencyFileError, match="not finite"):
-        UrgencyHead.read(file)
-    with pytest.raises(OSError, match="No such file"):
-        UrgencyHead.read(tmp_path / "other")
 
 
 GOOD = f'"format": "{FORMAT}", "under_cost": 8, "biases": [0, 0, 0, 0, 0, 0]'
@@ -128,9 +114,9 @@ GOOD = f'"format": "{FORMAT}", "under_cost": 8, "biases": [0, 0, 0, 0, 0, 0]'
 @pytest.mark.parametrize(
     "about",
     [
-        "[1]", "{", "[" * 100_000, '"x"', "null",
+        "[1]", "{", "[" * 100_000,
         f'{{{GOOD}, "temperature": 1, "confusion": [[Infinity]]}}',
-        f'{{{GOOD}, "temperature": 1, "confusion": 5}}', f'{{{GOOD}, "temperature": null}}',
+        f'{{{GOOD}, "temperature": 1, "confusion": 5}}',
         f'{{{GOOD}, "temperature": 1{"0" * 400}}}', f'{{{GOOD}, "temperature": NaN}}',
     ],
 )  # fmt: skip
@@ -144,17 +130,14 @@ def test_damaged_files_of_models_are_refused(about: str, tmp_path: Path) -> None
 
 
 def test_the_command_trains_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    labels = tmp_path / "labels.jsonl"
     rows = [{"prompt": prompt, "urgency": level} for prompt, level in labelled()]
-    labels.write_text("\n".join(map(json.dumps, rows)))
-    assert main(["urgency", "train", str(labels), "--out", str(tmp_path / "urgency")]) == 0
-    said = capsys.readouterr().out
-    assert "Levels 1 and 2: 1.00 of them found" in said
-    assert UrgencyHead.read(tmp_path / "urgency").under_cost == 8.0
-    assert "Of prompts of no level" in said
-    labels.write_text("\n".join(json.dumps(row) for row in rows if row["urgency"]))
-    assert main(["urgency", "train", str(labels), "--out", str(tmp_path / "urgency")]) == 0
-    assert "No row is of no level" in capsys.readouterr().out
-    labels.write_text(json.dumps({"prompt": "x", "urgency": 6}))
-    assert main(["urgency", "train", str(labels), "--out", str(tmp_path / "urgency")]) == 2
-    assert "labels.jsonl:1" in capsys.readouterr().err
+    file, of_levels = tmp_path / "urgency", [row for row in rows if row["urgency"]]
+    for of, code, said in (
+        (rows, 0, "Levels 1 and 2: 1.00 of them found"),
+        (of_levels, 0, "No row is of no level"),
+        ([{"prompt": "x", "urgency": 6}], 2, "labels.jsonl:1"),
+    ):
+        labels = lines(tmp_path / "labels.jsonl", *of)
+        assert main(["urgency", "train", str(labels), "--out", str(file)]) == code
+        assert said in "".join(capsys.readouterr())
+    assert UrgencyHead.read(file).under_cost == 8.0
