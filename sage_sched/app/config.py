@@ -30,7 +30,7 @@ from sage_sched.slo import SloConfig, Trust
 from sage_sched.steps import StepTime
 from sage_sched.swap_out_bound import SwapOutBound
 
-# The shortest step. Others divide by what a step takes.
+# The shortest step that can be set. Other code divides by step times.
 _LEAST_STEP_S = 1e-9
 Encoder = Literal["static", "minilm"]
 ENCODERS: tuple[Encoder, ...] = get_args(Encoder)
@@ -116,7 +116,7 @@ class UrgencyConfig:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionConfig:
-    """Running requests that leave, with their KV swapped to host memory."""
+    """Preemption of running requests, whose KV is swapped to host memory."""
 
     enabled: bool = True
     """Swap running requests out for others, or when memory runs out."""
@@ -130,15 +130,16 @@ class DecodeConfig:
     """Bounds on the time between two tokens. inf: no bound."""
 
     max_gap_ms: Annotated[float, Meta(ge=1)] = 1000.0
-    """Longest time between two tokens while others are prefilled. At least six times what
-    cutting a prefill costs; below 1000, twice."""
+    """Longest time between two tokens while others are prefilled. The cost of cutting prefills
+    bounds it from below."""
     max_away_ms: Annotated[float, Meta(ge=1)] = 60_000.0
     """Longest time that a swapped-out request waits. Then it goes first, and stays for 64 tokens
     or more."""
 
     @property
     def cuts(self) -> int:
-        """How often prompts are cut for max_gap_ms at most: often if it is below the default."""
+        """How often prefills may be cut to keep max_gap_ms: often if it is set below the
+        default."""
         return MANY_CUTS if self.max_gap_ms < DecodeConfig().max_gap_ms else FEW_CUTS
 
 
@@ -176,12 +177,12 @@ class StepTimeConfig:
             require(seconds >= _LEAST_STEP_S, takes, f"{seconds * 1e3:g} ms", "1e-6 ms or more")
 
     def step_time(self) -> StepTime:
-        """The same in seconds. Both classes have their fields in the same order."""
+        """Return the same times in seconds. Both classes have their fields in the same order."""
         return StepTime(*(ms / 1e3 for ms in dataclasses.astuple(self)))
 
 
 def in_ms(step_time: StepTime) -> dict[str, float]:
-    """The fields of a StepTimeConfig that says the same, to six digits; not checked."""
+    """Return these step times as the fields of a StepTimeConfig, to six digits, unchecked."""
     return {
         name.removesuffix("_s") + "_ms": float(f"{seconds * 1e3:.6g}")
         for name, seconds in dataclasses.asdict(step_time).items()
@@ -210,7 +211,7 @@ class SageConfig:
 
     @classmethod
     def parse(cls, sections: Mapping[str, Any]) -> Self:
-        """From the mapping that a TOML or YAML file holds. Raises ConfigError."""
+        """Parse the mapping that a TOML or YAML file holds. Raises ConfigError."""
         hints = hints_of(cls)
         require_known(sections, hints, "section")
         parsed: dict[str, Any] = {
@@ -220,7 +221,7 @@ class SageConfig:
         return cls(**parsed)
 
     def limits(self, policy: Policy) -> Limits:
-        """The limits of a server that runs by this policy."""
+        """Return the limits of a server that runs this policy."""
         decode = self.decode
         return Limits(
             Gap(decode.max_gap_ms / 1e3, not policy.has_deadlines, decode.cuts),
@@ -230,7 +231,7 @@ class SageConfig:
         )
 
     def sections(self) -> dict[str, Any]:
-        """The mapping that parse takes."""
+        """Return the mapping that parse takes."""
         sections = dataclasses.asdict(self)
         return {name: section for name, section in sections.items() if section is not None}
 
