@@ -38,7 +38,7 @@ def _clock() -> str:
 
 
 CLOCK = _clock()
-# The maximum age of a stamp at the tick that comes with it: no request may wait longer.
+# An older stamp is ignored, because no request waits longer than this for its prediction.
 _MOST_AGE_S = 3600.0
 
 

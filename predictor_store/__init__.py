@@ -1,5 +1,5 @@
 """Predicts the distribution of an answer's length from the lengths of answers to similar prompts.
 
-Rooms, each of which imports only those before it: `store`, `predict`, then `service` and `data`;
-`urgency` imports `data`, `probe` none. All of them share the files beside them.
+Each of the packages `store`, `predict`, then `service` and `data`, imports only earlier ones.
+`urgency` imports `data`, and `probe` imports none. All of them use the modules of this folder.
 """

@@ -21,8 +21,8 @@ def expanded(path: str | Path) -> Path:
 
 
 def cache_folder() -> Path:
-    """Return the folder for files that have no configured place. Raises OSError if the user has
-    none."""
+    """Return the folder for files that have no configured place. Raises OSError if the user has no
+    home."""
     return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "sage-sched"
 
 

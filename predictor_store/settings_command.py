@@ -1,4 +1,4 @@
-"""sage-sched settings: what can be set."""
+"""sage-sched settings: lists the settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def listing(sections: Iterable[str]) -> str:
-    """The settings of some sections, or of all, with default, meaning and range."""
+    """Return the settings of some sections, or of all, with default, meaning and range."""
     starts = tuple(f"{section}." for section in sections)
     lines = []
     for name, leaf in leaves(json_schema()):

@@ -15,14 +15,14 @@ _BATCHES = 4
 
 
 class Adapters:
-    """Decides which jobs overtake a job without an adapter slot. The engine would let all others
-    pass.
+    """Decides which jobs overtake a job without an adapter slot. SGLang itself would let all others
+    overtake it.
 
     If loaded adapters never run out of requests, no other adapter ever gets a slot. So others
-    overtake only until the server has worked through _BATCHES batches meanwhile. From then on, no
-    job behind the first job without a slot enters until that job gets one: running jobs end and
-    free theirs. Then the count begins again. So each job that stays first among the jobs without a
-    slot waits for a bounded time, under any policy. No job ever overtakes a job that goes first.
+    overtake only until the server has worked through _BATCHES batches. From then on, no job behind
+    the first job without a slot enters until that job gets one: running jobs end and free theirs.
+    Then the count begins again. So each job that stays first among the jobs without a slot waits
+    for a bounded time, under any policy. No job ever overtakes a job that goes first.
     """
 
     def __init__(self) -> None:
@@ -34,9 +34,9 @@ class Adapters:
     def open(
         self, waiting: Container[Job], positions: Positions[Job], view: SchedulerView
     ) -> Callable[[Job], bool]:
-        """Start a walk through the order. Return a function that is asked of one job after another
-        whether it stays out, so that no job is preempted for it. Once is_closed, all later jobs
-        stay out."""
+        """Start a walk through the order. Return a function to call with one job after another: it
+        returns whether the job stays in the queue, so that no job is preempted for it. Once
+        is_closed, all later jobs stay."""
         first = self._next
         if not self._saw_any or (
             first is not None and (first not in waiting or view.has_adapter(positions.of(first)))

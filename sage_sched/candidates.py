@@ -24,7 +24,8 @@ class Candidates:
 
     order: first the jobs that may be admitted, then the others.
     num_open: how many the engine may admit if it finds room.
-    num_first: how many of these the plan itself looks at. Beside a chunk, only the piggybacked.
+    num_first: how many of these the plan itself considers: while a prompt is chunked, only the
+        piggybacked jobs.
     num_too_long: jobs that go before the chunked prompt but have to wait for its end. The engine
         chunks one prompt at a time, and their prompts fit beside no chunk.
     has_followers: whether a job waits for another job's prefix.
@@ -80,8 +81,8 @@ class Candidates:
         first.
 
         These are jobs with KV in host memory, which need no prefill, and jobs that go before the
-        chunked prompt, if all fit and leave it a page. Jobs for which no other may be preempted
-        wait. No job overtakes a job that goes first.
+        chunked prompt, if all fit and leave it a page. Jobs that may preempt no other job wait. No
+        job overtakes a job that goes first.
         """
         if chunked is None:
             return self

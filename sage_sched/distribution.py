@@ -162,8 +162,8 @@ class LengthDistribution:
         )
 
     def with_tail(self, max_tokens: int) -> LengthDistribution:
-        """Return a copy with the chance that the answer exceeds all lengths seen, put at twice the
-        longest of them.
+        """Return a copy with one more length, twice the longest one seen. Its weight is the chance
+        that the answer exceeds all lengths seen.
 
         The next of n + 1 exchangeable draws is the longest with probability 1 / (n + 1). No answer
         exceeds max_tokens, so there is no tail if a length has reached it.
@@ -198,7 +198,7 @@ class LengthDistribution:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Refined:
-    """The distribution of an answer's length at one age, refined by the answer until then.
+    """The distribution of an answer's length at one age, refined by the tokens that it has so far.
 
     lengths: of the whole answer, not decreasing, shape (n,).
     weights: shape (n,), summing to 1; 0 if the length does not exceed age_tokens.
@@ -233,7 +233,7 @@ def _redistribute(
     values, mass, cut = values[order], mass[order], cut[order]
     after = np.append(np.cumsum(mass[::-1])[::-1][1:], 0.0)
     given = cut & (after > 0)
-    # The weight of a censored one makes each longer one heavier by the same factor.
+    # The weight of a censored length makes each longer length heavier by the same factor.
     factors = np.where(given, 1.0 + mass / np.where(given, after, 1.0), 1.0)
     scale = np.append(1.0, np.cumprod(factors)[:-1])
     return values, np.where(given, 0.0, mass * scale)

@@ -1,4 +1,4 @@
-"""Follows a long queue from pass to pass: which items have come and gone, and where they are."""
+"""Finds the items that have come and gone in a long queue since the last pass."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ HEAD = 256
 
 
 class Followed(Generic[Item]):
-    """A long list from look to look. Its unchanged part is compared, but not touched."""
+    """Remembers a long list between two looks. Its unchanged part is compared as a whole."""
 
     def __init__(self) -> None:
         self._left: list[Item] = []
 
     def look(self, items: Sequence[Item]) -> tuple[list[Item], list[Item], int, int]:
-        """Return the items that have gone and come, and the start and end of the unchanged part of
-        the list, the last part of the previous look."""
+        """Return the items that have gone and come since the last look, and the start and end of
+        the unchanged part: the longest part that was last in the previous list too."""
         left, self._left = self._left, [*items]
         start = end = len(items)
         if len(left) > HEAD and left[HEAD] in self._left[: 2 * HEAD]:

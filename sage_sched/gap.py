@@ -11,12 +11,12 @@ from sage_sched.steps import StepTime
 from sage_sched.view import SchedulerView
 
 # A cut costs a decode step and the fixed time of a prefill. If first tokens count as much as later
-# ones, cuts may take a sixth of the time. (If both take 0.5 s and the bound is 1 s, the mean TTFT
-# is 3.3 s with a sixth, 3.7 s with a fourth, 5.4 s with a half, and 3.2 s without a bound;
-# simulated.)
+# ones, cuts may take a sixth of the time. (Simulated, for cuts that cost 1 s and a bound of 1 s:
+# the mean TTFT is 3.3 s with a sixth, 3.7 s with a fourth, 5.4 s with a half, and 3.2 s without a
+# bound.)
 FEW_CUTS = 6
-# Cuts may take half of the time if the operator wants short gaps, and for a TPOT if steps are
-# mixed: then a cut costs less.
+# Cuts may take half of the time if the operator has set a short bound. They may also do so to keep
+# a TPOT target if steps are mixed, because a cut costs less then.
 MANY_CUTS = 2
 # A pass may prefill this many tokens if nothing was prefilled since the last decode step.
 _LEAST_TOKENS = 64
@@ -25,7 +25,7 @@ GAPS_PER_S = 10_000
 
 
 def least_bound_s(decode_s: float, step_time: StepTime, cuts: int) -> float:
-    """Return the smallest bound that is kept: cuts must not take the time that prompts need.
+    """Return the smallest bound that can be kept without cuts taking the time that prompts need.
 
     decode_s: seconds that a decode step adds to a prefill. cuts: FEW_CUTS or MANY_CUTS.
     """
@@ -67,8 +67,8 @@ class Gap:
         self._prefills.clear()
 
     def within(self, budget: Budget, view: SchedulerView) -> Budget:
-        """Return the budget of a pass, or the part of it that is prefilled in time: 0 if a decode
-        step is due. Call in every pass that may prefill."""
+        """Return the budget of a pass, cut to the tokens that can be prefilled within the bound: 0
+        if a decode step is due. Call in every pass that may prefill."""
         self._anyone_waits = bool(view.running)
         holds = view.running if self._holds_tpot else ()
         tpot_s = min([job.hints.tpot_slo_ms or math.inf for job in holds], default=math.inf) / 1e3
@@ -87,7 +87,7 @@ class Gap:
         num_tokens = step_time.tokens_within(left_s, num_done)
         least_tokens: float = max(_LEAST_TOKENS, view.page_size)
         if self._prefills:
-            # Allow one more prefill step only if its fixed time is at most half of it.
+            # Another prefill step is worth its fixed time only if that is at most half of the step.
             least_tokens = max(
                 least_tokens, step_time.tokens_within(2 * step_time.prefill_base_s, num_done)
             )

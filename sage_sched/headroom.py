@@ -83,9 +83,9 @@ class Headroom:
 def _kept_tokens(view: SchedulerView, sessions: SessionReturns | None) -> int:
     """Return the cached KV that saves more if it is kept than if other jobs run in its place.
 
-    K running KV tokens share a decode step, so one more of them saves a K-th of a step's time while
-    the server decodes. A cached token of a session that returns at a rate of r per second saves r
-    times its prefill.
+    If running jobs hold K tokens of KV, each of them stands for a K-th of a decode step's time,
+    while the server decodes. So room for one more token saves that time. A cached token of a
+    session that returns at a rate of r per second saves r times its prefill.
     """
     prefill_token_s = view.server.step_time.prefill_token_s
     if sessions is None or not sessions.knows or not view.running or not view.server.forgets:

@@ -36,7 +36,8 @@ class IndexTable:
 
     Entries are computed lazily, because most answers cross few refresh boundaries.
 
-    believes_tail: whether the samples count up to the end of that tail.
+    believes_tail: whether the table's values also hold between the longest sample and that point of
+        the tail. Else Lindy's law begins at the longest sample.
     """
 
     believes_tail: ClassVar[bool] = False
@@ -89,8 +90,8 @@ class IndexTable:
         return self._computed(self._weights[first:], self._costs[first:] - self._spent(age_tokens))
 
     def _computed(self, weights: Floats, costs: Floats) -> float:
-        """Return the index if the remaining cost is one of these, in increasing order. The weights
-        need not sum to 1."""
+        """Return the index of a remaining cost with this distribution, in increasing order. The
+        weights need not sum to 1."""
         return float(gittins_index(weights, costs))
 
     def _spent(self, output_tokens: int) -> float:
@@ -196,7 +197,7 @@ class Indices:
 
     def quantum_steps(self, job: Job) -> tuple[float, float]:
         """Return the expected decode steps of a ranked job until its index rises, and to its end.
-        The index is a cost per completion, and so at least the cost of the former."""
+        The former cost no more than the index, which is a cost per completion."""
         standing, age_tokens = self.of(job), job.generated_tokens
         mean = self._spent(job, age_tokens + standing.steps) - self._spent(job, age_tokens)
         return standing.steps * min(1.0, standing.index / mean), standing.steps

@@ -110,8 +110,9 @@ class Job:
     generated_tokens: its age. Set by grow() alone.
     prefilled_tokens: how much of its prompt is prefilled, while it is being chunked.
     cached_tokens: how much of its sequence the radix tree had at the last look-up; for a running
-        job, when it entered. was_looked_up: whether there was a look-up. recall_tokens: the number
-        of tokens whose prefill takes as long as loading its KV that was only in host memory.
+        job, when it entered. was_looked_up: whether there was a look-up. recall_tokens: the time to
+        load the cached KV that was only in host memory, as the number of tokens that could be
+        prefilled in that time.
     held_tokens: while it runs, the KV that its end will free.
     served_tokens: the server's work for it so far, prefill and decode, recomputed tokens included.
         The sum over all jobs is SchedulerView.served_tokens.
@@ -122,8 +123,8 @@ class Job:
     is_ranked: whether its policy can rank it.
     refined: the prediction of its length, refined by its answer so far; None until it is refined.
     revision: how often it was refined.
-    ranked_at: the revision of its policy when that ranked it; see Policy.on_server.
-    watch: where it notes that its place may have changed; for sage_sched.order.
+    ranked_at: the revision of its policy when it was ranked; see Policy.on_server.
+    watch: the set of its waiting queue to which it adds itself when its place may have changed.
     index_state, evidence, memo: private to sage_sched.index, to the sage_sched.probe.Refiner and to
         the policy.
     """

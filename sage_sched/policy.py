@@ -134,13 +134,12 @@ class Policy(ABC):
         """
 
     def lasting_key(self, job: Job) -> float:
-        """Return the place of a ranked job apart from its start, for predicted waits
-        (sage_sched.overload)."""
+        """Return the key of a ranked job, as if no start were ahead of the order (starts_early).
+        Predicted waits use it (sage_sched.overload)."""
         return 0.0 if self._kept is None else self._kept.of(job).log_index
 
     def quantum_steps(self, job: Job) -> tuple[float, float]:
-        """Return the expected decode steps that a job is served for at that place, and to its
-        end."""
+        """Return the expected decode steps for which a job keeps that key, and those to its end."""
         if self._kept is None or not job.is_ranked:
             steps = max(1.0, job.mean_tokens() - job.generated_tokens)
             return steps, steps
@@ -160,8 +159,9 @@ class Policy(ABC):
     ) -> bool:
         """Whether a running job is preempted for a waiting one of a smaller key, both ranked.
 
-        price_s: seconds that the server takes to move the running job out and back. Must not become
-            more willing as this grows. view: its waiting jobs are in their order here.
+        price_s: seconds that the server takes to move the running job out and back. A higher price
+            must not turn a refusal into a preemption. view: its waiting jobs are in their order
+            here.
         """
         return False
 

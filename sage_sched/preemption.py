@@ -204,7 +204,7 @@ def plan_admissions(
         left = [entry for entry in left if entry[2] not in gone]
         admissions.append(Admission(newcomer, tuple(victims)))
         if newcomer in view.swapped:
-            also_tokens = 0  # its own admission counts them now
+            also_tokens = 0  # now the free tokens are less by them
         else:
             also_tokens += _also_reserved(newcomer, view)
             prefill_tokens -= view.uncached_tokens(newcomer)
@@ -224,7 +224,7 @@ def _also_reserved(newcomer: Job, view: SchedulerView) -> int:
 def _enough(willing: Iterator[Victim], short_slots: int, short_tokens: int) -> list[Victim] | None:
     """Return the first victims that together free enough; None if all together free too little.
 
-    Victims that later ones make unnecessary are left out. 0 or less: nothing is short.
+    A victim is left out if later ones free enough without it. 0 or less: nothing is short.
     """
     chosen: list[Victim] = []
     while short_slots > 0 or short_tokens > 0:

@@ -14,8 +14,8 @@ from sage_sched.index import gittins_index
 
 # Sessions that are remembered. The one without a request for longest is forgotten first.
 MOST_SESSIONS = 10_000
-# Latest pauses that are kept; classes of pauses by their prediction; pauses between two updates of
-# the tables.
+# The number of latest pauses that are kept, of classes into which predictions fall, and of pauses
+# between two updates of the tables.
 _NUM_PAUSES, _NUM_CLASSES, _LEARNED_EVERY = 1024, 4, 64
 # A prediction weighs the session's own pauses, which count as _MOST_OWN at most, against the mean
 # of all sessions, which counts as _OTHERS pauses.
@@ -61,7 +61,7 @@ class SessionReturns:
         self._mean = 0.0
         self.saw_any = False
         self._num_pauses = 0
-        # First answers, and first answers after which the session came back.
+        # The number of first answers, and of those after which the session came back.
         self._num_first = self._num_second = 0
         self._cuts: list[float] = []
         self._rates: list[Floats] = []

@@ -30,8 +30,8 @@ class SortedJobs:
 
 
 class Walk:
-    """Goes through sorted jobs by level. Within a level, jobs that go first come by arrival, then the
-    others by key and arrival.
+    """Goes through sorted jobs by level. Within a level, jobs that go first come by arrival, then
+    the others by key and arrival.
 
     A job that the policy cannot rank waits for as many other jobs as waited when it arrived, as
     under first come, first served. Its place is the length of the queue less the number of jobs

@@ -21,7 +21,7 @@ class StepTime:
     A prefill step of n requests that computes t tokens, which attend to p (query, key) pairs:
         prefill_base_s + n * prefill_request_s + t * prefill_token_s + p * prefill_pair_s
     A decode step of n requests whose KV holds k tokens gives each of them one token. A step of
-    speculative decoding that gives each of them a tokens counts as a such steps:
+    speculative decoding that gives each of them m tokens counts as m such steps:
         decode_base_s + n * decode_request_s + k * decode_kv_token_s
     """
 
@@ -145,10 +145,10 @@ def seconds_on(server: ServerFacts) -> Cost:
     A request is charged for the time that it adds to a decode step, for itself and for each KV
     token that it holds. It is also charged a share of the step's fixed time, for its share of the
     pool and for its share of the slots, because either may keep other requests out. Charging only
-    the scarce resource gains nothing. Relative to charging both, mean TTLT under sage is 0.998 by
-    the pool alone if that is full, 1.006 by the slots alone if those are full, and 1.006 by neither
-    if the server mostly prefills (600 requests, 4 seeds). Being wrong about the scarce resource
-    costs up to a fifth.
+    the scarce resource gains nothing: mean TTLT under sage is 0.998 of that with both charges if
+    only the pool is charged and full, 1.006 if only the slots are charged and full, and 1.006 if
+    neither is charged and the server mostly prefills (600 requests, 4 seeds). Charging only the
+    wrong resource costs up to a fifth.
     """
     step = server.step_time
     per_step_s = step.decode_request_s + step.decode_base_s / server.max_running_requests

@@ -55,8 +55,8 @@ def place_of(job: Job, policy: Ranking, view: SchedulerView) -> Place:
 
 
 class Moving:
-    """The jobs whose keys move (Policy.moves), in the order of one pass. Only as many are ordered
-    as are read."""
+    """The jobs whose keys move (Policy.moves), in the order of one pass. They are sorted lazily, as
+    they are read."""
 
     def __init__(self, jobs: Collection[Job], policy: Ranking, view: SchedulerView) -> None:
         self._jobs, self._policy, self._view = jobs, policy, view
@@ -217,7 +217,7 @@ class WaitingQueue:
             self.fair_shares.taken_out(entry)
 
     def num_ahead(self, job: Job) -> int:
-        """Return how many jobs go before it, if tenants took no turns."""
+        """Return how many jobs go before it, without regard to tenants' turns."""
         if (found := self._entries.get(job)) is None:
             return 0
         jobs, entry = self._sorted, found[1]
@@ -226,8 +226,8 @@ class WaitingQueue:
     def walk(self, view: SchedulerView, policy: Ranking) -> Iterator[Job]:
         """Yield the jobs in the order in which to serve them.
 
-        The order is that of Walk. If tenants share fairly, they take turns in the places of their
-        jobs. Jobs without an adapter slot are left out.
+        The order is that of Walk. If tenants share fairly, the places of their jobs go to them in
+        turn. Jobs without an adapter slot are left out.
         """
         adapters = self.adapters
         skips = adapters.open(self, self.positions, view)

@@ -1,5 +1,4 @@
-"""Measures two yardsticks: the rate that a server sustains, and the time of a request on an idle
-one."""
+"""Measures the rate that a server sustains, and the time of a request on an idle server."""
 
 from __future__ import annotations
 
@@ -20,9 +19,10 @@ if TYPE_CHECKING:
 
 # The first fifth of a saturated run does not count: long answers gather in memory only with time.
 _WARM_UP = 0.2
-# Arrivals exceed the capacity by this factor at least, or the server might not be saturated: if
-# those of the first fifth happen to be long, a server that keeps up seems to complete a tenth less.
-# By the other at most, or policies that order by length would serve short requests alone.
+# The rate of arrivals is at least the first and at most the second times the capacity. At a lower
+# rate the server might not be saturated: if the answers of the first fifth happen to be long, a
+# server that keeps up seems to complete a tenth less. At a higher rate policies that order by
+# length would serve only short requests.
 _LEAST_OVERLOAD, _MOST_OVERLOAD = 1.15, 1.4
 _MOST_RUNS = 6
 # A burst of this size gives the first rate to try.
@@ -70,8 +70,8 @@ def sustained(
     """Measure the rate that a server sustains, by runs with faster arrivals.
 
     serve: runs requests that arrive at these times (ascending, in seconds).
-    num_arrivals: the number of requests to send at a rate per second; more make the result more
-        certain.
+    num_arrivals: returns the number of requests to send at a rate per second. With more requests
+        the result is more certain.
     """
     burst = serve(np.zeros(PILOT_REQUESTS))
     until_s = float((burst.arrival_s + burst.ttft_s).max())

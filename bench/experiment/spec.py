@@ -32,7 +32,8 @@ class Load:
     num_requests: per run; None for the number of the arrivals.
     preset, engine: the engine, and its fields that differ.
     nodes: the number of engines.
-    apart: whether that many engines prefill and as many others decode.
+    apart: whether prefill and decode are separate: `nodes` engines prefill, and as many others
+        decode.
     capacity_by: a policy; TUNED for the best of the experiment's tuning.
     measured: results cover the requests between two shares of the arrivals, which leaves out the
         beginning of a queue and its drain.

@@ -22,8 +22,8 @@ class Arm:
     preempt: whether requests may leave the engine.
     predictor: of lengths. wrong_by: a factor on all predicted lengths. noise: whether a
         uniform distribution is mixed in.
-    said_by: who says how urgent requests are, if a workload has several. Of agents' steps a
-        "client" says about when the next one comes, and which is the last; others do not.
+    said_by: the source of urgency levels, if a workload has several. In a workload of agents,
+        "client" adds hints about when a session's next step comes and which is its last.
     dispatch: the router before the engines, if a load has several.
     """
 

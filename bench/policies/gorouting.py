@@ -16,8 +16,9 @@ class GoRouting(Router):
     It takes the least loaded of the nearly idle ones; else the most loaded that is not full; else
     the least loaded. If no node gains, it takes any.
 
-    A node's gain is the gain of its first tokens that will be on time, if each comes when all that
-    wait there have come (eq. 8, the estimate that depends on no request; section 4.3).
+    A node's gain is the gain of its first tokens that will be on time, if each comes only after all
+    waiting prefills of the node (eq. 8: the estimate that is the same for all requests; section
+    4.3).
 
     The paper gives no numbers for its thresholds; other values are no better on recordings.
 

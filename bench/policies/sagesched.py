@@ -55,7 +55,7 @@ class SageSchedParameters:
     """The paper's is `resource-bound` (section 3.2); Fig. 10 compares `output` and `overall` with
     it; `seconds` is that of `sage`."""
     index: Literal["gittins", "mean"] = "gittins"
-    """`mean`: Fig. 11."""
+    """`mean` is the expected remaining cost, which Fig. 11 compares."""
     bucket_tokens: Annotated[int, Meta(ge=1, le=MOST)] = 200
     """The tokens after which a running request's index is computed anew (section 4.1)."""
     headroom: Literal["none", "priced"] = "none"

@@ -19,7 +19,7 @@ QUESTION = "What is the capital of France? Answer in one sentence."
 
 
 def serve(policy: str, folder: Path) -> Server:
-    """Return a server of this policy that is not started yet, after fetching the model. Raises
+    """Fetch the model, and return a server of this policy that is not started yet. Raises
     FetchError.
 
     folder: for all files that are written.

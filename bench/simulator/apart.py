@@ -169,8 +169,8 @@ class _DecodeNode(Node):
         return {**super().ages(), **{progress.index: 0 for progress in self.state.parked}}
 
     def advance(self, until_s: float) -> None:
-        """Advance to the end of the first step that ends at until_s or later, or until a request is
-        admitted, and a step further."""
+        """Advance to the end of the first step that ends at until_s or later. If a request is
+        admitted, stop after the next step."""
         state = self.state
         while self.now_s < until_s:
             self._receive()

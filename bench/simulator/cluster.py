@@ -124,8 +124,8 @@ class Cluster(Dispatcher):
         self._set_alarm(number)
 
     def _comes_another(self) -> bool:
-        """Return whether another request comes. If requests follow others, engines go on until
-        one may end that another follows, sooner than the next one comes."""
+        """Return whether another request is to come. Some requests come when another one ends. If
+        that may be before the next arrival, the engines run until then."""
         while self._followers and self._alarms:
             alarm_s, number = self._alarms[0]
             if self._coming and self._coming[0][0] <= alarm_s:

@@ -23,7 +23,7 @@ _UNKNOWN = LengthDistribution.from_samples([256], "prior")
 _REFRESH_TOKENS = 64
 _FIRST_SLOTS = 256
 # The node of a free slot.
-_NOBODY = -1
+_NO_NODE = -1
 # An unfinished request. gain: the value of its first token if it is on time.
 _SLOT = np.dtype(
     [(name, np.int64) for name in ("node", "input_tokens", "cached_tokens", "age_tokens")]
@@ -78,7 +78,7 @@ class Ledger:
     def view(self, request: Newcomer, now_s: float) -> ClusterView:
         cached_tokens = self._cached_tokens(request)
         deadlines = Deadlines.of(request.hints)
-        present = np.flatnonzero(self._slots["node"] != _NOBODY)
+        present = np.flatnonzero(self._slots["node"] != _NO_NODE)
         sent = self._slots[present]
         node, waits = sent["node"], sent["is_queued"]
         queued = sent[waits]
@@ -132,7 +132,7 @@ class Ledger:
         self._prefixes.add(node, request.keys)
 
     def grown(self, rid: Hashable, node: int, age_tokens: int, now_s: float) -> None:
-        slot, left = self._sent[node].get(rid, (_NOBODY, None))
+        slot, left = self._sent[node].get(rid, (_NO_NODE, None))
         if left is None or age_tokens <= self._slots["age_tokens"][slot]:
             return
         self._leaves_queue(slot, node, now_s)
@@ -141,10 +141,10 @@ class Ledger:
 
     def ended(self, rid: Hashable, node: int, now_s: float) -> None:
         """Remove a request, answered or not."""
-        slot, _ = self._sent[node].pop(rid, (_NOBODY, None))
-        if slot != _NOBODY:
+        slot, _ = self._sent[node].pop(rid, (_NO_NODE, None))
+        if slot != _NO_NODE:
             self._leaves_queue(slot, node, now_s)
-            self._slots["node"][slot] = _NOBODY
+            self._slots["node"][slot] = _NO_NODE
             self._free.append(slot)
 
     def report(self, node: int, ages: Mapping[Hashable, int], now_s: float) -> None:
@@ -172,7 +172,7 @@ class Ledger:
         if not self._free:
             used = len(self._slots)
             more = np.zeros(max(_FIRST_SLOTS, used), _SLOT)
-            more["node"] = _NOBODY
+            more["node"] = _NO_NODE
             self._slots = np.append(self._slots, more)
             self._free = list(range(len(self._slots) - 1, used - 1, -1))
         return self._free.pop()

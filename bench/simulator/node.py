@@ -186,7 +186,7 @@ class Node:
         state, engine = self.state, self.state.engine
         num_tokens = sum(part.new_tokens for part in parts)
         pairs = sum(attended_pairs(part.cached_tokens, part.new_tokens) for part in parts)
-        # Requests for whose next tokens the prefill has left no room skip this step.
+        # If the prefill leaves no room for their next tokens, running requests skip this step.
         decode = state.decode
         mixes = engine.mixed_chunk and decode.pages_needed(1) <= state.pool.room_pages
         num_decodes, kv_tokens = (len(decode), decode.context_tokens) if mixes else (0, 0)
@@ -215,7 +215,8 @@ class Node:
                 self._first_token(progress)
 
     def _in_slices(self, parts: Sequence[Part], step_s: float) -> None:
-        """Prefill the requests that pass at each cut. If one of them decodes, all get a token."""
+        """Prefill a batch in slices. After each, more urgent requests may be prefilled
+        (slices.passing) and, if one of these decodes, all decoding requests get a token."""
         state, engine = self.state, self.state.engine
         state.parked = [part.progress for part in parts]
         for number in range(engine.slices):

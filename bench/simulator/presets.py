@@ -13,9 +13,10 @@ from sage_sched.app.config import StepTimeConfig
 from sage_sched.fields import require
 from sage_sched.steps import ServerFacts, StepTime
 
-# Of a GPU's memory, what weights and KV share; SGLang picks 0.85 to 0.9 (mem_fraction_static).
+# The share of a GPU's memory for weights and KV. SGLang picks 0.85 to 0.9 (mem_fraction_static).
 _MEMORY_SHARE = 0.88
-# Of the published bandwidth and arithmetic, what kernels reach. Ours, as in StepTimeConfig.
+# The shares of the published bandwidth and arithmetic that kernels reach. Ours, as in
+# StepTimeConfig.
 _BANDWIDTH_SHARE = 0.8
 _COMPUTE_SHARE = 0.5
 WRITE_POLICIES = ("write_through", "write_back")
@@ -40,7 +41,7 @@ class Engine:
     host_pool_tokens: KV for which host memory has room.
     hicache_ratio: --hicache-ratio with --enable-hierarchical-cache: the size of host memory for
         evicted KV, in KV pools; 0 without it. hicache_write_policy: write_through or write_back.
-    max_loras_per_batch: of how many adapters requests run at a time, the model itself counted.
+    max_loras_per_batch: how many adapters may run at a time; the model itself counts as one.
     slices: in how many parts a prefill of best effort is cut under policy qllm: 1, its layers, or
         its layers times its experts. slice_overhead_s: the time of a cut.
     """

@@ -28,12 +28,12 @@ def gives_way(policy: Qllm, jobs: Iterable[Job]) -> bool:
     return all(job.is_ranked and not job.goes_first and not policy.passes(job) for job in jobs)
 
 
-def those_who_pass(parked: Sequence[Job], policy: Qllm, view: SchedulerView) -> list[int]:
+def passing_positions(parked: Sequence[Job], policy: Qllm, view: SchedulerView) -> list[int]:
     """Return the positions of the waiting jobs that enter while a prefill is parked, in order.
 
-    They are latency-sensitive jobs ahead of all best effort, the parked too, so that the bound of
-    Qllm holds for each. A job with KV in host memory waits, and so do the jobs behind it: its
-    return may need a preemption, which is decided between two passes.
+    They are latency-sensitive jobs that go before all best-effort jobs, the parked ones included.
+    So the bound of Qllm holds for each. A job with KV in host memory waits, and so do the jobs
+    behind it: its return may need a preemption, which is decided between two passes.
     """
     ahead = policy.ahead(view, parked)
     return [*takewhile(lambda position: view.waiting[position] not in view.swapped, ahead)]
@@ -46,7 +46,7 @@ def passing(state: EngineState) -> list[Part]:
     if not any(policy.passes(progress.job) for progress in state.queue):
         return []
     parked = [progress.job for progress in state.parked]
-    visible = [state.queue[place] for place in those_who_pass(parked, policy, state.view())]
+    visible = [state.queue[place] for place in passing_positions(parked, policy, state.view())]
     was_full, state.batch_is_full = state.batch_is_full, False
     parts = PrefillAdder(state, UNLIMITED).run(visible).parts
     state.batch_is_full = was_full

@@ -85,7 +85,7 @@ def answer_of(
             good = shares_good(
                 engine, found, simulated, predictions, config, multiples, slo or Slo()
             )
-    span_s = log.arrivals_s / load
+    span_s = log.last_arrival_s / load
     rate = f", {len(requests) / span_s:.3g} requests/s" if span_s > 0 else ""
     notes = [f"log: {len(requests)} requests of {span_s:.4g} s{rate}"]
     if followers := sum(link.follows is not None for link in links):
@@ -148,9 +148,9 @@ def _cautions(
             "two tables; name it with --max-new-tokens"
         )
     mean_ttlt_s = own[0].mean_ttlt_s
-    if log.arrivals_s / load < _SHORT_TTLTS * mean_ttlt_s:
+    if log.last_arrival_s / load < _SHORT_TTLTS * mean_ttlt_s:
         notes.append(
-            f"CAUTION: the log is short, {log.arrivals_s / load / mean_ttlt_s:.1f} mean TTLTs: "
+            f"CAUTION: the log is short, {log.last_arrival_s / load / mean_ttlt_s:.1f} mean TTLTs: "
             "what comes before and after it counts too"
         )
     return notes

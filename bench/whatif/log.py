@@ -21,7 +21,7 @@ class Logged:
     is_cut: whether a cap or its client ended the answer, so that its own length is unknown.
     prompt: the excerpt that is embedded, "" if it is unknown.
     prompt_chars: of the whole prompt.
-    blocks: of its prompt, each standing for itself and all before it.
+    blocks: of its prompt, each a hash of the prompt up to the end of that block.
     block_tokens: the size of one block.
     ttlt_s: the server's time to its last token; None if the log does not give it.
     forecast: the prediction of a server in shadow mode.
@@ -47,21 +47,20 @@ class Logged:
 
 @dataclass(frozen=True, slots=True)
 class TrafficLog:
-    """Requests in order of arrival, the first at 0. lines: the reader's remarks, with its
-    cautions."""
+    """Requests in order of arrival, the first at 0. lines: remarks and cautions for the user."""
 
     requests: tuple[Logged, ...]
     lines: tuple[str, ...] = ()
 
     @property
-    def arrivals_s(self) -> float:
+    def last_arrival_s(self) -> float:
         """Return the time of the last arrival; the first is at 0."""
         return self.requests[-1].arrival_s
 
     def mean_ttlt_s(self) -> float | None:
         """Return the recorded mean; None unless all requests have a TTLT."""
-        told = [request.ttlt_s for request in self.requests if request.ttlt_s is not None]
-        return sum(told) / len(told) if len(told) == len(self.requests) else None
+        ttlts_s = [request.ttlt_s for request in self.requests if request.ttlt_s is not None]
+        return sum(ttlts_s) / len(ttlts_s) if len(ttlts_s) == len(self.requests) else None
 
 
 def in_order(requests: Sequence[Logged]) -> tuple[Logged, ...]:
@@ -72,8 +71,8 @@ def in_order(requests: Sequence[Logged]) -> tuple[Logged, ...]:
 
 
 def blocks_of(prompt: str | Sequence[int] | None) -> tuple[tuple[int, ...], int]:
-    """Return the blocks of a prompt's text or token ids, and the tokens of one block, 0 for a text.
-    Equal numbers mean that prompts are equal up to the end of that block."""
+    """Return the blocks of a prompt's text or token ids, and the tokens of one block (0 for a
+    text). If two prompts have a block in common, they are equal up to its end."""
     if not prompt:
         return (), 0
     is_text = isinstance(prompt, str)

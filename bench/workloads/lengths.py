@@ -1,5 +1,5 @@
-"""Recorded requests without text: lengths alone, with deadlines. One third predicts, one third is
-for tuning, and one third is reported on."""
+"""Recorded requests without text: lengths alone, with deadlines. One third is the history for
+predictions, one third is for tuning, and one third is for reports."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _NUM_ALIKE = 64
 
 
 def read_lengths(folder: Path, name: str) -> list[NDArray[np.int64]]:
-    """Return input and output tokens of one of RECORDINGS, shape (requests, 2): a third that
-    predicts, one for tuning, and one held out. Raises WorkloadError if it is absent."""
+    """Return input and output tokens of one of RECORDINGS, shape (requests, 2): a third for
+    predictions, one for tuning, and one for reports. Raises WorkloadError if it is absent."""
     file, input_field, output_field, divisor = RECORDINGS[name]
     rows = [
         (max(1, row[input_field] // divisor), max(1, row[output_field] // divisor))
@@ -45,7 +45,7 @@ def read_lengths(folder: Path, name: str) -> list[NDArray[np.int64]]:
     return [lengths[:third], lengths[third : 2 * third], lengths[2 * third :]]
 
 
-class Promised(Source):
+class WithDeadlines(Source):
     """Requests of classes with different weights, drawn with equal shares, all with deadlines."""
 
     def __init__(

@@ -41,12 +41,12 @@ class WorkloadRequest:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests by purpose, with different prompts if zipf is 0.
+    """Requests for the history and for evaluation.
 
     description: their origin.
-    zipf: above 0 prompts are repeated, the k-th most popular one in proportion to k to the minus
-        zipf.
-    num_samples: each prompt comes with this many of its answers at a time.
+    zipf: 0: all prompts differ. Above 0: prompts are repeated, the k-th most popular one in
+        proportion to k ** -zipf.
+    num_samples: how many requests with the same prompt arrive one after another.
     """
 
     history: tuple[WorkloadRequest, ...]

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.simulator.presets import Engine
 from bench.workloads.agents import Agents
-from bench.workloads.lengths import RECORDINGS, Promised
+from bench.workloads.lengths import RECORDINGS, WithDeadlines
 from bench.workloads.prompt_source import WORKLOADS, Prompts
 from bench.workloads.prompts import WorkloadError
 from bench.workloads.source import Source
@@ -37,7 +37,7 @@ def source_of(workload: Mapping[str, Any], engine: Engine, data: Path | None) ->
         if name == "triage":
             return Urgent(_given(data, name), **options)
         if name in RECORDINGS:
-            return Promised(_given(data, name), name, **options)
+            return WithDeadlines(_given(data, name), name, **options)
     except TypeError as error:
         raise ConfigError(f"workload {name}: {error}") from error
     raise ConfigError(f"there is no workload {name!r}, known: {', '.join(NAMES)}")

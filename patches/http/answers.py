@@ -25,7 +25,7 @@ def learn(manager: TokenizerManager, client: PredictorClient, output: BatchStrOu
                 # Rare: one message each time the length doubles.
                 kept.tell_at_tokens = 2 * output_tokens
                 client.goes_on(kept.handle, input_tokens, output_tokens)
-        # Without tokens it only filled the prefix cache, for n > 1.
+        # An answer without tokens only filled the prefix cache for the samples of n > 1.
         elif output_tokens > 0 and reason["type"] in ("stop", "length", "abort"):
             is_cut, stopped = reason["type"] != "stop", was_stopped(manager, found.obj, reason)
             client.finished(kept.handle, input_tokens, output_tokens, is_cut, stopped)

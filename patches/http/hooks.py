@@ -58,8 +58,7 @@ def _before_init_state(
 
 @http_hooks.at(f"{_MANAGER}._validate_and_resolve_lora", BEFORE, "obj")
 def _before_validate(self: Manager, obj: GenerateReqInput) -> None:
-    # This is SGLang's first step after a pause or an update of weights no longer holds the request
-    # back.
+    # SGLang comes here as soon as no pause and no update of weights holds the request back.
     if http_state(self) is not None and isinstance(obj, GenerateReqInput):
         begin(obj)
 

@@ -176,8 +176,7 @@ _BEFORE, _SHORTER, _OTHERWISE = (
 def summary(events: Sequence[Event]) -> dict[str, Any]:
     """Return which requests waited for which, and why; see summary_lines.
 
-    While a request waits, it waits for all running requests, for each by the same share of the
-    seconds.
+    The seconds in which a request waits are shared equally among the requests that run meanwhile.
     """
     why_s, known = Counter[str](), dict[str, _Known]()
     for seconds, waiting, running in _intervals(events, known):

@@ -22,7 +22,7 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
         return "torch_native"
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
-        """Choose the way to copy KV of the hierarchical cache that init_backend replaces."""
+        """Choose the copy backend of the hierarchical cache that init_backend replaces."""
         server_args.hicache_io_backend = "direct"
         server_args.hicache_mem_layout = "layer_first"
 

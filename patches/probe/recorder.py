@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 _SEGMENT_BYTES = 64 << 20
 _QUEUE_BATCHES = 256
-# Recorded ages: the powers of two below this, its multiples, and one more age per interval at a
-# phase of each request's own.
+# Recorded ages: the powers of two below this, its multiples, and one more age per interval, at an
+# offset that differs between requests.
 _INTERVAL_TOKENS = 32
 
 

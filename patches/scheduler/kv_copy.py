@@ -229,7 +229,7 @@ def counts_tokens(req: Req) -> bool:
     )
 
 
-def what_is_lost(req: Req) -> str | None:
+def lost_part(req: Req) -> str | None:
     """Return the part of a request that SGLang does not restore when it resumes the request itself;
     None if it restores all."""
     if req.grammar is not None:

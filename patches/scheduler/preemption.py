@@ -34,7 +34,8 @@ def preemption_of(
     """Return the preemption of these settings; None if preemption is off or this server cannot
     swap. No request is preempted under one of SGLang's own policies.
 
-    present: kept and set to these settings, because it may hold copies.
+    present: the present preemption, if any. It is kept and follows the new settings, because it may
+        hold copies.
     """
     config = settings.config.preemption
     config = replace(config, enabled=config.enabled and not settings.is_stock)
@@ -143,7 +144,7 @@ class Preemption:
             state.was_checked = True
             reason = why_not_preemptible(req)
             if self._only_decodes and reason is None:
-                reason = kv_copy.what_is_lost(req)
+                reason = kv_copy.lost_part(req)
             state.why_not_preemptible = reason
             if reason is not None:
                 if reason not in self._num_staying:

@@ -54,7 +54,8 @@ class SchedulerState:
 
     listeners: receive all events of this scheduler.
     preemption: None while no request may be preempted.
-    last_preemption: the same, but kept then too, because it may still hold copies.
+    last_preemption: the latest preemption, kept even while none is allowed, because it may still
+        hold copies.
     headroom: the last plan's.
     num_arrivals_planned: arrivals when the last plan was made; -1 if a new plan is needed.
     room: on a decode server, which requests may enter the KV pool.

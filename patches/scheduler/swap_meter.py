@@ -42,8 +42,7 @@ class SwapMeter:
         self._num_moves = 0
         # Seconds per token, and tokens, of each move.
         self._moves: deque[tuple[float, int]] = deque(maxlen=_MOST_MOVES)
-        # The number of moves at the last call of rest(), and the served tokens when the newest of
-        # them was new.
+        # The number of moves at the last call of rest(), and the served tokens when it last grew.
         self._rested = (0, 0)
         self.total_s = 0.0
         self.total_tokens = 0

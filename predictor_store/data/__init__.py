@@ -1,4 +1,4 @@
 """Fills the store of past prompts from logs and data sets, and shows it.
 
-Doors: `observations` (prompts and lengths from files), `warm` and `store_info` (commands).
+Import from `observations` (prompts and lengths from files), `warm` and `store_info` (commands).
 """

@@ -25,7 +25,7 @@ _MALFORMED = "with a time that cannot be read"
 
 
 class Clock:
-    """Reads times, and reports their unit after the last.
+    """Reads times, and reports their unit once all are read.
 
     unit: the one given by --time-unit.
     zone: of dates without one; None means UTC, and the summary says so.

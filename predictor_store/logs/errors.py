@@ -12,7 +12,8 @@ class DatasetError(UserError):
 class RowError(Exception):
     """One row is left out.
 
-    kind: the reason as it is counted: "12 that failed". detail: the values of this row.
+    kind: the reason in the words of the summary: "that failed" in "12 that failed". detail: the
+        values of this row.
     """
 
     def __init__(self, kind: str, detail: str = "") -> None:

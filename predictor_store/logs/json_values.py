@@ -1,5 +1,5 @@
-"""Reads the JSON values of a text one after the other: those of an array, or objects that may each
-cover several lines."""
+"""Reads the JSON values of a text one by one: the elements of an array, or objects in sequence,
+each of which may cover several lines."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 _BETWEEN = re.compile(r"\s*(\[\s*\]|[\[\],])\s*")
 # Characters read at a time.
 _CHARS = 2**20
-# Longer values are not held.
+# Longer values are refused.
 MOST_CHARS = 2**29
-# No truncated word or number of JSON is longer.
+# The longest number or word of JSON. An error this near to the end may be a truncated one.
 _TOKEN_CHARS = 40
 
 
@@ -50,7 +50,7 @@ def json_values(pieces: Iterator[str], *, is_array: bool) -> Iterator[Any]:
 
 
 def _begin(text: str, at: int, number: int, is_array: bool) -> tuple[int, bool]:
-    """Return the next value's place, and whether there is none. Raises ValueError."""
+    """Return where the next value begins, and whether the text ends there. Raises ValueError."""
     if not is_array:
         begin = len(text) - len(text[at:].lstrip()) if at < len(text) else at
         return begin, begin == len(text)
@@ -63,7 +63,7 @@ def _begin(text: str, at: int, number: int, is_array: bool) -> tuple[int, bool]:
 
 
 def _may_go_on(error: Exception, text: str) -> bool:
-    """Whether a text is wrong only because it ends here."""
+    """Whether a text may be malformed only because it is truncated."""
     return isinstance(error, json.JSONDecodeError) and (
         error.msg.startswith("Unterminated string")
         or error.pos >= len(text.rstrip()) - _TOKEN_CHARS
@@ -71,7 +71,8 @@ def _may_go_on(error: Exception, text: str) -> bool:
 
 
 def _more(text: str, pieces: Iterator[str]) -> tuple[str, bool]:
-    """Return the text with about as much again, at least _CHARS, and whether that is all."""
+    """Return the text with the next pieces, at least twice as long and at least _CHARS, and whether
+    the pieces have ended."""
     held, num_chars, wanted = [text], len(text), max(_CHARS, 2 * len(text))
     for piece in pieces:
         held.append(piece)

@@ -51,7 +51,7 @@ def text_of(content: Any) -> str | None:
 
 
 def is_turn(value: Any) -> bool:
-    """Whether it may be a turn of a conversation, or a pair of two."""
+    """Whether it may be a turn of a conversation, or a pair of turns."""
     if isinstance(value, Mapping):
         names = {str(name).lower() for name in value}
         return not names.isdisjoint((*_ROLES, *_HUMAN)) and not names.isdisjoint(

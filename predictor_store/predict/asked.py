@@ -49,7 +49,7 @@ OWN, STOPPED, SHAPED = ".", "|", "="
 
 
 class Scope(NamedTuple):
-    """The limits of some answers, which decide the requests that these answers help to predict.
+    """The limits of some answers. They decide which requests these answers help to predict.
 
     adapter: of LoRA; "" for none.
     limits: names the request's other options that decide where an answer ends; "" for none.

@@ -17,8 +17,8 @@ from sage_sched.app.config import PredictorConfig
 # How many numbers follow the encoder's part of a vector.
 NUM_BESIDE = NUM_FEATURES + asked.NUM_FEATURES
 DEFAULT_ENCODER = PredictorConfig().encoder
-# More than either encoder reads of almost any text. It bounds the tokenizer's work on a text of 1
-# MB.
+# Almost any text has more tokens in this many characters than either encoder reads. So the rest of
+# a long text need not be tokenized.
 MAX_CHARS = 2_000
 # By the names of predictor.encoder. searched: the columns that a search reads; None: all of them.
 ENCODER_TYPES: dict[str, type[StaticEncoder] | type[MiniLM]] = {

@@ -21,7 +21,7 @@ from predictor_store.store.file import Record
 _MAX_FITTED = 20_000
 # The score is fitted again when this share of the history is new.
 _REFIT_SHARE = 0.05
-# A search looks at up to this many times the records that it seeks.
+# A search looks at up to this many times as many records as it returns.
 _MOST_WIDENED = 64
 # This many answers with the same limits show where such an answer ends.
 _LEAST_KNOWN = 30

@@ -38,7 +38,7 @@ _GENERAL_WORTH = 8.0
 _LEAST_GENERAL = 0.01
 
 
-class Beside(NamedTuple):
+class GeneralPart(NamedTuple):
     """General lengths (GeneralLength), equally likely, shape (n,), and their share."""
 
     lengths: NDArray[np.int64]
@@ -70,9 +70,9 @@ def predict(
         return distribution(history, slots, weights, source, cut=cut)
     added = float(history.general.of(vector[np.newaxis])[0])
     excess = history.excess[: len(history)][~strange]
-    beside = Beside(history.general.lengths(added, excess), share)
+    general = GeneralPart(history.general.lengths(added, excess), share)
     source = source if share <= 0.5 else "general"
-    return distribution(history, slots, weights, source, beside, cut)
+    return distribution(history, slots, weights, source, general, cut)
 
 
 def within_session(said: LengthDistribution, lengths: Sequence[int]) -> LengthDistribution:
@@ -94,11 +94,11 @@ def prior(history: History) -> LengthDistribution | None:
         strange = np.zeros(len(history), np.bool_)
     slots = np.flatnonzero(~(strange & history.shaped[: len(history)]))
     cut = history.censored[slots] | strange[slots]
-    beside = None
+    general = None
     if history.general is not None:
         share = _GENERAL_WORTH / (_GENERAL_WORTH + slots.size)
-        beside = Beside(history.general.of_any_prompt(), share)
-    return distribution(history, slots, np.ones(slots.size), "prior", beside, cut)
+        general = GeneralPart(history.general.of_any_prompt(), share)
+    return distribution(history, slots, np.ones(slots.size), "prior", general, cut)
 
 
 def _weights(
@@ -133,7 +133,7 @@ def _weights(
             own_worth = float(_worths(np.stack([same, wide])[:, ~apart]).sum())
             neighbourhoods *= np.where(apart, worth / (worth + own_worth), 1.0)
     anywhere = history.general is not None
-    return _one_after_another(neighbourhoods, (rest_worth, _WIDE_WORTH, _GENERAL_WORTH), anywhere)
+    return _combined(neighbourhoods, (rest_worth, _WIDE_WORTH, _GENERAL_WORTH), anywhere)
 
 
 def _nearness_in_score(
@@ -148,13 +148,13 @@ def _nearness_in_score(
     return np.maximum(np.exp(-0.5 * np.square(distance / width)), 1e-9)
 
 
-def _one_after_another(
+def _combined(
     neighbourhoods: NDArray[np.float64], rest_worths: tuple[float, ...], anywhere: bool
 ) -> tuple[NDArray[np.float64], float]:
     """Return the weights of all records, and the weight of general lengths, which come last.
 
     neighbourhoods: shape (m, n); one without weight is skipped.
-    rest_worths: for each, how many samples the rest after it is worth.
+    rest_worths: for each, how many samples all later neighbourhoods together are worth.
     anywhere: whether general lengths come last.
     """
     sums, worths = neighbourhoods.sum(1), _worths(neighbourhoods)
@@ -179,21 +179,21 @@ def distribution(
     slots: NDArray[np.int64],
     weights: NDArray[np.float64],
     source: Source,
-    beside: Beside | None = None,
+    general: GeneralPart | None = None,
     cut: NDArray[np.bool_] | None = None,
 ) -> LengthDistribution | None:
-    """Return the distribution of the records in these slots; None if there are none, and nothing
-    beside.
+    """Return the distribution of the records in these slots, mixed with general lengths; None if
+    there are neither.
 
     weights, cut (answers that would have been longer): shape (len(slots),).
     """
     lengths, censored = history.lengths[slots], history.censored[slots] if cut is None else cut
-    if beside is not None:
-        num = beside.lengths.size
-        lengths = np.append(lengths, beside.lengths)
+    if general is not None:
+        num = general.lengths.size
+        lengths = np.append(lengths, general.lengths)
         censored = np.append(censored, np.zeros(num, np.bool_))
-        weights = weights * ((1 - beside.share) / (weights.sum() or 1.0))
-        weights = np.append(weights, np.full(num, beside.share / num))
+        weights = weights * ((1 - general.share) / (weights.sum() or 1.0))
+        weights = np.append(weights, np.full(num, general.share / num))
     if lengths.size == 0:
         return None
     found = LengthDistribution.from_samples(lengths, source, weights, censored)

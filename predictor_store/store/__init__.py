@@ -1,5 +1,5 @@
 """Keeps past answers on disk: records, their file, and the lock of its folder.
 
-Doors: `store` (Store, and its place), `file` (Record, StoreError) and `lock` (the owner of a
+Import from `store` (Store, and its place), `file` (Record, StoreError) and `lock` (the owner of a
 store).
 """

@@ -1,4 +1,4 @@
 """Guesses how urgent a prompt is, by a learned model.
 
-Doors: `head` (UrgencyHead) and the command in `command`.
+Import from `head` (UrgencyHead) and the command in `command`.
 """

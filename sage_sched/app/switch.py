@@ -102,7 +102,8 @@ def _merged(present: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
 
 
 def _as_given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that can be given. Infinities become strings, because JSON has none."""
+    """Return the values in the form in which they are set. Infinities become strings, because JSON
+    has none."""
     shown: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):

@@ -36,7 +36,8 @@ class Qllm(Urgency):
     Let a be the work that the server had done when a job came, and P = level_pools KV pools. The
     key is a for LS and a + P for BE.
 
-    Theorem: no BE job is behind a job that came when the server had done more than P of work since.
+    Theorem: no BE job is behind a job that came after the server had done more than P of work since
+    the BE job came.
 
     Proof: let k be ahead of a BE job j: a_k <= key of k <= key of j = a_j + P. QED.
 

@@ -163,8 +163,8 @@ class FairShares:
         num_ahead: Callable[[Entry, Entry], int],
         skips: Callable[[Job], bool],
     ) -> Iterator[Job | None]:
-        """Yield the jobs of a walk; tenants of a class that shares take turns in the places of
-        their jobs. Yield None for each job that is left out.
+        """Yield the jobs of a walk, with turns: the places of a sharing class's jobs go to its
+        tenants in turn. Yield None for each job that is left out.
 
         moving: jobs of the walk whose keys move. num_ahead: see Walk.
         skips: whether a job is left out; asked in the order of turns, because adapter slots are

@@ -12,17 +12,17 @@ from sage_sched.view import SchedulerView
 
 
 class StarvationBound:
-    """Keeps account of the work done for each job, and finds the jobs that have passed the bound.
+    """Counts the work done for each job, and finds the jobs that have passed the bound.
 
     Since a job came, the server has worked (in tokens, prefill and decode) for jobs that came
-    before it, for the job itself, and for later jobs. The job passes the bound once, at a pass that
-    orders the jobs, if
+    before it, for the job itself, and for later jobs. The job passes the bound, once and for all,
+    if at the beginning of a scheduling pass
 
         work since it came > (1 + regret) * (the part of it for jobs before it) + one batch
 
-    A batch is the KV tokens that running jobs hold at that pass. From then on the job goes before
-    all jobs that have not passed, and by arrival among those that have (sage_sched.order). It is
-    preempted for no other job.
+    A batch is the number of KV tokens that running jobs hold at that moment. From then on the job
+    goes before all jobs that have not passed, and by arrival among those that have
+    (sage_sched.order). It is preempted for no other job.
 
     Theorem: let k overtake j: k came after j, and is admitted (or resumed) while j waits. Then no
     pass until then has seen j past its bound: at each of them the server had done at most 1 +
@@ -46,12 +46,12 @@ class StarvationBound:
 
     def __init__(self, regret: float) -> None:
         self._regret = regret
-        # The unfinished jobs by arrival, and some ended ones; at most as many again.
+        # The unfinished jobs by arrival, and at most as many ended ones.
         self._jobs: list[Job] = []
         self._ended: set[Job] = set()
-        # For each job: the server's work when its account began; the work for the job; and the work
-        # for ended jobs behind it, up to the next job here, less the job's own work until its
-        # account began.
+        # For each job: the server's work when counting began (its arrival, or the first look), the
+        # work for the job, and the work for dropped jobs between it and the next job here. The last
+        # is reduced by the job's own work until counting began.
         self._starts, self._owns, self._extras = array("q"), array("q"), array("q")
         self._places: dict[Job, int] = {}
         self._has_looked = False
@@ -85,8 +85,7 @@ class StarvationBound:
             self._fold()
 
     def _fold(self) -> None:
-        """Drop the ended jobs. Their work stays in the accounts of all jobs that came before
-        them."""
+        """Drop the ended jobs. Their work still counts for all jobs that came before them."""
         jobs, starts, extras = self._jobs, self._starts, self._extras
         self._jobs, self._places = [], {}
         self._starts, self._owns, self._extras = array("q"), array("q"), array("q")

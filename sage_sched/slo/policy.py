@@ -292,7 +292,8 @@ class Proserve(Policy):
         return eta
 
     def _in_tokens(self, budget_s: float, view: SchedulerView) -> Budget | None:
-        """Return how much may be prefilled within a batch of this many seconds of the model's."""
+        """Return how much may be prefilled within a batch of budget_s seconds, by the model of step
+        times."""
         if budget_s == math.inf:
             return None
         running = len(view.running), view.running_kv_tokens

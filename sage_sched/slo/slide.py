@@ -81,8 +81,8 @@ class StarvedShare:
     ) -> None:
         """Give starved jobs a share of the server's work, in [0, 1).
 
-        pool_tokens: the most that can be saved up. is_starved: asked of ranked jobs without a
-        token.
+        pool_tokens: the most that can be saved up. is_starved: whether a ranked job without a token
+        starves.
         """
         self._share = share
         self._pool_tokens = pool_tokens

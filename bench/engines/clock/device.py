@@ -37,8 +37,9 @@ class Device:
         """The server flags of the engine."""
         engine = self.engine
         return (
-            # The host need not poll while idle, nor send tokens that are not timed. These messages
-            # tell the history that an answer goes on, at 64 tokens first.
+            # This saves the host work: it does not poll while idle, and sends tokens in groups,
+            # because the clock times them. From the 64th token on, the history knows that an answer
+            # goes on.
             "--sleep-on-idle", "--stream-interval", "64",
             "--max-total-tokens", str(engine.kv_pool_tokens),
             "--max-running-requests", str(engine.max_running_requests),
@@ -54,7 +55,7 @@ class Device:
         model = DeviceModel(facts.step_time, facts.swap_token_s)
         return install(folder, model.times(1 / self.speed))
 
-    def in_its_time(self, sage: SageConfig) -> SageConfig:
+    def sped_up(self, sage: SageConfig) -> SageConfig:
         """Return the settings with every time divided by the speed."""
         return replace(
             sage,

@@ -125,8 +125,8 @@ class DeviceClock:
         self._cpu_at_wake_s = self._cpu()
 
     def move(self, num_tokens: int, copy: Callable[[], Any]) -> Any:
-        """Copy the KV of num_tokens, either way. The host waits; moves follow one another, and
-        the step that runs."""
+        """Copy the KV of num_tokens, either way. The host waits for the copy. The device begins it
+        after the running step and earlier copies."""
         started_s = self._now()
         move_s = num_tokens * self._model.swap_token_s
         self._free_s = max(self._free_s, started_s) + move_s

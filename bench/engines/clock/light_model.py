@@ -4,8 +4,8 @@ The clock gives the time of a step; the host must only be faster. SGLang's atten
 PyTorch goes through a batch request by request, and most of the rest is logits over the whole
 vocabulary. Here a token attends to the newest tokens of its request, for all requests at once, and
 a decoded token is one of the most frequent words. Of a Llama of one layer, embeddings, attention
-and head are computed. A mixture of experts is computed whole, except for that attention. In any
-other model of more layers states matter, so its attention covers all tokens.
+and head are computed. A mixture of experts is computed whole, except for that attention. In a model
+of more layers the hidden states matter, so its attention covers all tokens.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def configure_servers(parser: argparse.ArgumentParser, output: Path) -> None:
     parser.add_argument(
         "--workload", choices=WORKLOADS, default="mixed",
         help="reasoning: math and code with long answers, from --data; heavy-tailed: generated "
-        "prompts, a tenth of the answers 20 times longer, which no prompt tells "
+        "prompts, a tenth of whose answers are 20 times longer; no prompt shows which "
         "(default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -42,7 +42,7 @@ def configure_servers(parser: argparse.ArgumentParser, output: Path) -> None:
     parser.add_argument(
         "--server-flags", type=shlex.split, metavar="FLAGS",
         help=f"the same for every server (default, for CPU hosts: {' '.join(CPU_FLAGS)}; with "
-        "--device-clock: none but the device's)",
+        "--device-clock: only those of the device)",
     )  # fmt: skip
     parser.add_argument(
         "--device-clock", choices=PRESETS, metavar="PRESET",
@@ -51,8 +51,8 @@ def configure_servers(parser: argparse.ArgumentParser, output: Path) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--speed", type=_speed, default=1.0, metavar="FACTOR",
-        help="of the device clock: how many times faster than life it goes; times are reported "
-        "life-size (default: %(default)s)",
+        help="how many times faster than reality the device clock runs; reports give the times of "
+        "reality (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--sage-config", metavar="FILE", help="settings of our policies")
     parser.add_argument(
@@ -83,7 +83,7 @@ def servers_in(
 
     folder: for all files that are written.
     model: None for a small one.
-    flags: SGLang's; None for those of a CPU.
+    flags: SGLang's; None for those that suit a CPU.
     env: the servers' environment, if flags are given.
     """
     if device is not None:

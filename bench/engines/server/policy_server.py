@@ -21,8 +21,8 @@ from sage_sched.app.config import SageConfig
 from sage_sched.app.registry import policy_names
 
 # For a host without an accelerator. Float16, SGLang's choice for a float32 model, is 3 times slower
-# on a CPU. Memory that other processes take while it starts counts as its weights, up to the
-# fraction.
+# on a CPU. While the server starts, SGLang takes memory that other processes use for its weights.
+# The fraction bounds that.
 CPU_ENGINE_FLAGS = (
     "--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32",
     "--mem-fraction-static", "0.5",
@@ -52,7 +52,7 @@ class PolicyServers:
 
     folder: for logs, settings and the store.
     sage: our policies' settings. Each server reads the warmed store, and learns in memory only.
-    device: of their clock, if any.
+    device: the one that their clock models, if any.
     """
 
     model: Path
@@ -77,7 +77,7 @@ class PolicyServers:
         """Return a server that is not started yet. Raises ValueError for an unknown policy.
 
         policy: see Rival.
-        name: of its log.
+        name: the name of its log file.
         """
         rival = Rival.parse(policy)
         flags = [*COMMON_FLAGS, *rival.flags]
@@ -91,7 +91,7 @@ class PolicyServers:
             path = (env["PYTHONPATH"], str(Path(__file__).parents[3]))
             env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
         if policy in policy_names():
-            sage = self.sage if self.device is None else self.device.in_its_time(self.sage)
+            sage = self.sage if self.device is None else self.device.sped_up(self.sage)
             sections = sage.sections()
             # The same prompts may come again: the next server must not know their answers.
             sections["store"] |= {"path": str((self.folder / "store").absolute()), "on_disk": False}

@@ -145,7 +145,7 @@ def test_each_request_gets_its_best_prediction() -> None:
 
 def test_notes_name_left_out_requests_and_a_far_off_simulation() -> None:
     log = traffic()
-    too_long = Logged(log.arrivals_s, 4000, 200, 400)
+    too_long = Logged(log.last_arrival_s, 4000, 200, 400)
     answer = asked(replace(log, requests=(*log.requests, too_long)), "fcfs")
     assert any("1 requests that are too long" in note for note in answer.notes)
     with pytest.raises(WorkloadError, match="4096 tokens"):

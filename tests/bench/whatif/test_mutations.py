@@ -96,7 +96,7 @@ def read(folder: Path, content: str | bytes, options: ReadOptions | None = None)
 def test_it_is_read_right_but_for_the_rows_that_are_not(tmp_path: Path, name: str) -> None:
     log = read(tmp_path, SOUND[name])
     assert len(log.requests) == 240
-    assert log.arrivals_s == pytest.approx(SPAN_S, abs=1e-3)
+    assert log.last_arrival_s == pytest.approx(SPAN_S, abs=1e-3)
     said = "\n".join(log.lines)
     assert "CAUTION" not in said or "guess" in said or "order" in said
 
@@ -114,4 +114,4 @@ def test_what_is_doubtful_is_said(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(("unit", "seconds"), [("s", 1e3), ("ms", 1.0), ("us", 1e-3)])
 def test_a_unit_that_is_named_holds(tmp_path: Path, unit: str, seconds: float) -> None:
     log = read(tmp_path, times(1e3), ReadOptions(time_unit=unit))
-    assert log.arrivals_s == pytest.approx(SPAN_S * seconds, rel=1e-3)
+    assert log.last_arrival_s == pytest.approx(SPAN_S * seconds, rel=1e-3)

@@ -143,7 +143,7 @@ def test_bench_serving_has_lengths_and_no_arrivals(tmp_path: Path) -> None:
     log = read(tmp_path / "run.jsonl", json.dumps(RUN))
     assert [one[1:] for one in lengths(log)] == [(5, 2, 2), (6, 3, 3)]
     assert log.requests[1].ttlt_s == pytest.approx(0.4)
-    assert read(tmp_path / "run.jsonl", json.dumps(RUN | AT_ONCE)).arrivals_s == 0.0
+    assert read(tmp_path / "run.jsonl", json.dumps(RUN | AT_ONCE)).last_arrival_s == 0.0
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_arrivals_are_drawn_if_there_are_none_and_a_rate_is_named(tmp_path: Path
     (tmp_path / "log").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     log = read_log([tmp_path / "log"], rate=5.0)
     assert len(log.requests) == 400
-    assert log.arrivals_s == pytest.approx(400 / 5.0, rel=0.2)
+    assert log.last_arrival_s == pytest.approx(400 / 5.0, rel=0.2)
     assert "drawn at --rate" in " ".join(log.lines)
     (tmp_path / "log").write_text("t,input,output\n1,2,3\n,2,3\n")
     assert len(read_log([tmp_path / "log"], rate=5.0).requests) == 1

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bench.policies.arm import Arm
-from bench.workloads.lengths import Promised, read_lengths
+from bench.workloads.lengths import WithDeadlines, read_lengths
 from bench.workloads.prompts import Workload, WorkloadError, WorkloadRequest
 from bench.workloads.source import Purpose
 from bench.workloads.triage import LENGTHS, SHARES, Urgent
@@ -52,7 +52,7 @@ def test_reports_use_no_lengths_of_tuning(tmp_path: Path) -> None:
     known, tuned, reported = (set(map(tuple, rows)) for rows in read_lengths(data, "azure"))
     assert not known & (tuned | reported)
     assert tuned != reported
-    source = Promised(data, "azure", weights=(2.0, 1.0, 4.0))
+    source = WithDeadlines(data, "azure", weights=(2.0, 1.0, 4.0))
     of_class = {name: given.priority for name, given in source.slo().classes.items()}
     assert of_class == {"w1": 1, "w2": 2, "w4": 3}
 

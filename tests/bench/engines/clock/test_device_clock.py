@@ -172,10 +172,10 @@ def test_a_run_that_the_host_held_up_is_invalid() -> None:
 
 def test_all_times_of_a_server_are_divided_by_its_speed() -> None:
     device = Device.named("h800-qwen3-32b", speed=4.0)
-    assert device.in_its_time(SageConfig()).step_time is None  # it learns them
+    assert device.sped_up(SageConfig()).step_time is None  # it learns them
     limits = OverloadConfig(enabled=True, max_ttft_ms=2000.0)
     life = SageConfig(step_time=(step_time := StepTimeConfig()), overload=limits)
-    told = device.in_its_time(life)
+    told = device.sped_up(life)
     for name, coefficient_ms in asdict(step_time).items():
         assert getattr(told.step_time, name) == pytest.approx(coefficient_ms / 4)
     assert told.predictor.deadline_ms == life.predictor.deadline_ms / 4
