@@ -33,10 +33,10 @@ def decide(view: SchedulerView, policy: Policy, limits: Limits) -> Plan:
     if not _needs_plan(view, policy):
         return Plan(order=None)
     queue = policy.queue
-    queue.fair_shares = limits.fair_shares
+    queue.interleaving = limits.interleaving
     queue.follow(view, policy)
     queue.rank_anew(view, policy)
-    limits.fair_shares.look(view)
+    limits.interleaving.look(view)
     policy.on_pass(view)
     limits.swap_out.look(view, queue.begun)
     headroom = policy.headroom(view, limits.sessions)

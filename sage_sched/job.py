@@ -30,7 +30,7 @@ class Hints:
     Clients do not set these (see sage_sched.slo.classes):
     slo_class: its class; "" if none.
     first_token_weight: how many further tokens its first one counts for, 0.001 to 1000.
-    shares_fairly: whether the tenants of its class take turns (sage_sched.fairness.fair_shares).
+    shares_fairly: whether the tenants of its class take turns (sage_sched.fairness).
     """
 
     weight: float = 1.0
@@ -118,8 +118,7 @@ class Job:
         The sum over all jobs is SchedulerView.served_tokens.
     num_preemptions: how often it was preempted for other jobs.
     goes_first: whether no other job may overtake it: permanently, because it has passed the
-        starvation bound (sage_sched.fairness), or temporarily, because it has passed the swap-out
-        bound (sage_sched.swap_out_bound).
+        starvation bound, or temporarily, because it has passed the swap-out bound.
     is_ranked: whether its policy can rank it.
     refined: the prediction of its length, refined by its answer so far; None until it is refined.
     revision: how often it was refined.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sage_sched.fairness import FairShares
 from sage_sched.gap import Gap
+from sage_sched.interleaving import Interleaving
 from sage_sched.job import Job
 from sage_sched.overload import Overload, OverloadConfig
 from sage_sched.session_returns import SessionReturns
@@ -19,14 +19,14 @@ class Limits:
 
     gap: bounds the time between two tokens of a running job.
     swap_out: bounds that time for a swapped-out job.
-    fair_shares: lets the tenants of a class take turns.
+    interleaving: may let requesters take turns.
     overload: refuses new requests whose answers would come too late.
     sessions: predicts when sessions come back, to keep their KV; None if no KV is kept for them.
     """
 
     gap: Gap = field(default_factory=Gap)
     swap_out: SwapOutBound = field(default_factory=SwapOutBound)
-    fair_shares: FairShares = field(default_factory=FairShares)
+    interleaving: Interleaving = field(default_factory=Interleaving)
     overload: Overload = field(default_factory=lambda: Overload(OverloadConfig()))
     sessions: SessionReturns | None = None
 

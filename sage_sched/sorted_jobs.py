@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from heapq import merge
 
 from sage_sched.job import Job
 
@@ -29,61 +30,43 @@ class SortedJobs:
         return copy
 
 
-class Walk:
-    """Goes through sorted jobs by level. Within a level, jobs that go first come by arrival, then
-    the others by key and arrival.
+def walk(
+    jobs: SortedJobs,
+    first_arrival: int,
+    moving: Iterable[Entry] = (),
+    num_ahead: Callable[[Entry, Entry], int] | None = None,
+) -> Iterator[Entry]:
+    """Yield sorted jobs by level. Within a level, jobs that go first come by arrival, then the
+    others by key and arrival.
 
     A job that the policy cannot rank waits for as many other jobs as waited when it arrived, as
     under first come, first served. Its place is the length of the queue less the number of jobs
     that have arrived since. So the order depends only on which jobs wait, not on the queue's
     previous order, which may differ between tensor-parallel ranks.
+
+    first_arrival: the number of arrivals less the length of the queue.
+    moving: ranked jobs that are not among the sorted ones, in order.
+    num_ahead: if these jobs are only a part of the queue, returns how many jobs of the whole queue
+        go before both a ranked and an unranked one.
     """
+    both = merge(jobs.ranked, moving) if moving else iter(jobs.ranked)
+    others = iter(jobs.unranked)
+    ranked, unranked = next(both, None), next(others, None)
+    number = 0
 
-    def __init__(
-        self,
-        jobs: SortedJobs,
-        first_arrival: int,
-        moving: Callable[[int], Entry | None] | None = None,
-        num_ahead: Callable[[Entry, Entry], int] | None = None,
-    ) -> None:
-        """Walk through these jobs.
-
-        moving: returns a ranked job that is not among the sorted ones, by its number in order.
-        num_ahead: if these jobs are only a part of the queue, returns how many jobs of the whole
-            queue go before both a ranked and an unranked one.
-        """
-        self._ranked, self._unranked = jobs.ranked, jobs.unranked
-        self.first_arrival = first_arrival
-        self._moving = moving
-        self._num_ahead = num_ahead
-        self._num_ranked = self._num_unranked = self._num_moving = 0
-
-    def next(self) -> Entry | None:
-        ranked = None
-        if self._num_ranked < len(self._ranked):
-            ranked = self._ranked[self._num_ranked]
-        moves = False
-        if self._moving is not None:
-            moving = self._moving(self._num_moving)
-            if moving is not None and (ranked is None or moving < ranked):
-                ranked, moves = moving, True
-        if self._num_unranked < len(self._unranked):
-            unranked = self._unranked[self._num_unranked]
-            if ranked is None or self._goes_first(unranked, ranked):
-                self._num_unranked += 1
-                return unranked
-        if moves:
-            self._num_moving += 1
-        elif ranked is not None:
-            self._num_ranked += 1
-        return ranked
-
-    def _goes_first(self, unranked: Entry, ranked: Entry) -> bool:
+    def is_next(unranked: Entry, ranked: Entry) -> bool:
         if unranked[0] != ranked[0]:
             return unranked[0] < ranked[0]
         if ranked[1] == -math.inf:
             return False
-        num_ahead = self._num_ranked + self._num_moving + self._num_unranked
-        if self._num_ahead is not None:
-            num_ahead = self._num_ahead(ranked, unranked)
-        return unranked[2] - self.first_arrival <= num_ahead
+        ahead = number if num_ahead is None else num_ahead(ranked, unranked)
+        return unranked[2] - first_arrival <= ahead
+
+    while ranked or unranked:
+        if unranked and (ranked is None or is_next(unranked, ranked)):
+            yield unranked
+            unranked = next(others, None)
+        elif ranked:
+            yield ranked
+            ranked = next(both, None)
+        number += 1

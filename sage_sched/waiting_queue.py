@@ -6,16 +6,16 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from itertools import islice
+from itertools import count, islice
 from operator import attrgetter
 from typing import Protocol
 from weakref import ref
 
 from sage_sched.adapters import Adapters
-from sage_sched.fairness import FairShares
 from sage_sched.followed import HEAD, Followed, Positions
+from sage_sched.interleaving import Interleaving
 from sage_sched.job import Job
-from sage_sched.sorted_jobs import Entry, Place, SortedJobs, Walk
+from sage_sched.sorted_jobs import Entry, Place, SortedJobs, walk
 from sage_sched.view import SchedulerView
 
 # New jobs that join the order in a plan, by arrival. The others wait for the next plan.
@@ -62,16 +62,13 @@ class Moving:
         self._jobs, self._policy, self._view = jobs, policy, view
         self.first = policy.first_moving(jobs, HEAD, view)
 
-    def at(self, number: int) -> Entry | None:
-        if number == len(self.first) < len(self._jobs):
-            self.first = self._policy.first_moving(self._jobs, len(self._jobs), self._view)
-        return self.first[number] if number < len(self.first) else None
-
-    def all(self) -> Iterator[Entry]:
-        number = 0
-        while (entry := self.at(number)) is not None:
-            yield entry
-            number += 1
+    def __iter__(self) -> Iterator[Entry]:
+        for number in count():
+            if number == len(self.first) < len(self._jobs):
+                self.first = self._policy.first_moving(self._jobs, len(self._jobs), self._view)
+            if number == len(self.first):
+                return
+            yield self.first[number]
 
 
 class WaitingQueue:
@@ -81,13 +78,13 @@ class WaitingQueue:
     the job notes that itself (Job.watch). So a plan touches only the jobs that come, go or change,
     and the first of the order.
 
-    fair_shares: from the limits of the pass (sage_sched.limits).
+    interleaving: from the limits of the pass (sage_sched.limits).
     joined: jobs that have joined since take_joined.
     begun: waiting jobs with tokens, and how many tokens they had when they joined.
     """
 
     def __init__(self) -> None:
-        self.fair_shares: FairShares | None = None
+        self.interleaving = Interleaving()
         self.adapters = Adapters()
         self._queue = Followed[Job]()
         self._coming: dict[Job, None] = {}
@@ -124,8 +121,7 @@ class WaitingQueue:
                 job.watch = self._changed
         self._coming.update(dict.fromkeys(came))
         for job in left:
-            if self.fair_shares is not None:
-                self.fair_shares.waits_no_more(job)
+            self.interleaving.left(job)
             policy.on_dequeued(job)
         begun = [job for job in came if job.generated_tokens]
         for job in [*begun, *islice(self._coming, NUM_JOINING)]:
@@ -142,8 +138,7 @@ class WaitingQueue:
             self.begun[job] = job.generated_tokens
         if job.ranked_at != policy.revision:
             self._outdated.append(job)
-        if self.fair_shares is not None:
-            self.fair_shares.begins_to_wait(job)
+        self.interleaving.joined(job)
         policy.on_queued(job)
 
     def _leaves(self, job: Job) -> bool:
@@ -203,8 +198,7 @@ class WaitingQueue:
         entries = self._sorted.of(job)
         insort(entries, entry)
         self._entries[job] = entries, entry
-        if self.fair_shares is not None:
-            self.fair_shares.placed(entry)
+        self.interleaving.placed(entry)
 
     def _take_out(self, job: Job) -> None:
         self._moving.pop(job, None)
@@ -213,8 +207,7 @@ class WaitingQueue:
         self._entries[job] = None
         entries, entry = found
         del entries[bisect_left(entries, entry)]
-        if self.fair_shares is not None:
-            self.fair_shares.taken_out(entry)
+        self.interleaving.taken_out(entry)
 
     def num_ahead(self, job: Job) -> int:
         """Return how many jobs go before it, without regard to tenants' turns."""
@@ -226,29 +219,23 @@ class WaitingQueue:
     def walk(self, view: SchedulerView, policy: Ranking) -> Iterator[Job]:
         """Yield the jobs in the order in which to serve them.
 
-        The order is that of Walk. If tenants share fairly, the places of their jobs go to them in
-        turn. Jobs without an adapter slot are left out.
+        The order is that of sorted_jobs.walk, interleaved. Jobs without an adapter slot are left
+        out.
         """
         adapters = self.adapters
         skips = adapters.open(self, self.positions, view)
         first_arrival = view.num_arrivals - len(view.waiting)
         moving = Moving(self._moving, policy, view) if self._moving else None
-        walk = Walk(self._sorted, first_arrival, moving.at if moving else None)
 
         def num_ahead(ranked: Entry, unranked: Entry) -> int:
             num_moving = 0 if moving is None else bisect_left(moving.first, ranked)
-            return (
-                bisect_left(self._sorted.ranked, ranked)
-                + num_moving
-                + bisect_left(self._sorted.unranked, unranked)
-            )
+            num_unranked = bisect_left(self._sorted.unranked, unranked)
+            return bisect_left(self._sorted.ranked, ranked) + num_moving + num_unranked
 
-        if self.fair_shares is not None:
-            all_moving = moving.all() if moving else ()
-            jobs = self.fair_shares.in_turns(walk, all_moving, num_ahead, skips)
-        else:
-            jobs = (None if skips(entry[3]) else entry[3] for entry in iter(walk.next, None))
-        for job in jobs:
+        entries = walk(self._sorted, first_arrival, moving or ())
+        for job in self.interleaving.in_turns(
+            entries, first_arrival, moving or (), num_ahead, skips
+        ):
             if adapters.is_closed:
                 return
             if job is not None:

@@ -168,8 +168,8 @@ class Jobs(Listener):
         """Count the tokens that a speculative step gave each request beyond the first, which was
         counted when the step began.
 
-        The work for a request is final when it ends (sage_sched.fairness), although under overlap
-        it is in one more step.
+        The work for a request is final when it ends (sage_sched.starvation_bound), although under
+        overlap it is in one more step.
         """
         num_tokens = getattr(result, "accept_lens", None)
         if num_tokens is None or batch.forward_mode.is_extend_without_speculative():

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from sage_sched.app.address import Address
 from sage_sched.app.registry import policy_type, section_of
+from sage_sched.fairness import FairShares
 from sage_sched.fields import (
     MOST,
     ConfigError,
@@ -226,6 +227,7 @@ class SageConfig:
         return Limits(
             Gap(decode.max_gap_ms / 1e3, not policy.has_deadlines, decode.cuts),
             SwapOutBound(decode.max_away_ms / 1e3),
+            interleaving=FairShares(),
             overload=Overload(self.overload),
             sessions=None if policy.retention is None else policy.retention(),
         )

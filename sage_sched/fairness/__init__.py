@@ -1,6 +1,6 @@
-"""Bounds how often requests are overtaken, and lets tenants take turns."""
+"""Lets the tenants of a class take turns."""
 
-from sage_sched.fairness.fair_shares import FairShares, Name, Service
-from sage_sched.fairness.starvation_bound import StarvationBound
+from sage_sched.fairness.fair_shares import FairShares
+from sage_sched.fairness.service import Name, Service
 
-__all__ = ["FairShares", "Name", "Service", "StarvationBound"]
+__all__ = ["FairShares", "Name", "Service"]

@@ -10,12 +10,12 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from sage_sched.fairness import StarvationBound
 from sage_sched.index import Indices
 from sage_sched.job import Job
 from sage_sched.policy import Policy
 from sage_sched.session_returns import SessionReturns
 from sage_sched.starts import Starts
+from sage_sched.starvation_bound import StarvationBound
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
 
@@ -39,8 +39,7 @@ class Sage(Policy):
 
     New requests start together, in time for a TTFT target, if a start is worth its price
     (sage_sched.starts). A running request is preempted for such a start, and otherwise only if the
-    starvation bound demands it (sage_sched.fairness). A running request with a TPOT target is not
-    preempted for a start.
+    starvation bound demands it. A running request with a TPOT target is not preempted for a start.
     """
 
     Parameters = SageParameters

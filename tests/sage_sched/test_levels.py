@@ -8,10 +8,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sage_sched.job import Hints, Job
+from sage_sched.job import Job
 from sage_sched.order import retention_order, serving_order
 from sage_sched.policies.sage import Sage, SageParameters
-from sage_sched.policy import FcfsFill, NoParameters
+from sage_sched.policy import NoParameters
 from sage_sched.view import SchedulerView
 from tests.sage_sched.situations import ByInput
 from tests.sage_sched.strategies import IDLE, SERVER, decide, distributions, job, waiting
@@ -54,15 +54,3 @@ def test_one_that_is_held_back_is_behind_all_levels() -> None:
     view = replace(waiting(first, last), running=[job(2, 20)])
     plan = decide(view, HoldsBackLong(NoParameters(), SERVER))
     assert [view.waiting[position] for position in plan.order or ()] == [last, first]
-
-
-def test_fair_shares_are_given_within_a_level() -> None:
-    said = [("a", 0), ("a", 0), ("b", 0), ("b", 1), ("a", 1)]
-    jobs = [
-        job(n, level=level, hints=Hints(tenant=tenant, slo_class="all", shares_fairly=True))
-        for n, (tenant, level) in enumerate(said)
-    ]
-    found = decide(waiting(*jobs), FcfsFill(NoParameters(), SERVER)).order
-    assert found is not None
-    assert [jobs[position].hints.tenant for position in found[:3]] == ["a", "b", "a"]
-    assert {jobs[position].level for position in found[3:]} == {1}

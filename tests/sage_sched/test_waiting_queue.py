@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sage_sched.app.registry import policy_named
 from sage_sched.distribution import LengthDistribution
+from sage_sched.fairness import FairShares
 from sage_sched.followed import HEAD, Followed, Positions, in_front
 from sage_sched.job import Hints, Job
 from sage_sched.limits import Limits
@@ -51,7 +52,7 @@ class Server:
     def __init__(self, name: str, num_waiting: int) -> None:
         self.hints = CASES[name]
         self.policy = policy_named("sage" if name == "fair" else name, {}, SERVER)
-        self.limits = Limits()
+        self.limits = Limits(interleaving=FairShares())
         self.rng = np.random.default_rng(0)
         self.num_come = 0
         running = [self.job() for _ in range(NUM_RUNNING)]

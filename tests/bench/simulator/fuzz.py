@@ -3,8 +3,8 @@
 Pools, pages, chunks and step times are small or large, hints and settings extreme, predictions
 wrong; requests have adapters and sessions, share prefixes and follow one another; the policy
 changes on the way. What must hold is in invariants.py. Here are two more: under sage each job
-passes the starvation bound at the pass that sage_sched.fairness says, by an account that forgets
-nothing; and a run ends within so many events as its tokens allow.
+passes the starvation bound at the pass that sage_sched.starvation_bound says, by an account that
+forgets nothing; and a run ends within so many events as its tokens allow.
 """
 
 from __future__ import annotations

@@ -20,10 +20,11 @@ from sage_sched.app.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.fairness import FairShares, Name, Service
 from sage_sched.job import Hints, Job
+from sage_sched.limits import Limits
 from sage_sched.order import serving_order
 from sage_sched.policy import FcfsFill, NoParameters, Policy
 from sage_sched.view import SchedulerView
-from tests.sage_sched.strategies import IDLE, SERVER, waiting
+from tests.sage_sched.strategies import IDLE, SERVER, decide, waiting
 
 KNOWN = LengthDistribution.from_samples([100], "history")
 
@@ -40,8 +41,9 @@ def by_arrival() -> FcfsFill:
 
 def fair_shares(policy: Policy) -> FairShares:
     """Those of its line, which decide() hands on."""
-    policy.queue.fair_shares = policy.queue.fair_shares or FairShares()
-    return policy.queue.fair_shares
+    if not isinstance(policy.queue.interleaving, FairShares):
+        policy.queue.interleaving = FairShares()
+    return policy.queue.interleaving
 
 
 def look(policy: Policy, view: SchedulerView) -> str:
@@ -187,7 +189,7 @@ def test_what_is_prefilled_in_chunks_is_counted_once() -> None:
 def test_who_waits_or_runs_is_not_forgotten_however_many_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sage_sched.fairness.fair_shares._MOST_NAMES", 10)
+    monkeypatch.setattr("sage_sched.fairness.service._MOST_NAMES", 10)
     policy, waits, runs = by_arrival(), of("waits", 0), of("runs", 1)
     had = {"waits": 1000, "runs": 2000}
     first = [of(tenant, n) for n, tenant in enumerate(had, 2)]
@@ -212,7 +214,7 @@ def test_who_waits_or_runs_is_not_forgotten_however_many_come(
 def test_of_more_names_than_are_remembered_all_that_wait_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sage_sched.fairness.fair_shares._MOST_NAMES", 3)
+    monkeypatch.setattr("sage_sched.fairness.service._MOST_NAMES", 3)
     policy = by_arrival()
     service = fair_shares(policy)._service
     in_turn(policy, *(of(tenant, n) for n, tenant in enumerate("abcde")))
@@ -241,6 +243,17 @@ def test_many_that_begin_to_wait_at_once_are_each_looked_at_a_few_times(
     in_turn(policy, *jobs[:500])
     in_turn(policy, *jobs)
     assert looked_at <= 5 * 1500
+
+
+def test_fair_shares_are_given_within_a_level() -> None:
+    said = [("a", 0), ("a", 0), ("b", 0), ("b", 1), ("a", 1)]
+    jobs = [of(tenant, n) for n, (tenant, _) in enumerate(said)]
+    for one, (_, level) in zip(jobs, said, strict=True):
+        one.level = level
+    found = decide(waiting(*jobs), by_arrival(), Limits(interleaving=FairShares())).order
+    assert found is not None
+    assert [jobs[position].hints.tenant for position in found[:3]] == ["a", "b", "a"]
+    assert {jobs[position].level for position in found[3:]} == {1}
 
 
 @pytest.mark.parametrize("policy", ["sage", "proserve"])
