@@ -1,8 +1,9 @@
-"""What pyproject.toml cannot say: a wheel keeps the parts beside the core in sage_sched/parts.
+"""Builds a wheel that keeps the parts outside the core in sage_sched/parts, which pyproject.toml
+cannot express.
 
-Their names (`patches`, `bench`) are ones that a user's own packages may have. At the top level of
-an environment, whichever was installed last would overwrite the other, and ours would hide a folder
-of that name that somebody works in. sage_sched/app/parts_finder.py finds them there.
+A user's own packages may have the same names (`patches`, `bench`). At the top level of an
+environment, the package installed last would overwrite the other, and ours would hide a user's
+folder of that name. sage_sched/app/parts_finder.py finds the parts.
 """
 
 import shutil

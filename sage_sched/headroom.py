@@ -60,7 +60,7 @@ class Headroom:
         return cls(num_steps, view.page_size, reserve_tokens, _kept_tokens(view, sessions))
 
     def left_tokens(self, job: Job) -> int:
-        """Return the tokens that stay free for the rest of an answer, at least those that a step
+        """Return the tokens that stay free for the rest of an answer, at least as many as a step
         sets aside."""
         left_tokens = job.max_new_tokens - job.generated_tokens
         return max(self.reserve_tokens, min(self.num_steps, left_tokens))

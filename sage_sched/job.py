@@ -17,7 +17,7 @@ MAX_NAME_CHARACTERS = 256
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """How important a request is, according to the operator or a trusted client.
+    """The importance of a request, according to the operator or a trusted client.
 
     weight: how much it counts, 0.001 to 1000.
     ttft_slo_ms, tpot_slo_ms: targets for its first token and for each further one, 0.001 to 1e9;

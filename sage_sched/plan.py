@@ -10,7 +10,7 @@ from sage_sched.job import Job
 
 
 class PreemptionMode(Enum):
-    """Where the KV of a preempted job stays."""
+    """The place where the KV of a preempted job stays."""
 
     SWAP = "its KV goes to host memory"
     RECOMPUTE = "its KV stays in the radix tree until another request needs the memory"
@@ -43,7 +43,7 @@ Action = Preempt | Admit
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much a pass may prefill; None leaves it to the engine.
+    """The tokens that a pass may prefill; None leaves the number to the engine.
 
     prefill_tokens: for all requests together. 0: decode only, while any request runs.
     chunk_tokens: for the prompt that is being chunked, above 0.

@@ -131,7 +131,7 @@ def _place(waiting: Job, policy: Policy, view: SchedulerView) -> tuple[float, fl
 def _is_preemptible(
     running: Job, waiting: Job, price_s: float, policy: Policy, view: SchedulerView
 ) -> bool:
-    """Whether a running job is preempted for a waiting one that goes before it, at this price.
+    """Whether a running job is preempted, at this price, for a waiting job that goes before it.
 
     If the waiting job's level is better by more than the gap, the running job is preempted at any
     price. Within a level the policy decides, unless the waiting job goes first. A job with a TPOT

@@ -27,7 +27,7 @@ class Engine(Protocol[Request]):
 
     @property
     def num_arrivals(self) -> int:
-        """How many requests have come."""
+        """Return how many requests have come."""
 
     @property
     def runs_any(self) -> bool:
@@ -54,7 +54,8 @@ class Engine(Protocol[Request]):
     ) -> None:
         """Note the outcome of the actions.
 
-        left: the entering requests that found no room, and those that would have overtaken them.
+        left: the entering requests that found no room, and the requests that would have overtaken
+            them.
         """
 
     def admit(self, visible: Sequence[Request], budget: Budget) -> None:

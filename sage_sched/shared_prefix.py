@@ -1,5 +1,4 @@
-"""Lets a prompt wait for another one that is being prefilled, to reuse the KV of their common
-prefix."""
+"""Lets a prompt wait while another is prefilled, to reuse the KV of their common prefix."""
 
 from __future__ import annotations
 

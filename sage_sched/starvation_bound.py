@@ -21,7 +21,7 @@ class StarvationBound:
         work since it came > (1 + regret) * (the part of it for jobs before it) + one batch
 
     A batch is the number of KV tokens that running jobs hold at that moment. From then on the job
-    goes before all jobs that have not passed, and by arrival among those that have
+    goes before all jobs that have not passed it. Jobs that have passed it go by arrival
     (sage_sched.order). It is preempted for no other job.
 
     Theorem: let k overtake j: k came after j, and is admitted (or resumed) while j waits. Then no

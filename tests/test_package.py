@@ -66,8 +66,8 @@ def test_the_command_runs_without_packages(built: tuple[Path, Path], tmp_path: P
     assert "No module named 'patches'" in missing.stderr
 
 
-# By an extra that docs/index.md names: what is installed beside it without its requirements. Of
-# faiss a host without a GPU has another build, which has the same modules.
+# For each extra in docs/index.md, the packages installed next to it without its requirements. A
+# host without a GPU has another build of faiss, with the same modules.
 DOCUMENTED = {"gpu": ("faiss-cpu",), "cpu": ("sglang",)}
 # Each is run, in one process, as imports are most of it, and has to end well; but for the doctor,
 # who finds no GPU. {work}: a folder with the files below.

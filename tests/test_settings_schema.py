@@ -1,4 +1,4 @@
-"""The JSON schema of settings: what the parser takes is valid, and so are all samples."""
+"""The JSON schema of settings: every accepted value is valid, and so are all samples."""
 
 from __future__ import annotations
 

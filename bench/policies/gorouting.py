@@ -1,5 +1,5 @@
-"""GoRouting (ProServe, Algorithm 2): fills nodes as far as deadlines allow, to leave room on
-others."""
+"""GoRouting (ProServe, Algorithm 2): fills nodes up to the limit that deadlines set, to leave room
+on others."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from sage_sched.distribution import Floats
 class GoRouting(Router):
     """Picks among the nodes where a request adds almost the most gain.
 
-    It takes the least loaded of the nearly idle ones; else the most loaded that is not full; else
-    the least loaded. If no node gains, it takes any.
+    It takes the least loaded of the nearly idle ones. If none is nearly idle, it takes the most
+    loaded that is not full. If all are full, it takes the least loaded. If no node gains, it takes
+    any.
 
     A node's gain is the gain of its first tokens that will be on time, if each comes only after all
     waiting prefills of the node (eq. 8: the estimate that is the same for all requests; section

@@ -129,7 +129,7 @@ def _ttlt_s(logged: Logged, end: float | None, scale: float) -> float | None:
 def _logged(request: LoggedRequest, tokenizer: Any, sessions: set[str]) -> Logged:
     """Return the request for the simulator. Raises RowError with the missing field.
 
-    sessions: those that already have a request.
+    sessions: the sessions that already have a request.
     """
     arrival = request.arrival
     if arrival is None and request.pause_s is not None and request.session in sessions:

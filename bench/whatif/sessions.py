@@ -14,9 +14,9 @@ _MOST_BEFORE = 64
 
 
 class Link(NamedTuple):
-    """What a request waited for.
+    """The answer that a request waited for.
 
-    follows: the index of the request whose answer it waited for; None for none.
+    follows: the index of that answer's request; None for none.
     pause_s: between that answer and this request.
     """
 

@@ -13,7 +13,7 @@ from bench.workloads.prompts import WorkloadError
 from sage_sched.fields import ConfigError
 
 # pulse: a number of Poisson arrivals, as in the paper; most are served after the last has come.
-# sustained: Poisson arrivals for so long that the time after the last matters little. bursts: as a
+# sustained: Poisson arrivals, long enough that the time after the last matters little. bursts: as a
 # pulse, but with gamma gaps that vary four times as much. crowds: 40 at once, at Poisson's times.
 # batch: all at once.
 LOADS = ("pulse", "sustained", "bursts", "crowds", "batch")

@@ -85,8 +85,9 @@ class Urgent(Source):
         return np.array([rng.choice(by_level[level - 1]) for level in levels.tolist()])
 
     def _levels(self, who: str, drawn: NDArray[np.int64], seed: int) -> list[int]:
-        """Return the levels of the expert, the nurse, the model, "nobody" or pure chance. With
-        "expert, 0.3 wrong", three in ten of the expert's levels become any of the other four."""
+        """Return the levels by `who`: the expert, the nurse, the model, "nobody" (all alike) or
+        pure chance. With "expert, 0.3 wrong", three in ten of the expert's levels become any of the
+        other four."""
         if who == "nobody":
             return [DEFAULT_URGENCY] * len(drawn)
         if who == "chance":

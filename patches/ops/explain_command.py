@@ -1,4 +1,4 @@
-"""`sage-sched explain`: what a trace (--sage-trace) says about one request, or about all waits.
+"""`sage-sched explain`: explains one request, or all waits, by a trace (--sage-trace).
 
 A trace is a list of events, mappings as patches/scheduler/trace.py writes them: `t` is seconds
 since its server began the trace, `is` the kind of event, `rid` the request.

@@ -210,7 +210,7 @@ def timed_out(scheduler: Scheduler, poll: Callable[[], list[Any]]) -> list[Any]:
 
 
 def without_started(scheduler: Scheduler, call: Callable[[], Any]) -> Any:
-    """Call a function that counts queued requests, and hide those that do not count.
+    """Call a function that counts queued requests, and hide the requests that do not count.
 
     Swapped-out requests do not count. Nor does the first request on an idle server: SGLang would
     start it before the next arrives, but ours may wait for its prediction and arrive together with

@@ -14,8 +14,8 @@ from sage_sched.slo import Deadlines
 
 @dataclass(slots=True)
 class Waits:
-    """How long a request has waited, by this rank's clock. For traces and SGLang's timeouts, not
-    for plans.
+    """The waits of a request, by this rank's clock. For traces and SGLang's timeouts, not for
+    plans.
 
     came_s: its arrival.
     since_s: when its current wait began; None while it runs.
@@ -81,7 +81,7 @@ class WaitListener(Listener):
 
 @dataclass(slots=True)
 class TokenTimes:
-    """When the tokens of a request with an SLO came.
+    """The arrival times of the tokens of a request with an SLO.
 
     came_s: its arrival.
     ttft_s, last_s: the time from its arrival to its first and its latest token.

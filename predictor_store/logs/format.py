@@ -13,7 +13,7 @@ from predictor_store.logs.request import LoggedRequest
 
 @dataclass(slots=True)
 class Context:
-    """The state that a format needs beside the row.
+    """The state that a format needs in addition to the row.
 
     clock: of the file.
     tokenizer: decodes token ids; None if there is none.

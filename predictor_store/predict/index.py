@@ -96,7 +96,7 @@ def embeddings(codes: NDArray[np.int8]) -> NDArray[np.float32]:
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
     """Limit FAISS to one thread. It would search with all of OpenMP's threads, even for one vector.
-    They would take the engine's cores, and hang in a process forked from one that has used them."""
+    They would take the engine's cores, and hang in a forked process whose parent has used them."""
     num_threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
     try:

@@ -51,8 +51,8 @@ def predict(
     """Return the prediction from the NUM_NEAREST nearest records, by _weights, and from general
     lengths.
 
-    None if there are no records and no general lengths. scope: a name of asked.Scope. Of the
-    answers with other limits, only those that ended by themselves count as ended.
+    None if there are no records and no general lengths. scope: a name of asked.Scope. An answer
+    with other limits counts as ended only if it ended by itself.
     """
     of = Scope.read(scope)
     adapter, limits = history.number_of(of.adapter), history.number_of(of.limits)

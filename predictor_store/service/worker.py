@@ -40,8 +40,8 @@ _MAX_READ_CHARS = 600
 # MiniLM takes as long for a batch as its longest prompt times their number, and each prompt waits
 # for the whole batch. 20 short prompts take as long as 4 long ones.
 _MAX_BATCH_CHARS = 4 * _MAX_READ_CHARS
-# Queued prompts of all clients. Beyond this, the client with the most loses its oldest, and is told
-# so.
+# Queued prompts of all clients. Beyond this, the client with the most loses its oldest, and gets
+# the prior for it.
 _MAX_QUEUED = 10_000
 # Remembered prompts, 3.1 KB each. If this many prompts come later, an answer is not recorded.
 _MAX_HANDLES = 20_000

@@ -54,7 +54,7 @@ class StoreConfig:
 
 @dataclass(frozen=True, slots=True)
 class PredictorConfig:
-    """How similar past prompts become a length distribution.
+    """The prediction of a length distribution from similar past prompts.
 
     deadline_ms is long: a request mostly waits in the queue anyway, and without its prediction it
     loses its place there.
@@ -108,7 +108,7 @@ class ProbeConfig:
 
 @dataclass(frozen=True, slots=True)
 class UrgencyConfig:
-    """How urgent a request is if neither its class nor its client says so."""
+    """The urgency of requests if neither their class nor their client gives it."""
 
     model: str = ""
     """Guesses urgency if neither class nor client gives it: a file by `sage-sched urgency
@@ -139,14 +139,14 @@ class DecodeConfig:
 
     @property
     def cuts(self) -> int:
-        """How often prefills may be cut to keep max_gap_ms: often if it is set below the
+        """Return how often prefills may be cut to keep max_gap_ms: often if it is set below the
         default."""
         return MANY_CUTS if self.max_gap_ms < DecodeConfig().max_gap_ms else FEW_CUTS
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimeConfig:
-    """How long this server's steps take. Without this section the server learns it.
+    """The duration of this server's steps. Without this section the server learns it.
 
     It begins with the defaults (sage_sched.steps), derived for Qwen3-32B in bfloat16 on one H800
     PCIe from published figures (65.6 GB of weights, 262,144 bytes of KV a token, 2.0 TB/s at 80 %,

@@ -20,9 +20,9 @@ class Service:
     """Counts the service that each tenant has had, in weighted tokens: the counters of VTC (Sheng
     et al., OSDI 2024, Algorithm 2).
 
-    A tenant that begins to wait is lifted to the least served tenant of its class that already
-    waits. If none waits, it is lifted to the least served one that waited last. So tenants
-    accumulate no credit while they are idle.
+    If a tenant begins to wait, its count is raised to the smallest count among the waiting tenants
+    of its class. If none waits, it is raised to the smallest count among the tenants that waited
+    last. So tenants accumulate no credit while they are idle.
     """
 
     def __init__(self, name_of: Callable[[Job], Name | None]) -> None:

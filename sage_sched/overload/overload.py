@@ -49,10 +49,10 @@ class Refusal:
 class Overload:
     """Refuses newcomers that would miss their deadlines in the policy's order.
 
-    The last token waits for the jobs before it, and for those that are still to come and go before
-    it, if as many come as were admitted of late. So a short request is not refused because long
-    ones wait, and what is admitted is what the server can serve in time. The first token of a
-    request that starts ahead of the order waits for prefills alone.
+    A newcomer's last token waits for the jobs before it, and for later arrivals that overtake it,
+    at the rate of the latest admitted ones. So a short request is not refused because long ones
+    wait, and the server admits as much as it can serve in time. The first token of a request that
+    starts ahead of the order waits for prefills alone.
 
     Nothing is refused while no request waits, while step times or lengths are unknown, or because
     it is slow by itself. Where tenants take turns, a request waits for no more than its tenant's
@@ -82,7 +82,7 @@ class Overload:
         self._unfinished.remove(job)
 
     def newcomer(self, job: Job, policy: Policy, server: ServerFacts, now_s: float) -> Newcomer:
-        """Return what the predicted times of the latest job rest on. The job has been ranked."""
+        """Return the latest job with the facts for its predicted times. The job has been ranked."""
         rows = self._unfinished.others(job, now_s, policy, server)
         row = row_of(job, policy, server)
         own, total = Work.of_quantum(row[None]), Work.of_quantum(rows)

@@ -12,11 +12,11 @@ _ROUNDS = 8
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """A request that has just come, with what its predicted times rest on. Times are from now on.
+    """A request that has just come, with the facts for its predicted times. Times are from now on.
 
-    row: what is known of it. own, before: its work, and the work before it. fresh: the work of
-    those that start with it, ahead of the order; None if it starts in its turn. latest, span_s:
-    the work before it that the latest arrivals brought, and in how long.
+    row: its row (sage_sched.overload.work). own, before: its work, and the work before it. fresh:
+    the work of the jobs that start with it, ahead of the order; None if it starts in its turn.
+    latest, span_s: the work before it that the latest arrivals brought, and in how long.
     """
 
     row: Floats
@@ -29,18 +29,19 @@ class Newcomer:
 
     @property
     def first_s(self) -> float:
-        """Until its first token if there is room for it."""
+        """Return the time until its first token if there is room for it."""
         return self.pace.first_s(self.own)
 
     @property
     def alone_s(self) -> float:
-        """Until its last token if it never waits, in a full batch."""
+        """Return the time until its last token if it never waits, in a full batch."""
         return self.pace.alone_s(self.own)
 
     def waited_s(self, within_s: float) -> float:
-        """How long the server works on others until a batch has room for it: on those before it,
-        and on those that come within so long and go before it too, if as many come as of late.
-        Arrivals of a shorter time count once: a burst is no rate."""
+        """Return how long the server works on other jobs until a batch has room for this one: on
+        the jobs before it, and on jobs that arrive within within_s and overtake it, at the latest
+        rate. If the latest arrivals span less time than within_s, they count once: a burst is no
+        rate."""
         num_batches = self.pace.num_batches(self.before + self.own)
         room_s = self.pace.busy_s(self.before) * max(0.0, 1 - 1 / num_batches)
         if within_s <= 0.0:
@@ -49,7 +50,7 @@ class Newcomer:
 
     @property
     def wait_s(self) -> float:
-        """Until its last token, while others are served in its place."""
+        """Return the time until its last token in which other jobs are served instead."""
         wait_s = 0.0
         for _ in range(_ROUNDS):
             wait_s = self.waited_s(wait_s)

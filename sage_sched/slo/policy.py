@@ -55,7 +55,8 @@ _LEAST_CHUNK_TOKENS = 50
 
 @dataclass(frozen=True, slots=True)
 class ProserveParameters:
-    """Settings of proserve. What the paper leaves open is as in xLLM, unless said otherwise."""
+    """Settings of proserve. Details that the paper leaves open are as in xLLM, unless said
+    otherwise."""
 
     eta: Annotated[float, Meta(ge=0, le=_MOST_TPOTS)] = 0.65
     """The shortest batch, as a share of the smallest TPOT deadline."""

@@ -79,7 +79,8 @@ class Worth:
         at = int(np.searchsorted(self.lengths, age, side="right"))
         if at == len(self.lengths):
             return 0.0
-        # Shares of all answers, not only of those that reach this age: the factor cancels out.
+        # Shares of all answers, not only of the answers that reach this age: the factor cancels
+        # out.
         survival, lengths = self.survival[at:], self.lengths[at:]
         before, costs_s = self.before[at:].copy(), self.steps_s[at:].copy()
         before[0], costs_s[0] = age, self.costs_s[at] - spent_s

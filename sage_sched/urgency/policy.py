@@ -45,7 +45,7 @@ class Urgency(Policy):
     Proof: let k be such a job: a_k > a_j + l * P. Then floor(a_k / P) >= floor(a_j / P) + l, and
     its level is 1 or more, so its bucket is a later one than the bucket of j. QED.
 
-    A running job is preempted only for a more urgent one, never for one that has merely waited
+    A running job is preempted only for a more urgent job, never for a job that has merely waited
     longer, and only if the rest of its answer takes longer than moving its KV. While an urgent job
     decodes and only less urgent prompts wait, prefills take at most 1 - decode_share of the time.
     The paper's Algorithm 2 holds them all back, which drains the batch.

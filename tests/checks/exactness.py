@@ -111,8 +111,7 @@ RESTLESS = {
         at_a_time=128,
         least_yields=1.0,
     ),
-    # Only new requests preempt, so few may wait, and levels count for more than the order of
-    # arrival.
+    # Only new requests preempt, so only a few may wait. Levels outweigh the order of arrival.
     "urgency": Restless(
         SageConfig(
             hints=HintsConfig(trust="body"), policy={"urgency": UrgencyParameters(level_pools=10.0)}

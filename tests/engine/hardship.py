@@ -1,5 +1,5 @@
-"""An SGLang plugin for tests: what is to be alerted about comes about at once, as a file orders
-while the server runs. And a policy that fails slowly."""
+"""An SGLang plugin for tests: causes the conditions of alerts on demand, by a file that it reads
+while the server runs. Also has a policy that fails slowly."""
 
 from __future__ import annotations
 

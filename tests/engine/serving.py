@@ -37,8 +37,8 @@ LONG_PROMPT = "Write a long story about a dragon who learns to sail the seven se
 # The same, of which a server under test learns nothing more before they are asked for in turn.
 UNASKED_SHORT_PROMPT = "Is 91 a prime number? Answer yes or no."
 UNASKED_LONG_PROMPT = "Draft the complete rental contract of a farm, clause by clause."
-# What SGLang asks before it is ready (entrypoints/http_server.py), and what a test asks to see what
-# is on disk.
+# The prompt of SGLang's warm-up (entrypoints/http_server.py), and a prompt by which tests find out
+# which answers are on disk.
 WARM_UP = "The capital city of France is"
 MARKER = "Continue: 3, 1, 4, 1, 5"
 PROMPTS = (

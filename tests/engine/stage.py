@@ -39,9 +39,9 @@ _Answer = TypeVar("_Answer")
 def hold(server: Server, **until: int) -> None:
     """Hold the scheduler from now on, or as soon as all conditions of `until` hold.
 
-    tokens: some running request has said so many. swapped: so many that have said something are in
-    the queue. prefilled: so many tokens of the prompt that is being chunked are done. Returns at
-    once; counts anew what arrives, is aborted and starts.
+    tokens: some running request has this many. swapped: this many requests with tokens are in the
+    queue. prefilled: this many tokens of the chunked prompt are done. Returns at once; counts anew
+    what arrives, is aborted and starts.
     """
     _order(server, hold=1, **until)
 
@@ -99,9 +99,9 @@ def together(
     once: Callable[[], None] = lambda: None,
     **until: int,
 ) -> list[_Answer]:
-    """Make calls that send a request each, one after the other, all there before the first may
-    start, which may be once `once` returns; what they return. `then` is called with once_held()'s
-    answer when the scheduler waits again, see hold()."""
+    """Make calls one after the other, each of which sends a request, and return their results. All
+    requests arrive before the first may start, which may be when `once` returns. `then` is called
+    with once_held()'s answer when the scheduler waits again, see hold()."""
     with ThreadPoolExecutor(len(calls)) as pool:
         with held(server):
             answers = []

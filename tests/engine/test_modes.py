@@ -274,7 +274,7 @@ def test_a_sliding_window_whose_kv_is_kept_whole(tmp_path: Path) -> None:
         assert len({token for ids in found for token in ids}) > NUM_ASKED
 
 
-# Kernels of the last two are interpreted, so few requests run.
+# Kernels of the last two are interpreted, so only a few requests run.
 _FEW = {"num_asked": NUM_OF_FEW, "flags": ("--max-total-tokens", "200")}
 _SNAPSHOTLESS = ("--max-total-tokens", "200", *triton_kernels.WITHOUT_SNAPSHOTS)
 
@@ -305,8 +305,8 @@ def none_yields_but_the_shorter_starts_first(
     bodies: Sequence[Mapping[str, Any]] = ({},) * NUM_ASKED,
     then: Callable[[SageServer], None] = lambda server: None,
 ) -> None:
-    """And answers are the same beside others, though memory runs out. `bodies` join the requests,
-    one each. then: what comes after."""
+    """Check that answers stay the same next to other requests when memory runs out. `bodies` join
+    the requests, one each. then: called afterwards."""
     env = CHECKED | torch_kernels.install(folder) | {**env}
     flags = [*YIELDING_FLAGS, *flags]
     with SageServer(model, folder, flags=flags, env=env, settings=PATIENT) as server:

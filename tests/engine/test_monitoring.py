@@ -78,8 +78,8 @@ def test_on_a_healthy_server_no_alert_fires(server: SageServer, watch: Watch) ->
 
 def test_all_that_the_dashboard_shows_is_exported(server: SageServer) -> None:
     headers = {"X-SMG-Priority": "interactive"}
-    # So many that it is said how good predictions are: of answers that a client ends, the first 30
-    # do not count.
+    # Enough answers for the quality of predictions to be reported: the first 30 answers that a
+    # client ends do not count.
     body = {"text": [SHORT_PROMPT] * 100, "sampling_params": {"stop_regex": "(?s)."}}
     requests.post(f"{server.url}/generate", json=body, headers=headers, timeout=300)
     dashboard = (MONITORING / "grafana/dashboards/json/sage-dashboard.json").read_text()

@@ -83,8 +83,8 @@ class TestPagesOf16WithoutOverlapAndLittleHostMemory:
         assert changed == set(range(4))
 
     def test_penalties_that_decide_every_step_go_on(self, paged: SageServer) -> None:
-        # Few tokens are likely. Answers are short, so that SGLang itself retracts nobody: it
-        # forgets what was said.
+        # Few tokens are likely. Answers are short, so that SGLang itself retracts no request: it
+        # would forget the counts of its tokens.
         likely = {"logit_bias": {str(token): 30.0 for token in range(1, 8)}}
         counting: list[dict[str, Any]] = [
             {name: 1.5, **likely}

@@ -1,4 +1,4 @@
-"""Sessions on a real server: the KV of those that will soon be back is evicted last."""
+"""Sessions on a real server: the KV of sessions that will soon return is evicted last."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from tests.engine.serving import SageServer, warmed_store
 
 _TRUSTING = '[hints]\ntrust = "body"\n'
 _ENV = CHECKED | {"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python"}
-# Of two prompts and what runs beside them; the pool has room for two and a half.
+# The pool has room for two and a half prompts.
 _PROMPT_TOKENS, _POOL_TOKENS = 250, 640
-# After which pauses are foreseen (sage_sched.session_returns).
+# After this many pauses they are predicted (sage_sched.session_returns).
 _NUM_PAUSES = 64
 
 
 def ask(
     server: SageServer, ids: list[int], session: str = "", opened: str = "", **said: Any
 ) -> int:
-    """How many of its tokens were cached. opened: a session of SGLang's that it is in."""
+    """Return how many tokens of a prompt were cached. opened: the session of SGLang that it belongs
+    to."""
     claims = {"custom_params": {"session": session, **said}} if session else {}
     sampling = {"temperature": 0, "max_new_tokens": 2, **claims}
     body: dict[str, Any] = {"input_ids": ids, "sampling_params": sampling}
@@ -69,7 +70,7 @@ def kept_before_others(server: SageServer, num_others: int) -> None:
     assert ask(server, kept, "agent") == 0
     for ids in others:
         ask(server, ids)
-    # What was used longest ago, but by a session.
+    # It was used longest ago, but by a session.
     assert ask(server, kept, "agent") >= _PROMPT_TOKENS - 1
     assert ask(server, others[0]) == 0
 
@@ -101,7 +102,7 @@ def test_the_kv_of_a_session_that_will_soon_be_back_outlives_that_of_others(
         assert ask(server, comes) >= 199
         assert ask(server, ends) <= 1
 
-        # One that its client has closed does not.
+        # A session that its client has closed does not return.
         assert requests.post(f"{server.url}/flush_cache", timeout=300).ok
         names = {name: {"session_id": name} for name in ("is open", "is closed")}
         for number, name in enumerate(names):

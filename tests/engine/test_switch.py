@@ -22,7 +22,7 @@ from tests.engine.serving import SEVERAL_HTTP_PROCESSES, SageServer, wait_until
 
 UNDER_WAY = 48
 KEY = {"SAGE_ADMIN_KEY": stage.ADMIN_KEY}
-# Those whose requests yield between those whose requests do not; SGLang's own orders; a clock.
+# Policies with and without preemption in turn, SGLang's own policies, and one that uses the clock.
 SWITCHES: tuple[dict[str, Any], ...] = (
     {"schedule_policy": "ssjf"},
     {"schedule_policy": "sage", "policy": {"sage": {"regret": 2.0}}},

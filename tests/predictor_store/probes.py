@@ -31,8 +31,8 @@ def probe(
 
 
 def write_recording(folder: Path, num_answers: int, *, told: bool = True, seed: int = 0) -> None:
-    """Of a model of two layers whose second one's states say how much is left of an answer (unless
-    told is false, where they are noise), as the first one's do not."""
+    """Write the recording of a model with two layers. The states of the second show how much is
+    left of an answer (if told is false, they are noise). The states of the first do not."""
     rng = np.random.default_rng(seed)
     folder.mkdir(parents=True, exist_ok=True)
     about_recording(folder, {"fingerprint": "0123", "hidden_size": 8, "layers": [0, 1]})

@@ -17,9 +17,9 @@ _PREFILL_TOKENS = 4096
 
 
 def steps(step_time: StepTime, seed: int, *, rate: float, noise: float = 0.05) -> Iterator[Step]:
-    """For ever. rate: requests/s, by the server's own clock; arrivals follow no pattern, prompts
-    have 10 to 4,000 tokens, answers 1 to 1,000. noise: of a step's length, as a share; and one step
-    in 200 takes up to 20 times as long."""
+    """Yield steps for ever. Prompts have 10 to 4,000 tokens and answers 1 to 1,000. Arrivals follow
+    no pattern. rate: requests/s, by the server's own clock. noise: of a step's length, as a share.
+    One step in 200 takes up to 20 times as long."""
     rng = np.random.default_rng(seed)
     now_s, next_s = 0.0, 0.0
     waiting: deque[tuple[int, int]] = deque()

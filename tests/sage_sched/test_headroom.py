@@ -32,7 +32,7 @@ def test_it_is_larger_where_a_departure_is_dearer() -> None:
     view = running(4)
     cheap, dear = steps(view, 5e-6), steps(view, 20e-6)
     assert FEWEST_STEPS < cheap < dear
-    # Only without room in host memory, and where nobody may leave, KV is computed again. Moves may
+    # KV is computed again only if host memory has no room or no request may be preempted. Moves may
     # take longer than that.
     full, stays = replace(view, host_free_tokens=999), replace(view, may_preempt=False)
     recomputed = steps(full)

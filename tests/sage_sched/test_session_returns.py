@@ -1,4 +1,4 @@
-"""When sessions come back, and whose KV is kept for it."""
+"""Predictions of when sessions return, and the KV that is kept for them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_of_two_that_are_away_the_one_is_worth_more_that_will_sooner_be_back() -
     returns = learned()
     soon, late = told(returns, "soon", [8.0] * 9), told(returns, "late", [60.0] * 9)
     assert returns.rate("soon", soon + 4) > 2 * returns.rate("late", late + 4) > 0
-    # It has been away for so long that it may never come back.
+    # It has been away for long enough that it may never return.
     assert returns.rate("soon", soon + 1500) < returns.rate("late", late + 4)
 
 
@@ -127,7 +127,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     told(returns, "new", [8.0])
     assert returns.rate("soon 0", 1e4) == 0
     assert returns.rate("late 3", 1e4) > 0
-    # Nor do those stay for whom nobody says that their answer has ended.
+    # Sessions whose answers are never reported as ended do not stay either.
     for i in range(9):
         returns.came(f"lost {i}", 2e4)
     assert returns.rate("lost 0", 2e4) == 0

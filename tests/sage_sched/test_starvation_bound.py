@@ -1,4 +1,4 @@
-"""No job overtakes one that has passed its starvation bound."""
+"""No job overtakes a job that has passed its starvation bound."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from tests.sage_sched.strategies import IDLE, SERVER, decide
 def test_the_bound_is_that_of_an_account_that_forgets_nothing_and_it_is_kept(
     seed: int, regret: float, engine: Engine, switches: dict[float, str]
 ) -> None:
-    """The run fails if a job is promised its turn earlier or later than the account says, or if
-    another job is admitted before one that is promised it."""
+    """The run fails if a job passes its starvation bound earlier or later than the work done says,
+    or if another job is admitted before a job that has passed it."""
     config = SageConfig(policy={"sage": SageParameters(regret=regret)})
     requests = crowd(seed, (5, 40, 150) if engine is ROOMY else (150, 400))
     policy = "fcfs-fill" if switches else "sage"

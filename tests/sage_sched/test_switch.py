@@ -1,4 +1,4 @@
-"""Settings that may change while a server runs, and those that are refused."""
+"""Settings that may change while a server runs, and changes that are refused."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def servers_in(
 
     folder: for all files that are written.
     model: None for a small one.
-    flags: SGLang's; None for those that suit a CPU.
+    flags: SGLang's; None for CPU_FLAGS.
     env: the servers' environment, if flags are given.
     """
     if device is not None:

@@ -52,7 +52,7 @@ class PolicyServers:
 
     folder: for logs, settings and the store.
     sage: our policies' settings. Each server reads the warmed store, and learns in memory only.
-    device: the one that their clock models, if any.
+    device: the device that their clock models, if any.
     """
 
     model: Path

@@ -207,7 +207,8 @@ def _surely(steps: int) -> LengthDistribution:
 def _trail_response(
     rate: float, limit: float, steps: NDArray[np.float64], predicted: NDArray[np.float64]
 ) -> float:
-    """The mean response of TRAIL by SOAP, over lengths and predictions as they were drawn.
+    """Return the mean response time of TRAIL by SOAP, over lengths and predictions as they were
+    drawn.
 
     Of length x and prediction r: those that are ahead of it at its arrival are all of a prediction
     up to r, and those of a larger one, t, from the age at which they are down to r, or no longer

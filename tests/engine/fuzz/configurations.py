@@ -69,10 +69,10 @@ _WITH_SESSIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """A server, and what is asked of it.
+    """A server, and the requests that it gets.
 
-    flags: those that the server of the undisturbed answers has too: they may change how numbers
-        are rounded, or what a grammar allows.
+    flags: the server of the undisturbed answers has them too, because they may change how numbers
+        are rounded, or which tokens a grammar allows.
     pool_tokens, num_slots: a starved server's.
     starved_flags: of the fuzzed server alone.
     settings: its --sage-config; "" for a stock policy.

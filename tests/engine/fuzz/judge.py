@@ -15,9 +15,10 @@ _TOLERANCE = 1e-3
 
 @dataclass(slots=True)
 class Verdict:
-    """The faults of an episode's answers, and the number of comparisons.
+    """The faults in an episode's answers, and the number of comparisons.
 
-    num_uncertain: two undisturbed runs did not agree either, or SGLang retracted what it counts.
+    num_uncertain: comparisons of which two undisturbed runs differed too, or in which SGLang
+        retracted a request whose tokens it counts.
     """
 
     findings: list[str]
@@ -58,9 +59,9 @@ def judge(played: Played, oracle: Oracle, lost_kv: Set[str] = frozenset()) -> Ve
 
 
 def _near_tie(outcome: Outcome, calm: Answer, oracle: Oracle) -> bool:
-    """Whether all that is wrong began at a token that was hardly likelier than another. In a chat,
-    say, the KV of what was said before is of decode steps, in which it is rounded otherwise than in
-    a prefill."""
+    """Whether all differences began at a token that was hardly likelier than another. In a chat,
+    for example, the KV of earlier answers comes from decode steps, which round it differently than
+    a prefill does."""
     if outcome.talk.kind is Kind.MESSAGES:
         return False
     margins = None

@@ -74,7 +74,8 @@ def calm_server(configuration: Configuration, model: Path, folder: Path) -> Serv
 
 
 class Trial:
-    """A fuzzed server, started when the first episode is played, and the one it is held against.
+    """A fuzzed server, started for the first episode, and the server with which its answers are
+    compared.
 
     folder: for logs, settings, and what the witnesses write.
     """

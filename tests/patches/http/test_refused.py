@@ -17,7 +17,8 @@ TOLD = refusal_in(AbortReq(rid="a", finished_reason=in_abort(Refusal("ttft", 5.0
 
 
 def served(*parts: bytes, refused_at: int | None = None) -> list[dict[str, Any]]:
-    """What a client gets of an app that sends these parts; it is refused before one of them."""
+    """Return the messages that a client gets from an app that sends these parts. The request is
+    refused before one of them."""
     sent: list[dict[str, Any]] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -52,7 +53,7 @@ def test_a_refusal_takes_its_place(parts: tuple[bytes, ...]) -> None:
 
 
 def test_once_an_answer_has_begun_it_goes_on() -> None:
-    """Of several samples one may be refused later."""
+    """One of several samples may be refused after another has begun."""
     start, *parts = served(b"a", b"b", refused_at=1)
     assert start["status"] == 200
     assert len(parts) == 2

@@ -1,4 +1,4 @@
-"""How much of SGLang's radix tree is kept for which session."""
+"""The part of SGLang's radix tree that is kept for each session."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from sage_sched.step_learner import COLUMNS
 def batch(
     mode: str = "decode", *, kv: list[int], new: list[int] | None = None, mixed: int = 0
 ) -> Any:
-    """What the meter reads of a ScheduleBatch; new: a prefill's tokens after kv cached ones, the
-    last `mixed` of which are requests that decode."""
+    """Make the parts of a ScheduleBatch that the meter reads. new: each request's tokens to prefill
+    after `kv` cached ones. The last `mixed` requests decode."""
     return SimpleNamespace(
         forward_mode=SimpleNamespace(
             is_extend_without_speculative=lambda: new is not None,

@@ -82,7 +82,7 @@ def ttlt_s(request: LoggedRequest, scale: float) -> float | None:
 
 
 def damaged(text: str, chance: random.Random) -> str:
-    """With pieces that are lost, doubled, moved or overwritten."""
+    """Return the text with pieces that are lost, doubled, moved or overwritten."""
     for _ in range(chance.randint(1, 8)):
         begin, other = chance.randrange(len(text)), chance.randrange(len(text))
         piece = text[begin : begin + chance.choice([1, 1, 5, 200])]

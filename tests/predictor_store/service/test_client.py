@@ -97,7 +97,7 @@ async def learned(client: PredictorClient, text: str, *lengths: int, **more: Any
 
 
 async def share(client: PredictorClient, text: str, length: int, **more: Any) -> float:
-    """Of this length in the prediction."""
+    """Return the probability of this length in the prediction."""
     found = (await client.predict(text, **more)).distribution
     assert found is not None
     return float(found.weights[found.lengths == length].sum())

@@ -30,7 +30,7 @@ KNOWN = LengthDistribution.from_samples([100], "history")
 
 
 def of(tenant: str, arrival: int, weight: float = 1.0, slo_class: str = "batch") -> Job:
-    """Of 100 tokens in and, as far as is known, 100 out: a cost of 300."""
+    """Make a job of 100 input and 100 expected output tokens: a cost of 300."""
     hints = Hints(weight=weight, tenant=tenant, slo_class=slo_class, shares_fairly=True)
     return Job(arrival, 100, 1000, KNOWN, 0, hints=hints)
 
@@ -75,7 +75,7 @@ def test_who_has_been_served_waits_for_who_has_not() -> None:
     assert in_turn(policy, *jobs) == "ababa"
     first.served_tokens = 1000
     assert look(policy, replace(waiting(*jobs[1:]), running=[first])) == "bbaa"
-    # Once it has ended, what it had at last still counts.
+    # When it has ended, all of its service still counts.
     first.served_tokens = 1200
     assert in_turn(policy, *jobs[1:]) == "bbaa"
     assert fair_shares(policy)._service.of(("batch", "a")) == 1200
@@ -205,7 +205,7 @@ def test_who_waits_or_runs_is_not_forgotten_however_many_come(
     service = fair_shares(policy)._service
     assert {name: service.of(("batch", name)) for name in had} == had
     assert len(service._had) == 10
-    # Of the others, those that were served last.
+    # Of the other tenants, the ones served last are kept.
     assert set(service._had) == {
         ("batch", name) for name in (*had, *(f"once {number}" for number in range(42, 50)))
     }

@@ -1,4 +1,4 @@
-"""Whom overload protection refuses: one line a situation."""
+"""Which requests overload protection refuses: one line a situation."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_more_work_never_makes_a_wait_shorter(
 
 
 def test_jobs_are_let_go_where_nothing_is_refused() -> None:
-    """On prefill and decode servers none asks for a newcomer's times."""
+    """On prefill and decode servers the predicted times of a newcomer are never computed."""
     overload = Overload(SECOND_SLOS)
     job = Job(0, 100, 4096, None, 0)
     held = sys.getrefcount(job)

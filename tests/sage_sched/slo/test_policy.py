@@ -96,8 +96,9 @@ def test_of_the_overdue_the_one_that_can_catch_up_is_worth_more_as_expected() ->
     [
         # 300 ms are left, of which 40 and the KV are taken.
         (1.7, 1.0, True, 260),
-        # The 40 ms that each batch takes beside prefills would buy 40 of 5000 tokens of a prompt:
-        # a batch is longer if first tokens are worth more than those that are late by it.
+        # Besides prefills each batch takes 40 ms, in which 40 of a prompt's 5000 tokens could be
+        # prefilled. So a batch is longer if first tokens gain more than the tokens that become
+        # late.
         (1.9, 10.0, True, 60),
         (1.9, 1000.0, True, 260),
         # On a server that does not mix, a decode step must fit too. Batches are not so short that
