@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from bench.policies.sagesched import COSTS
 from sage_sched import decide as deciding
 from sage_sched.app.config import StepTimeConfig
+from sage_sched.app.registry import policy_named, policy_type, section_of
 from sage_sched.distribution import SOURCES, LengthDistribution
 from sage_sched.job import Job
 from sage_sched.limits import Limits
 from sage_sched.plan import Plan
 from sage_sched.policy import Policy
 from sage_sched.steps import ServerFacts
-from sage_sched.view import Holding, SchedulerView
+from sage_sched.view import SchedulerView
 
 MAX_LENGTH = 5000
 SERVER = ServerFacts(
@@ -69,20 +70,37 @@ def decide(view: SchedulerView, policy: Policy, limits: Limits | None = None) ->
     return deciding.decide(view, policy, limits or Limits())
 
 
-def job(arrival: int, input_tokens: int = 10, cap: int = 10, **about: object) -> Job:
-    return Job(arrival, input_tokens, cap, None, 0, **about)  # type: ignore[arg-type]
+def known(*lengths: int) -> LengthDistribution:
+    """Each is as likely, and little is unknown."""
+    return LengthDistribution.from_samples(lengths * 1000, "history")
 
 
-def full(view: SchedulerView, *running: Job) -> SchedulerView:
-    """A full batch of these jobs, each of which may leave."""
-    return replace(
-        view,
-        running=running,
-        batch_is_full=True,
-        free_slots=0,
-        free_tokens=0,
-        holding=lambda job: Holding(job.input_tokens, 0, job.input_tokens, True),
-    )
+def job(
+    arrival: int = 0,
+    input_tokens: int = 10,
+    cap: int | None = None,
+    *,
+    lengths: tuple[int, ...] = (),
+    age: int = 0,
+    served: int = 0,
+    **about: object,
+) -> Job:
+    """lengths: predicted, none if empty. cap: by default 10, or 4096 with a prediction. age: tokens
+    that it has generated."""
+    predicted = known(*lengths) if lengths else None
+    cap = cap or (4096 if lengths else 10)
+    made = Job(arrival, input_tokens, cap, predicted, served, **about)  # type: ignore[arg-type]
+    made.grow(age)
+    return made
+
+
+def named(name: str, *met: Job, server: ServerFacts = SERVER, **parameters: object) -> Policy:
+    """A policy that has met these jobs."""
+    own = {section_of(name): policy_type(name).Parameters(**parameters)}
+    policy = policy_named(name, own, server)
+    for one in met:
+        one.is_ranked = one.is_ranked and policy.on_arrival(one)
+    return policy
 
 
 @st.composite

@@ -20,6 +20,9 @@ DECISIONS = [
     ("run 0:500; wait 1:20; full; host 499", "1; no-host-room 1"),
     ("run 0:500 1:500; wait 2:20 3:20; full; host 1000", "-1 +2 -0 +3"),
     ("run 0:500 1:500; wait 2:20 3:20; full; host 999", "-1 +2 3; no-host-room 1"),
+    # To compute KV again may be cheaper, but rounds differently.
+    ("run 0:500; wait 1:20; full; move 1000000", "-0 +1"),
+    ("run 0:500; wait 1:20; full; move 1000000; host 499", "1; no-host-room 1"),
     # It is left alone until a request comes or an index is refreshed.
     ("run 0:500<50+7; wait 1:20; full", "-0 +1"),
     ("run 0:500<50+7; wait 1:20; full; planned", "nothing"),

@@ -10,29 +10,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sage_sched.app.config import DecodeConfig, SageConfig
-from sage_sched.app.registry import policy_named
 from sage_sched.gap import Gap
 from sage_sched.job import Hints, Job
 from sage_sched.plan import UNLIMITED, Budget
 from sage_sched.steps import StepTime, attended_pairs
 from sage_sched.view import SchedulerView
-from tests.sage_sched.strategies import IDLE, SERVER
+from tests.sage_sched.strategies import IDLE, SERVER, job, named
 
 # A prefill step takes 10 ms and 1 ms a token, a decode step 20 ms.
 STEPS = StepTime(0.010, 0.0, 0.001, 0.0, 0.020, 0.0, 0.0)
 PASS_TOKENS = 4096
 
 
-def job(generated_tokens: int = 5) -> Job:
-    found = Job(0, 100, 1000, None, 0)
-    found.grow(generated_tokens)
-    return found
+def runs(tpot_slo_ms: float | None = None, age: int = 5) -> Job:
+    return job(0, 100, 1000, age=age, hints=Hints(tpot_slo_ms=tpot_slo_ms))
 
 
-def view(*running: Job, **more: object) -> SchedulerView:
-    server = replace(SERVER, step_time=STEPS)
-    facts = replace(IDLE, running=running, server=server, pass_tokens=PASS_TOKENS)
-    return replace(facts, **more)  # type: ignore[arg-type]
+def view(*running: Job, steps: StepTime = STEPS, mixes_steps: bool = False) -> SchedulerView:
+    server = replace(SERVER, step_time=steps, mixes_steps=mixes_steps)
+    return replace(IDLE, running=running, server=server, pass_tokens=PASS_TOKENS)
 
 
 SMALL, LARGE = Budget(prefill_tokens=100, chunk_tokens=50), Budget(3000, chunk_tokens=50)
@@ -41,21 +37,17 @@ SMALL, LARGE = Budget(prefill_tokens=100, chunk_tokens=50), Budget(3000, chunk_t
 @pytest.mark.parametrize(
     ("most_s", "given", "running", "found"),
     [
-        (math.inf, UNLIMITED, [job()], UNLIMITED),
+        (math.inf, UNLIMITED, [runs()], UNLIMITED),
         (0.1, UNLIMITED, [], UNLIMITED),
-        (0.530, UNLIMITED, [job()], Budget(prefill_tokens=500)),  # and a decode step
-        (0.530, SMALL, [job()], SMALL),
-        (0.530, LARGE, [job()], replace(LARGE, prefill_tokens=500)),
+        (0.530, UNLIMITED, [runs()], Budget(prefill_tokens=500)),  # and a decode step
+        (0.530, SMALL, [runs()], SMALL),
+        (0.530, LARGE, [runs()], replace(LARGE, prefill_tokens=500)),
     ],
 )
 def test_a_budget_within_the_bound(
     most_s: float, given: Budget, running: list[Job], found: Budget
 ) -> None:
     assert Gap(most_s).within(given, view(*running)) == found
-
-
-def promised(tpot_slo_ms: float) -> Job:
-    return replace(job(), hints=Hints(tpot_slo_ms=tpot_slo_ms))
 
 
 @pytest.mark.parametrize(
@@ -74,30 +66,26 @@ def test_a_promised_tpot_is_a_bound_too(
     most_s: float, tpot_slo_ms: float, mixes_steps: bool, num_tokens: int
 ) -> None:
     steps = STEPS if tpot_slo_ms > 1 else replace(STEPS, decode_base_s=0.2)
-    server = replace(SERVER, step_time=steps, mixes_steps=mixes_steps)
-    running = view(promised(10_000.0), promised(tpot_slo_ms), job(), server=server)
-    found = Gap(most_s, holds_tpot=True).within(UNLIMITED, running)
-    assert found.prefill_tokens == num_tokens
+    jobs = runs(10_000.0), runs(tpot_slo_ms), runs()
+    running = view(*jobs, steps=steps, mixes_steps=mixes_steps)
+    assert Gap(most_s, holds_tpot=True).within(UNLIMITED, running).prefill_tokens == num_tokens
     assert Gap(math.inf).within(UNLIMITED, running) is UNLIMITED
 
 
-def test_a_policy_of_deadlines_decides_itself_what_a_promised_tpot_is_worth() -> None:
-    held = {
-        name: SageConfig(decode=DecodeConfig(max_gap_ms=math.inf))
-        .limits(policy_named(name, {}, SERVER))
-        .gap
-        for name in ("sage", "fcfs-fill", "urgency", "proserve")
-    }
-    found = {
-        name: gap.within(UNLIMITED, view(promised(230.0))).prefill_tokens
-        for name, gap in held.items()
-    }
-    assert found == {"sage": 200, "fcfs-fill": 200, "urgency": 200, "proserve": None}
+@pytest.mark.parametrize(
+    ("name", "num_tokens"),
+    [("sage", 200), ("fcfs-fill", 200), ("urgency", 200), ("proserve", None)],
+)
+def test_a_policy_of_deadlines_weighs_a_promised_tpot_itself(
+    name: str, num_tokens: int | None
+) -> None:
+    gap = SageConfig(decode=DecodeConfig(max_gap_ms=math.inf)).limits(named(name)).gap
+    assert gap.within(UNLIMITED, view(runs(230.0))).prefill_tokens == num_tokens
 
 
 def after(gap: Gap, *num_tokens: int) -> Gap:
     """A gap after these prefills, of one request each, while a job runs."""
-    gap.within(UNLIMITED, view(job()))
+    gap.within(UNLIMITED, view(runs()))
     for number in num_tokens:
         gap.prefilled(1, number, 0.0)
     return gap
@@ -105,21 +93,21 @@ def after(gap: Gap, *num_tokens: int) -> Gap:
 
 def test_prefills_add_up_until_a_decode_step_is_due() -> None:
     gap = after(Gap(0.530), 200)  # in 210 ms
-    assert gap.within(UNLIMITED, view(job())).prefill_tokens == 290
+    assert gap.within(UNLIMITED, view(runs())).prefill_tokens == 290
     gap.prefilled(1, 290, 0.0)
-    assert gap.within(UNLIMITED, view(job())).prefill_tokens == 0
+    assert gap.within(UNLIMITED, view(runs())).prefill_tokens == 0
     gap.decoded()
-    assert gap.within(UNLIMITED, view(job())).prefill_tokens == 500
+    assert gap.within(UNLIMITED, view(runs())).prefill_tokens == 500
     # Under overlap tokens are seen a pass later, and this prefill counts for the next step.
     gap = after(Gap(0.530), 500)
     gap.decoded()
     gap.prefilled(1, 300, 0.0)
-    assert gap.within(UNLIMITED, view(job())).prefill_tokens == 190
+    assert gap.within(UNLIMITED, view(runs())).prefill_tokens == 190
     # Prefills while no request runs hold up none, nor do those before all have left.
     gap = Gap(0.530)
     gap.within(UNLIMITED, view())
     gap.prefilled(1, 400, 0.0)
-    assert gap.within(UNLIMITED, view(job(1))).prefill_tokens == 500
+    assert gap.within(UNLIMITED, view(runs(age=1))).prefill_tokens == 500
     assert after(Gap(0.530), 400).within(UNLIMITED, view()) is UNLIMITED
 
 
@@ -133,19 +121,18 @@ def test_prefills_add_up_until_a_decode_step_is_due() -> None:
     ],
 )
 def test_cuts_take_a_share_at_most(max_gap_ms: float, base_s: float, num_tokens: int) -> None:
-    server = replace(SERVER, step_time=replace(STEPS, prefill_base_s=base_s))
-    gap = SageConfig(decode=DecodeConfig(max_gap_ms)).limits(policy_named("sage", {}, SERVER)).gap
-    found = gap.within(UNLIMITED, view(job(), server=server)).prefill_tokens
+    running = view(runs(), steps=replace(STEPS, prefill_base_s=base_s))
+    gap = SageConfig(decode=DecodeConfig(max_gap_ms)).limits(named("sage")).gap
+    found = gap.within(UNLIMITED, running).prefill_tokens
     assert found == pytest.approx(num_tokens, abs=1)
     gap.prefilled(1, num_tokens, 0.0)
-    assert gap.within(UNLIMITED, view(job(), server=server)).prefill_tokens == 0
+    assert gap.within(UNLIMITED, running).prefill_tokens == 0
 
 
 @pytest.mark.parametrize(("num_before", "num_tokens"), [(650, 130), (700, 0)])
 def test_one_more_prefill_has_to_be_worth_its_fixed_time(num_before: int, num_tokens: int) -> None:
-    server = replace(SERVER, step_time=replace(STEPS, prefill_base_s=0.1))
-    gap = after(Gap(1.0), num_before)
-    found = gap.within(UNLIMITED, view(job(), server=server)).prefill_tokens
+    running = view(runs(), steps=replace(STEPS, prefill_base_s=0.1))
+    found = after(Gap(1.0), num_before).within(UNLIMITED, running).prefill_tokens
     assert found == pytest.approx(num_tokens, abs=1)
 
 
@@ -154,9 +141,8 @@ def test_the_time_of_a_chunk_far_into_a_prompt_is_foreseen(
     most_s: float, done_tokens: int, token_s: float, pair_s: float
 ) -> None:
     steps = replace(STEPS, prefill_token_s=token_s, prefill_pair_s=pair_s)
-    chunked = Job(1, 40_000, 10, None, 0)
-    chunked.prefilled_tokens = done_tokens
-    facts = replace(view(job(), chunked=chunked), server=replace(SERVER, step_time=steps))
+    chunked = job(1, 40_000, prefilled_tokens=done_tokens)
+    facts = replace(view(runs(), steps=steps), chunked=chunked)
     tokens = Gap(most_s).within(UNLIMITED, facts).prefill_tokens
     whole = PASS_TOKENS if tokens is None else tokens
     took_s = steps.prefill_s(1, whole, attended_pairs(done_tokens, whole))

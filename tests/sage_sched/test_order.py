@@ -1,91 +1,100 @@
+"""The order of waiting and of running jobs, and SGLang's priorities, which are levels of it."""
+
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 from sage_sched.order import retention_order, serving_order
-from sage_sched.policies.sage import Sage, SageParameters
-from tests.sage_sched.strategies import IDLE, SERVER, distributions, waiting
-
-
-def sage(**parameters: float) -> Sage:
-    return Sage(SageParameters(**parameters), SERVER)  # type: ignore[arg-type]
+from sage_sched.policy import NoParameters
+from sage_sched.view import SchedulerView
+from tests.sage_sched.situations import ByInput, order_of
+from tests.sage_sched.strategies import IDLE, SERVER, decide, distributions, job, named, waiting
 
 
 @st.composite
-def queues(draw: st.DrawFn) -> list[Job]:
-    policy = sage()
-    queue: list[Job] = []
-    served = 0
+def queues(draw: st.DrawFn, with_levels: bool = True) -> list[Job]:
+    policy, queue, served = named("sage"), list[Job](), 0
     for arrival in range(draw(st.integers(0, 12))):
         served += draw(st.integers(0, 5000))
-        job = Job(
-            arrival=arrival,
-            input_tokens=draw(st.integers(1, 2000)),
-            max_new_tokens=4096,
-            distribution=draw(st.none() | distributions(max_size=5)),
-            served_at_arrival_tokens=served,
-            generated_tokens=draw(st.sampled_from([0, 0, 150, 900])),
-        )
-        job.is_ranked = policy.on_arrival(job)
-        queue.append(job)
+        lengths = draw(st.none() | distributions(max_size=5))
+        one = Job(arrival, draw(st.integers(1, 2000)), 4096, lengths, served)
+        one.grow(draw(st.sampled_from([0, 0, 150, 900])))
+        if with_levels:
+            one.level = draw(st.integers(-1, 1))
+            one.passed_starvation_bound = draw(st.booleans())
+        one.is_ranked = policy.on_arrival(one)
+        queue.append(one)
     return draw(st.permutations(queue))
 
 
-@given(queues())
+def served(queue: list[Job]) -> list[Job]:
+    return [queue[position] for position in serving_order(named("sage"), waiting(*queue))]
+
+
+@given(queues(with_levels=False))
 def test_ranked_jobs_are_sorted_and_others_keep_their_places(queue: list[Job]) -> None:
-    policy = sage()
-    order = serving_order(policy, waiting(*queue))
-    assert sorted(order) == list(range(len(queue)))
-    served = [queue[position] for position in order]
-    for position, job in enumerate(served):
-        if not job.is_ranked:
-            assert position == job.arrival  # all that have come wait
-    keys = [(policy.key(job, IDLE), job.arrival) for job in served if job.is_ranked]
+    order = served(queue)
+    assert {*order} == {*queue}
+    for position, one in enumerate(order):
+        assert one.is_ranked or position == one.arrival  # all that have come wait
+    policy = named("sage")
+    keys = [(policy.key(one, IDLE), one.arrival) for one in order if one.is_ranked]
     assert keys == sorted(keys)
 
 
 @given(queues(), st.randoms())
 def test_how_the_queue_was_ordered_before_does_not_matter(queue: list[Job], random: object) -> None:
     # It may differ between tensor-parallel ranks.
-    policy = sage()
-    once = [queue[position].arrival for position in serving_order(policy, waiting(*queue))]
-    shuffled = sorted(queue, key=lambda job: hash((job.arrival, 7)) % 11)
-    order = serving_order(policy, waiting(*shuffled))
-    assert [shuffled[position].arrival for position in order] == once
+    assert served(sorted(queue, key=lambda one: hash((one.arrival, 7)) % 11)) == served(queue)
 
 
-def job_of(lengths: list[int], arrival: int, served: int = 0) -> Job:
-    return Job(
-        arrival=arrival,
-        input_tokens=100,
-        max_new_tokens=4096,
-        distribution=LengthDistribution.from_samples(lengths * 50, "history"),
-        served_at_arrival_tokens=served,
-    )
+@given(queues())
+def test_levels_come_first_and_within_a_level_it_is_what_it_would_be(jobs: list[Job]) -> None:
+    order = served(jobs)
+    kept = [jobs[p] for p in retention_order(jobs, range(len(jobs)), named("sage"), IDLE)]
+    assert len(order) == len(kept) == len(jobs)
+    for found in (order, kept):
+        assert [one.level for one in found] == sorted(one.level for one in jobs)
+    for level in (-1, 0, 1):
+        alone = served([one for one in jobs if one.level == level])
+        ranked = [one for one in order if one.level == level and one.is_ranked]
+        assert ranked == [one for one in alone if one.is_ranked]
 
 
-def test_what_cannot_be_ranked_moves_up_with_each_that_leaves() -> None:
-    policy = sage()
-    unknown = Job(3, 100, 4096, None, 0, is_ranked=False)
-    others = [job_of([100 + arrival], arrival) for arrival in (0, 1, 2, 4, 5, 6)]
-    assert all(policy.on_arrival(job) for job in others)
-    for num_gone, place in ((0, 3), (1, 2), (2, 1), (3, 0), (4, 0)):
-        # The last jobs that came leave first. The unranked job still has three before it.
-        queue = [unknown, *others[: 6 - num_gone]]
-        order = serving_order(policy, replace(waiting(*queue), num_arrivals=7))
-        assert order.index(0) == place
+def test_one_that_is_held_back_is_behind_all_levels() -> None:
+    class HoldsBackLong(ByInput):
+        def key(self, job: Job, view: SchedulerView) -> float:
+            return math.inf if job.input_tokens > 50 else job.input_tokens
+
+    view = replace(waiting(job(0, 100, level=-1), job(1, 10, level=1)), running=[job(2, 20)])
+    assert decide(view, HoldsBackLong(NoParameters(), SERVER)).order == [1, 0]
 
 
-def test_if_memory_runs_out_the_last_of_the_order_goes_first() -> None:
-    policy = sage()
-    unknown = Job(0, 20, 1000, None, 0, is_ranked=False)
-    jobs = [unknown, job_of([900], 1), job_of([10], 2), job_of([300], 3)]
-    assert all(policy.on_arrival(job) for job in jobs[1:])
+@pytest.mark.parametrize(
+    ("num_left", "order"),
+    [
+        (7, "0 1 2 3 4 5 6"), (6, "0 1 3 2 4 5"), (5, "0 3 1 2 4"), (4, "3 0 1 2"), (3, "3 0 1"),
+    ],
+)  # fmt: skip
+def test_an_unranked_job_moves_up_with_each_that_leaves(num_left: int, order: str) -> None:
+    """The last to come leave first."""
+    ranked = [f"{arrival}:100%{100 + arrival}" for arrival in (0, 1, 2, 4, 5, 6)]
+    situation = f"wait 3:100? {' '.join(ranked[: num_left - 1])}; come 7"
+    assert order_of(situation, "sage") == order
+
+
+@pytest.mark.parametrize(
+    ("default", "order"), [([1, 3, 2, 0], [2, 3, 1, 0]), ([0, 1, 3, 2], [0, 2, 3, 1])]
+)
+def test_if_memory_runs_out_the_last_of_the_order_goes_first(
+    default: list[int], order: list[int]
+) -> None:
     # SGLang's own order would retract the one with the fewest tokens, here the short one.
-    assert retention_order(jobs, [1, 3, 2, 0], policy, IDLE) == [2, 3, 1, 0]
-    assert retention_order(jobs, [0, 1, 3, 2], policy, IDLE) == [0, 2, 3, 1]
+    jobs = [job(n, 100, lengths=lengths) for n, lengths in enumerate(((), (900,), (10,), (300,)))]
+    assert retention_order(jobs, default, named("sage", *jobs), IDLE) == order

@@ -11,125 +11,73 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.policies.srpt_oracle import SrptOracle, SrptOracleParameters
-from sage_sched.app.registry import policy_named, policy_names, policy_type, section_of
+from sage_sched.app.registry import policy_names
 from sage_sched.distribution import LengthDistribution, Refined
 from sage_sched.job import Job
 from sage_sched.order import serving_order
 from sage_sched.policy import Policy
 from sage_sched.steps import seconds_on
-from tests.sage_sched.strategies import IDLE, SERVER, distributions, waiting
-
-POOL = SERVER.kv_pool_tokens
-
-
-def job(
-    *lengths: int, arrival: int = 0, input_tokens: int = 100, age: int = 0, served: int = 0
-) -> Job:
-    """A job whose length is one of these, each as likely, known from many samples."""
-    return Job(
-        arrival=arrival,
-        input_tokens=input_tokens,
-        max_new_tokens=4096,
-        distribution=LengthDistribution.from_samples(list(lengths) * 1000, "history"),
-        served_at_arrival_tokens=served,
-        generated_tokens=age,
-    )
-
-
-def true_job(length: int, **about: int) -> Job:
-    one = job(length, **about)
-    one.distribution = LengthDistribution.from_samples([length], "truth")
-    return one
-
-
-def order(name: str, jobs: list[Job], served: int = 0, **parameters: Any) -> list[int]:
-    """The positions in which the policy serves these jobs."""
-    return serving_order(ranking(name, *jobs, **parameters), waiting(*jobs, served_tokens=served))
-
-
-def ranking(name: str, *jobs: Job, **parameters: Any) -> Policy:
-    """The policy, with jobs that have come."""
-    policy = policy_named(
-        name, {section_of(name): policy_type(name).Parameters(**parameters)}, SERVER
-    )
-    for one in jobs:
-        one.watch = None  # it may have come under another policy before
-        assert policy.on_arrival(one)
-    return policy
-
+from tests.sage_sched.situations import order_of
+from tests.sage_sched.strategies import IDLE, SERVER, distributions, job, named, waiting
 
 NEEDS_NONE = {"fastserve", "fcfs-fill", "uniboost"}
-NEEDS_LENGTHS = sorted(set(policy_names()) - NEEDS_NONE)
-
-
-@pytest.mark.parametrize("name", NEEDS_LENGTHS)
-def test_without_a_prediction_it_cannot_rank(name: str) -> None:
-    unknown = job(5)
-    unknown.distribution = None
-    assert not policy_named(name, {}, SERVER).on_arrival(unknown)
-
-
 BY_ARRIVAL = {"qllm", "urgency-arrival"}
 LONGEST_FIRST = {"lpt", "makespan"}
+# SageSched, Fig. 6. Nine in ten end at 10 tokens, one at 4000: mean 409 against 200.
+GAMBLE = "wait 0:100%10x9,4000 1:100%200"
+# The answers are nearly alike. The cost of output alone does not see the prompts.
+LONG_PROMPT = "wait 0:3000%90 1:10%100"
+# The first has waited for less, or for more, than four pools of work.
+STARVED = "wait 0:100%2000 1:100%10s30000; served"
 
 
-@pytest.mark.parametrize("name", sorted(set(policy_names()) - NEEDS_NONE - BY_ARRIVAL))
-def test_of_equal_prompts_the_surely_shorter_or_longer_goes_first(name: str) -> None:
-    jobs = [true_job(900), true_job(20, arrival=1), true_job(300, arrival=2)]
-    assert order(name, jobs) == ([0, 2, 1] if name in LONGEST_FIRST else [1, 2, 0])
-
-
-def test_foresight_under_fcfs_leaves_the_order_alone() -> None:
-    unknown = job(5, arrival=1)
-    unknown.distribution = None
-    jobs = [job(9, arrival=2, age=50), job(900, arrival=0), unknown, job(1, arrival=3, served=-1)]
-    assert order("fcfs-fill", jobs, served=10**6) == [1, 2, 0, 3]
-    policy = ranking("fcfs-fill", *jobs)
-    assert not policy.preempts
+@pytest.mark.parametrize("name", sorted({*policy_names()} - NEEDS_NONE))
+def test_without_a_prediction_it_cannot_rank(name: str) -> None:
+    assert not named(name).on_arrival(job())
 
 
 @pytest.mark.parametrize("name", policy_names())
-def test_equals_go_in_order_of_arrival(name: str) -> None:
-    jobs = [true_job(100, arrival=arrival) for arrival in (2, 0, 1)]
-    assert order(name, jobs) == [1, 2, 0]
+def test_the_shorter_or_longer_goes_first_and_equals_by_arrival(name: str) -> None:
+    assert order_of("wait 2:100%100 0:100%100 1:100%100", name) == "0 1 2"
+    if name not in NEEDS_NONE | BY_ARRIVAL:
+        expected = "0 2 1" if name in LONGEST_FIRST else "1 2 0"
+        assert order_of("wait 0:100%900 1:100%20 2:100%300", name) == expected
 
 
 @pytest.mark.parametrize("name", policy_names())
 @given(lengths=distributions(max_size=6), age=st.integers(0, 6000), served=st.integers(0, 10**6))
 def test_keys_are_numbers(name: str, lengths: LengthDistribution, age: int, served: int) -> None:
-    one = job(1, served=served // 2)
-    one.distribution = lengths
-    policy = ranking(name, one)
+    one = Job(0, 100, 4096, lengths, served // 2)
+    policy = named(name, one)
     one.grow(age)
     assert math.isfinite(policy.key(one, waiting(served_tokens=served)))
 
 
-def test_gittins_prefers_a_gamble_that_the_mean_does_not() -> None:
-    # SageSched, Fig. 6. Nine in ten end at 10 tokens, one at 4000: mean 409 against 200.
-    gamble, middling = job(*[10] * 9, 4000), job(200, arrival=1)
-    for policy, parameters, expected in (
-        ("sagesched", {}, [0, 1]),
-        ("sagesched", {"index": "mean"}, [1, 0]),
-        ("ssjf", {}, [1, 0]),
-        ("ltr", {}, [0, 1]),  # the median
-    ):
-        assert order(policy, [gamble, middling], **parameters) == expected
-
-
-def test_a_lost_gamble_loses_its_place() -> None:
-    gamble, middling = job(*[10] * 9, 4000), job(200, arrival=1)
-    assert order("sage", [gamble, middling]) == [0, 1]
-    gamble.grow(400)
-    assert order("sage", [gamble, middling]) == [1, 0]
-
-
-def test_costs_disagree_about_a_long_prompt() -> None:
-    # Same answer, or nearly: the output cost does not see the prompt, all the others do.
-    long_prompt, short_prompt = job(90, input_tokens=3000), job(100, input_tokens=10, arrival=1)
-    jobs = [long_prompt, short_prompt]
-    assert order("sagesched", jobs, cost="output") == [0, 1]
-    for cost in ("overall", "resource-bound", "seconds"):
-        assert order("sagesched", jobs, cost=cost) == [1, 0]
+@pytest.mark.parametrize(
+    ("policy", "parameters", "situation", "order"),
+    [
+        ("sagesched", {}, GAMBLE, "0 1"),
+        ("sagesched", {"index": "mean"}, GAMBLE, "1 0"),
+        ("ssjf", {}, GAMBLE, "1 0"),
+        ("ltr", {}, GAMBLE, "0 1"),  # the median
+        ("sage", {}, GAMBLE, "0 1"),
+        ("sage", {}, "wait 0:100%10x9,4000+400 1:100%200", "1 0"),
+        ("sagesched", {"cost": "output"}, LONG_PROMPT, "0 1"),
+        ("sagesched", {"cost": "overall"}, LONG_PROMPT, "1 0"),
+        ("sagesched", {"cost": "resource-bound"}, LONG_PROMPT, "1 0"),
+        ("sagesched", {"cost": "seconds"}, LONG_PROMPT, "1 0"),
+        ("ltr", {"starvation_pools": 4.0}, f"{STARVED} 30000", "1 0"),
+        ("ltr", {"starvation_pools": 4.0}, f"{STARVED} 50000", "0 1"),
+        # ln(1 / (1 - exp(-0.01))) = 4.6 pools against ln(1 / (1 - exp(-0.5))) = 0.93 pools.
+        ("uniboost", {}, "wait 0:5000%5 1:100%5s30000", "1 0"),
+        ("uniboost", {}, "wait 0:5000%5 1:100%5s40000", "0 1"),
+        ("fcfs-fill", {}, "wait 2:100%9+50 0:100%900 1:100 3:100%1; served 1000000", "0 1 2 3"),
+    ],
+)
+def test_who_goes_first(
+    policy: str, parameters: dict[str, Any], situation: str, order: str
+) -> None:
+    assert order_of(situation, policy, **parameters) == order
 
 
 def test_the_measured_cost_is_in_seconds_of_the_server() -> None:
@@ -145,82 +93,65 @@ def test_the_measured_cost_is_in_seconds_of_the_server() -> None:
     assert seconds_on(SERVER)(1000, 10) == pytest.approx(expected)
 
 
+def ranked(length: int, input_tokens: int = 100) -> Job:
+    return job(0, input_tokens, lengths=(length,))
+
+
+def yields(policy: Policy, running: Job, waiting: Job, age: int) -> bool:
+    running.generated_tokens = age
+    return policy.should_preempt(running, waiting, 0.0, IDLE)
+
+
 def test_trail_prompt_yields_while_young_and_to_a_shorter_one_only() -> None:
-    running, shorter, longer = job(1000), job(100), job(2000)
-    policy = ranking("trail-prompt", running, shorter, longer)
-    assert policy.should_preempt(running, shorter, 0.0, IDLE)
-    assert not policy.should_preempt(running, longer, 0.0, IDLE)
-    running.generated_tokens = 799
-    assert policy.should_preempt(running, shorter, 0.0, IDLE)
-    running.generated_tokens = 810  # past 0.8 of its first prediction
-    assert not policy.should_preempt(running, shorter, 0.0, IDLE)
+    running, shorter, longer, ending = ranked(1000), ranked(100), ranked(2000), ranked(100)
+    ending.grow(1)
+    policy = named("trail-prompt", running, shorter, longer, ending)
+    assert not yields(policy, running, longer, 0)
+    # Until 0.8 of its first prediction.
+    assert [yields(policy, running, shorter, age) for age in (0, 799, 810)] == [True, True, False]
     # It is the last to leave when memory runs out, however little is left of others.
-    ending = job(100, age=1)
-    assert policy.on_arrival(ending)
     assert policy.key(running, IDLE) < policy.key(ending, IDLE)
 
 
-@pytest.mark.parametrize("name", ["ssjf", "ltr", "uniboost"])
+def test_trail_goes_by_hidden_states_and_yields_while_young() -> None:
+    running, shorter = ranked(1000), ranked(100)
+    policy = named("trail", running, shorter)
+    assert policy.key(running, IDLE) == 1000
+    for age, second, left in ((0, 1.0, 250), (1, 0.5, 150), (199, 0.5, 150)):
+        weights = np.array([1 - second, second])
+        running.revise(Refined(age, age + np.array([50.0, 250.0]), weights))
+        running.generated_tokens = age
+        policy.on_predictions([running])
+        assert policy.key(running, IDLE) == left
+        assert yields(policy, running, shorter, age)
+    # The limit is that of the first prediction, 250.
+    assert not yields(policy, running, shorter, 200)
+
+
+@pytest.mark.parametrize("name", ["ssjf", "ltr", "uniboost", "fcfs-fill"])
 def test_the_others_run_a_request_to_its_end(name: str) -> None:
-    assert not ranking(name, job(4000), job(1)).preempts
-
-
-def test_ltr_lifts_a_request_that_has_starved() -> None:
-    starved = job(2000, arrival=0)
-    fresh = job(10, arrival=1, served=3 * POOL)
-    assert order("ltr", [starved, fresh], served=3 * POOL, starvation_pools=4.0) == [1, 0]
-    assert order("ltr", [starved, fresh], served=5 * POOL, starvation_pools=4.0) == [0, 1]
+    assert not named(name).preempts
 
 
 def test_fastserve_demotes_by_service_and_joins_by_the_prefill() -> None:
-    # A token at full slots takes 42.64 ms; quanta are 100, 200, 400 ms.
-    used, fresh = job(5, age=0), job(5000, arrival=1)
-    policy = ranking("fastserve", used, fresh)
-    assert policy.key(used, IDLE) == policy.key(fresh, IDLE) == 0
-    levels = []
-    for age in (2, 3, 7, 8, 16, 17):
+    # A token at full slots takes 42.64 ms; quanta are 100, 200, 400 ms. 4000 tokens of prompt take
+    # 41 + 696 ms: level 3, whose quantum is 800 ms.
+    used, fresh, long_prompt = ranked(5), ranked(5000), ranked(5, 4000)
+    policy = named("fastserve", used, fresh, long_prompt)
+    assert (policy.key(fresh, IDLE), policy.key(long_prompt, IDLE)) == (0, 3)
+    for age, level in ((0, 0), (2, 0), (3, 1), (7, 1), (8, 2), (16, 2), (17, 3)):
         used.generated_tokens = age
-        levels.append(policy.key(used, IDLE))
-    assert levels == [0, 1, 1, 2, 2, 3]
-    assert policy.should_preempt(used, fresh, 0.0, IDLE)
-    # 4000 tokens of prompt take 41 + 696 ms: level 3, whose quantum is 800 ms.
-    long_prompt = job(5, input_tokens=4000)
-    assert policy.on_arrival(long_prompt)
-    assert policy.key(long_prompt, IDLE) == 3
-
-
-def test_uniboost_boosts_short_prompts_by_a_bounded_time() -> None:
-    # ln(1 / (1 - exp(-0.01))) = 4.6 pools against ln(1 / (1 - exp(-0.5))) = 0.93 pools.
-    long_prompt = job(5, input_tokens=POOL // 2)
-
-    def short_prompt(served: int) -> Job:
-        return job(5, input_tokens=POOL // 100, arrival=1, served=served)
-
-    assert order("uniboost", [long_prompt, short_prompt(3 * POOL)]) == [1, 0]
-    assert order("uniboost", [long_prompt, short_prompt(4 * POOL)]) == [0, 1]
+        assert policy.key(used, IDLE) == level
+    assert yields(policy, used, fresh, 17)
 
 
 def test_the_oracle_takes_true_lengths_only() -> None:
     oracle = SrptOracle(SrptOracleParameters(), SERVER)
     with pytest.raises(ValueError, match="true lengths"):
-        oracle.on_arrival(job(5))
-    nearly_done, short = true_job(1000, age=995), true_job(60, arrival=1)
-    assert oracle.on_arrival(nearly_done)
-    assert oracle.on_arrival(short)
+        oracle.on_arrival(ranked(5))
+    nearly_done, short = ranked(1000), ranked(60)
+    nearly_done.grow(995)
+    for one, length in ((nearly_done, 1000), (short, 60)):
+        one.distribution = LengthDistribution.from_samples([length], "truth")
+        assert oracle.on_arrival(one)
     assert serving_order(oracle, waiting(nearly_done, short)) == [0, 1]
-
-
-def test_trail_goes_by_hidden_states_and_yields_while_young() -> None:
-    running, shorter = job(1000), job(100, arrival=1)
-    policy = ranking("trail", running, shorter)
-    assert policy.key(running, IDLE) == 1000
-    for age in (0, 1, 199):
-        weights = np.array([0.0, 1.0]) if age == 0 else np.array([0.5, 0.5])
-        running.generated_tokens = age
-        running.revise(Refined(age, age + np.array([50.0, 250.0]), weights))
-        policy.on_predictions([running])
-        assert policy.key(running, IDLE) == (250 if age == 0 else 150)
-        assert policy.should_preempt(running, shorter, 0.0, IDLE)
-    # The limit is that of the first prediction, 250.
-    running.generated_tokens = 200
-    assert not policy.should_preempt(running, shorter, 0.0, IDLE)

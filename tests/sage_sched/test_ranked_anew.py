@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from bench.simulator.presets import H800_QWEN3_32B, PRESETS
-from sage_sched.app.registry import policy_named, policy_names
+from sage_sched.app.registry import policy_names
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 from sage_sched.order import retention_order
-from sage_sched.policies.sage import Sage, SageParameters
+from sage_sched.policies.sage import Sage
 from sage_sched.policy import Policy
 from sage_sched.view import SchedulerView
 from sage_sched.waiting_queue import NUM_RANKED_ANEW
-from tests.sage_sched.strategies import decide, waiting
+from tests.sage_sched.strategies import decide, named, waiting
 
 BEFORE = H800_QWEN3_32B.server_facts()
 AFTER = replace(BEFORE, step_time=PRESETS["a100-qwen1.5-7b"].step_time)
@@ -26,8 +26,7 @@ AFTER = replace(BEFORE, step_time=PRESETS["a100-qwen1.5-7b"].step_time)
 
 def jobs(policy: Policy) -> list[Job]:
     """Ranked by the policy; every third has begun to answer."""
-    rng = np.random.default_rng(0)
-    found = []
+    rng, found = np.random.default_rng(0), list[Job]()
     for arrival in range(90):
         lengths = (rng.lognormal(4.5, 1.0) * rng.lognormal(0, 0.7, 32) + 1).astype(int)
         known = LengthDistribution.from_samples(lengths, "history")
@@ -57,51 +56,36 @@ def decided(policy: Policy, among: list[Job]) -> Any:
 
 @pytest.mark.parametrize("name", policy_names())
 def test_all_are_ranked_as_if_it_had_been_known_from_the_start(name: str) -> None:
-    policy = policy_named(name, {}, BEFORE)
+    policy = named(name, server=BEFORE)
     among = jobs(policy)
     before = decided(policy, among)
     policy.on_server(AFTER)
-    from_the_start = policy_named(name, {}, AFTER)
+    from_the_start = named(name, server=AFTER)
     after = decided(policy, among)
     assert after == decided(from_the_start, jobs(from_the_start))
     assert name != "sage" or after != before
 
 
-def test_a_job_is_ranked_anew_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = policy_named("sage", {}, BEFORE)
-    among = jobs(policy)
-    policy.on_server(AFTER)
-    ranked: list[Job] = []
-    monkeypatch.setattr(Sage, "on_prediction", lambda self, job: ranked.append(job))
-    decided(policy, among)
-    decided(policy, among)
-    assert sorted(ranked, key=lambda job: job.arrival) == among
-
-
-def test_a_policy_that_cannot_rank_anew_costs_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = policy_named("sage", {}, BEFORE)
-    (job, *_) = jobs(policy)
-    policy.on_server(AFTER)
-
-    def fail(self: Sage, job: Job) -> None:
-        raise ZeroDivisionError("a bug")
-
-    monkeypatch.setattr(Sage, "on_prediction", fail)
-    with pytest.raises(ZeroDivisionError):
-        decide(waiting(job), policy)
-    assert decide(waiting(job), policy).order == [0]
-
-
-def test_running_jobs_are_ranked_anew_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = policy_named("sage", {"sage": SageParameters(ttft_ms=math.inf)}, BEFORE)
+def test_a_job_is_ranked_anew_once_and_running_ones_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, ranked = named("sage", server=BEFORE, ttft_ms=math.inf), list[Job]()
     among = jobs(policy)
     view = replace(waiting(*among[20:]), running=among[:20], num_arrivals=90)
     decide(view, policy)
     policy.on_server(AFTER)
-    ranked: list[Job] = []
     monkeypatch.setattr(Sage, "on_prediction", lambda self, job: ranked.append(job))
-    order = decide(replace(view), policy).order
-    assert len(ranked) == NUM_RANKED_ANEW
-    assert ranked[:20] == among[:20]
-    assert order is not None
-    assert ranked[20:] == [view.waiting[position] for position in order[: NUM_RANKED_ANEW - 20]]
+    order = decide(replace(view), policy).order or ()
+    first = [*among[:20], *(view.waiting[position] for position in order)]
+    assert ranked == first[:NUM_RANKED_ANEW]
+    for _ in range(4):
+        decide(replace(view), policy)
+    assert sorted(ranked, key=lambda job: job.arrival) == among
+
+
+def test_a_policy_that_cannot_rank_anew_costs_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = named("sage", server=BEFORE)
+    (job, *_) = jobs(policy)
+    policy.on_server(AFTER)
+    monkeypatch.setattr(Sage, "on_prediction", lambda self, job: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        decide(waiting(job), policy)
+    assert decide(waiting(job), policy).order == [0]

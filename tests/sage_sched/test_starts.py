@@ -7,41 +7,33 @@ from dataclasses import replace
 
 import pytest
 
-from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints, Job
 from sage_sched.plan import Admit, Plan, Preempt, Resume
 from sage_sched.policies.sage import Sage, SageParameters
 from sage_sched.view import Holding, SchedulerView
-from tests.sage_sched.strategies import SERVER, decide, waiting
-
-
-def job(arrival: int, *, age: int = 0, length: int = 400, **fields: float) -> Job:
-    known = LengthDistribution.from_samples([length] * 50, "history")
-    made = Job(arrival, 100, 4096, known, 0, **fields)  # type: ignore[arg-type]
-    made.grow(age)
-    return made
+from tests.sage_sched.strategies import SERVER, decide, job, waiting
 
 
 class Server:
     """Ten running requests with long answers on ten slots, a swapped one, and newcomers."""
 
-    def __init__(self, ttft_ms: float = 2000.0, regret: float = math.inf) -> None:
-        self.policy = Sage(SageParameters(ttft_ms=ttft_ms, regret=regret), SERVER)
-        self.running = [self.met(job(n, age=100, length=2000)) for n in range(10)]
-        self.swapped = self.met(job(10, age=100))
+    def __init__(self, ttft_ms: float = 2000.0) -> None:
+        self.policy = Sage(SageParameters(ttft_ms=ttft_ms, regret=math.inf), SERVER)
+        self.running = [self.met(n, length=2000, age=100) for n in range(10)]
+        self.swapped = self.met(10, age=100)
         self.queue = [self.swapped]
         self.num_planned = -1
 
-    def met(self, one: Job) -> Job:
-        one.is_ranked = self.policy.on_arrival(one)
-        return one
+    def met(self, arrival: int, input_tokens: int = 100, length: int = 400, **about: object) -> Job:
+        made = job(arrival, input_tokens, lengths=(length,), **about)  # type: ignore[arg-type]
+        made.is_ranked = self.policy.on_arrival(made)
+        return made
 
-    def comes(self, at_s: float, **fields: int) -> Job:
-        number = len(self.running) + len(self.queue)
-        self.queue.append(self.met(job(number, arrival_s=at_s, **fields)))
+    def comes(self, at_s: float, **about: object) -> Job:
+        self.queue.append(self.met(10 + len(self.queue), arrival_s=at_s, **about))  # type: ignore[arg-type]
         return self.queue[-1]
 
-    def plan(self, now_s: float, **fields: object) -> Plan:
+    def plan(self, now_s: float, **facts: object) -> Plan:
         view: SchedulerView = replace(
             waiting(*self.queue),
             now_s=now_s,
@@ -51,14 +43,18 @@ class Server:
             free_slots=0,
             pass_tokens=8192,
             holding=lambda running: Holding(200, 0, 200, True),
+            num_arrivals_planned=self.num_planned,
         )
-        view = replace(view, num_arrivals_planned=self.num_planned)
         self.num_planned = view.num_arrivals
-        return decide(replace(view, **fields), self.policy)
+        return decide(replace(view, **facts), self.policy)
 
-    def started(self, now_s: float, **fields: object) -> list[Job]:
-        actions = self.plan(now_s, **fields).actions
+    def started(self, now_s: float, **facts: object) -> list[Job]:
+        actions = self.plan(now_s, **facts).actions
         return [action.job for action in actions if type(action) is Admit]
+
+
+def kinds(plan: Plan) -> list[type]:
+    return [type(action) for action in plan.actions]
 
 
 def test_requests_start_together_and_before_the_first_would_be_late() -> None:
@@ -78,32 +74,26 @@ def test_while_requests_gather_preempted_ones_come_back_first() -> None:
     server = Server()
     server.comes(0.0, length=5)
     plan = server.plan(0.0, free_slots=1, batch_is_full=False)
-    assert [type(action) for action in plan.actions] == [Resume]
+    assert kinds(plan) == [Resume]
     assert plan.order == [0, 1]
 
 
-def test_a_start_preempts_those_whose_index_exceeds_its_price() -> None:
+@pytest.mark.parametrize(
+    ("at_s", "facts", "actions"),
+    [
+        (1.5, {}, [Preempt, Admit]),  # a running one's index exceeds the price
+        (1.5, {"server": replace(SERVER, swap_token_s=0.05)}, []),  # a move of seconds
+        (1.5, {"free_slots": 3}, [Admit]),
+        (2.5, {}, []),  # it is late, and goes by its index
+    ],
+)
+def test_a_start_is_worth_what_it_costs(
+    at_s: float, facts: dict[str, object], actions: list[type]
+) -> None:
     server = Server()
     server.comes(0.0)
-    server.plan(0.0)
-    plan = server.plan(1.5)
-    assert [type(action) for action in plan.actions] == [Preempt, Admit]
-
-
-def test_a_move_of_seconds_is_not_worth_a_first_token() -> None:
-    server = Server()
-    server.comes(0.0)
-    slow = replace(SERVER, swap_token_s=0.05)
-    server.plan(0.0, server=slow)
-    assert not server.plan(1.5, server=slow).actions
-
-
-def test_a_start_that_is_due_enters_a_full_batch_that_has_room() -> None:
-    server = Server()
-    fresh = server.comes(0.0)
-    server.plan(0.0)
-    plan = server.plan(1.5, free_slots=3)
-    assert [(type(action), action.job) for action in plan.actions] == [(Admit, fresh)]
+    server.plan(0.0, **facts)
+    assert kinds(server.plan(at_s, **facts)) == actions
 
 
 @pytest.mark.parametrize("ttft_ms", [math.inf, 50.0])
@@ -119,22 +109,15 @@ def test_without_a_target_that_can_be_met_a_request_goes_by_its_index(ttft_ms: f
         assert server.policy.plan_by_s == math.inf
 
 
-def test_a_request_that_is_late_goes_by_its_index() -> None:
-    server = Server()
-    server.comes(0.0)
-    assert server.started(2.5) == []
-
-
 def test_a_long_prompt_that_is_mostly_cached_is_not_late() -> None:
     server = Server()
-    cached = server.met(Job(11, 30_000, 4096, server.swapped.distribution, 0))
-    server.queue.append(cached)
+    cached = server.comes(0.0, input_tokens=30_000)
     for _ in range(2):  # the first plan finds out
         server.plan(0.0, cached_tokens=lambda position: 29_900 * position)
     assert server.started(server.policy.plan_by_s, free_slots=1, free_tokens=40_000) == [cached]
 
 
-def test_nobody_is_held_back_where_running_requests_may_not_leave() -> None:
+def test_no_request_is_held_back_where_running_requests_may_not_leave() -> None:
     server = Server()
     short = server.comes(0.0, length=5)
     order = server.plan(0.1, may_preempt=False).order or ()
@@ -142,13 +125,12 @@ def test_nobody_is_held_back_where_running_requests_may_not_leave() -> None:
 
 
 def test_running_requests_yield_to_one_that_is_promised_its_turn_at_any_price() -> None:
-    server = Server()
+    server, slow = Server(), replace(SERVER, swap_token_s=0.05)
     late = server.comes(-100.0, length=4000)
     late.pass_starvation_bound()
-    slow = replace(SERVER, swap_token_s=0.05)
-    actions = server.plan(0.0, server=slow).actions
-    assert [type(action) for action in actions] == [Preempt, Admit]
-    assert actions[1].job is late
+    plan = server.plan(0.0, server=slow)
+    assert kinds(plan) == [Preempt, Admit]
+    assert plan.actions[1].job is late
     # No job with a TPOT target or a promise is preempted.
     for running in server.running[:5]:
         running.hints = Hints(tpot_slo_ms=50.0)

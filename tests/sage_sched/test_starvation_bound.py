@@ -11,13 +11,10 @@ from hypothesis import strategies as st
 
 from bench.simulator.presets import Engine
 from sage_sched.app.config import SageConfig
-from sage_sched.app.registry import policy_named
-from sage_sched.distribution import LengthDistribution
-from sage_sched.job import Job
 from sage_sched.policies.sage import Sage, SageParameters
 from tests.bench.simulator.fuzz import Case, run
 from tests.sage_sched.crowd import ROOMY, STARVED, crowd, overtakings
-from tests.sage_sched.strategies import IDLE, SERVER, decide
+from tests.sage_sched.strategies import IDLE, decide, job, named
 
 
 @settings(max_examples=30)
@@ -48,27 +45,18 @@ def test_without_regret_no_job_overtakes_another(engine: Engine) -> None:
 
 @pytest.mark.parametrize("name", ["sage", "proserve"])
 def test_finished_jobs_behind_an_unfinished_one_are_not_kept(name: str) -> None:
-    policy = policy_named(name, {}, SERVER)
-    jobs = [Job(n, 5, 10, None, served_at_arrival_tokens=n) for n in range(1000)]
-    alive = weakref.WeakSet(jobs)
-    for job in jobs:
-        policy.on_arrival(job)
-        job.served_tokens = 1
-    stays = jobs[0]
-    while len(jobs) > 1:
+    stays, *jobs = (job(n, 5, served=n, served_tokens=1) for n in range(1000))
+    policy, alive = named(name, stays, *jobs), weakref.WeakSet(jobs)
+    while jobs:
         policy.on_end(jobs.pop(), 0.0)
-    del job
     assert len(alive) < 10
     policy.on_pass(replace(IDLE, served_tokens=1000, waiting=[stays]))
     assert not stays.goes_first
 
 
 def test_work_for_a_job_that_was_retracted_while_no_plan_was_made_counts() -> None:
-    policy = Sage(SageParameters(), SERVER)
-    known = LengthDistribution.from_samples([5000], "history")
-    overtaken, other = (Job(n, 100, 9000, known, 0) for n in range(2))
-    for job in (overtaken, other):
-        job.is_ranked = policy.on_arrival(job)
+    overtaken, other = (job(n, 100, 9000, lengths=(5000,)) for n in range(2))
+    policy = named("sage", overtaken, other)
     none_leaves = replace(IDLE, can_swap=False, may_preempt=False, num_arrivals=2)
     decide(replace(none_leaves, waiting=[overtaken, other]), policy)
     other.served_tokens = 5000

@@ -16,6 +16,7 @@ from sage_sched.app.switch import STOCK_POLICIES, Settings
 from sage_sched.fields import ConfigError
 
 START = Settings("sage", SageConfig.parse({"preemption": {"host_pool_gib": 7.0}}))
+FIXED = {*SageConfig().sections(), "step_time"} - {"policy", "preemption", "decode"}
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -23,77 +24,40 @@ _JSON = st.recursive(
 
 
 def test_what_is_given_changes_and_all_else_stays() -> None:
-    changed = START.changed(
-        {
-            "schedule_policy": "ssjf",
-            "policy": {"sage": {"regret": 4}},
-            "preemption": {"enabled": False, "host_pool_gib": 7},
-        }
-    )
-    assert changed.schedule_policy == "ssjf"
-    assert changed.config.policy["sage"].regret == 4.0
-    assert changed.config.policy["sage"].ttft_ms == 2000.0
-    assert (changed.config.preemption.enabled, changed.config.preemption.host_pool_gib) == (
-        False,
-        7,
-    )
-    again = changed.changed({"policy": {"sage": {"ttft_ms": 500}}})
-    assert again.config.policy["sage"].regret == 4.0
+    first = {"schedule_policy": "ssjf", "policy": {"sage": {"regret": 4}}}
+    changed = START.changed(first | {"preemption": {"enabled": False}})
+    changed = changed.changed({"policy": {"sage": {"ttft_ms": 500}}})
+    sage, preemption = changed.config.policy["sage"], changed.config.preemption
+    assert (changed.schedule_policy, sage.regret, sage.ttft_ms) == ("ssjf", 4.0, 500.0)
+    assert (preemption.enabled, preemption.host_pool_gib) == (False, 7)
     assert START.changed({}) == START
 
 
 @pytest.mark.parametrize(
-    ("changes", "why"),
+    ("changes", "named"),
     [
-        ({"schedule_policy": "nobody"}, "schedule_policy is 'nobody', allowed: "),
-        ({"schedule_policy": 1}, "schedule_policy is 1, allowed: "),
-        ({"schedule_policy": "priority"}, "allowed: "),
-        ({"schedule_policy": "srpt-oracle"}, "schedule_policy is 'srpt-oracle', allowed: "),
-        (
-            {"policy": {"sage": {"regret": -1.0}}},
-            "policy.sage.regret is -1.0, allowed: a number from 0 to ",
-        ),
-        ({"policy": {"sage": {"regret": "much"}}}, "policy.sage.regret is 'much'"),
-        ({"policy": {"sage": {"regrets": 1.0}}}, "unknown field of section policy.sage 'regrets'"),
-        ({"policy": {"proserve-expected": {"eta": 1.0}}}, "of which it is a variant"),
-        ({"policy": 3}, "policy is 3"),
-        ({"preemption": True}, "section preemption is True"),
-        (
-            {"preemption": {"host_pool_gib": -1}},
-            "preemption.host_pool_gib is -1, allowed: a number ",
-        ),
-        ({"speed": 9}, "unknown section 'speed'"),
-        ({"step_time": {"decode_base_ms": 1.0}}, "step_time cannot change while the server runs"),
-        ({"probe": {"file": "x"}}, "probe cannot change while the server runs: it was put into"),
-        ({"slo": {}}, "slo cannot change while the server runs"),
-        (["schedule_policy"], "allowed: names with values"),
+        *(({"schedule_policy": name}, "schedule_policy")
+          for name in ("nobody", 1, "priority", "srpt-oracle")),
+        ({"policy": {"sage": {"regret": -1.0}}}, "policy.sage.regret"),
+        ({"policy": {"sage": {"regret": "much"}}}, "policy.sage.regret"),
+        ({"policy": 3}, "policy"),
+        ({"preemption": True}, "preemption"),
+        ({"preemption": {"host_pool_gib": -1}}, "preemption.host_pool_gib"),
+        ({"speed": 9}, "speed"),
+        *(({section: {}}, section) for section in sorted(FIXED)),
+        (["schedule_policy"], "schedule_policy"),
     ],
-)
-def test_what_cannot_be_is_refused_with_the_reason(changes: Any, why: str) -> None:
+)  # fmt: skip
+def test_what_cannot_be_is_refused_by_name(changes: Any, named: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         START.changed(changes)
-    assert why in str(refusal.value)
-
-
-def test_only_what_a_server_takes_is_said_to_be_allowed() -> None:
-    with pytest.raises(ConfigError) as refusal:
-        START.changed({"schedule_policy": "nobody"})
-    for name in str(refusal.value).partition("allowed: ")[2].split(", "):
-        assert START.changed({"schedule_policy": name}).schedule_policy == name
+    assert named in str(refusal.value)
 
 
 @given(_JSON)
 def test_nonsense_is_refused_and_never_worse(changes: Any) -> None:
     with contextlib.suppress(ConfigError):
         assert START.changed(changes) == START
-
-
-def test_of_each_section_it_is_said_why_it_cannot_change_if_it_cannot() -> None:
-    sections = {*SageConfig().sections(), "step_time"}
-    settings = Settings("sage", SageConfig())
-    for section in sections - {"policy", "preemption", "decode"}:
-        with pytest.raises(ConfigError, match=f"^{section} cannot change while the server runs: "):
-            settings.changed({section: {}})
 
 
 @pytest.mark.parametrize("policy", [*policy_names(), *sorted(STOCK_POLICIES)])
