@@ -103,7 +103,7 @@ class ProbeConfig:
     """Folder to record hidden states in, to train a probe. They leak text; only their owner can
     read them."""
     record_gib: Annotated[float, Meta(ge=0.1, le=1e6)] = 2.0
-    """How much of them to keep, in GiB."""
+    """Hidden states to keep, in GiB."""
 
 
 @dataclass(frozen=True, slots=True)
