@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 from patches.engine_types import Batch, Req
 from sage_sched.job import Job
@@ -59,58 +60,33 @@ class Listener:
         return {}
 
 
-class Listeners(Listener):
+_Event = TypeVar("_Event", bound=Callable[..., None])
+
+
+def _to_all(event: _Event) -> _Event:
+    @wraps(event)
+    def tell(self: Listeners, *args: Any) -> None:
+        for listener in self:
+            getattr(listener, event.__name__)(*args)
+
+    return cast(_Event, tell)
+
+
+class Listeners(list[Listener], Listener):
     """Several listeners as one. Each event reaches them in list order."""
 
-    def __init__(self, listeners: Iterable[Listener]) -> None:
-        self._listeners = [*listeners]
-
-    def __iter__(self) -> Iterator[Listener]:
-        return iter(self._listeners)
-
-    def add(self, listener: Listener) -> None:
-        """Append a listener."""
-        self._listeners.append(listener)
-
-    def arrived(self, req: Req) -> None:
-        for listener in self._listeners:
-            listener.arrived(req)
-
-    def planned(self, plan: Plan, seconds: float) -> None:
-        for listener in self._listeners:
-            listener.planned(plan, seconds)
-
-    def carried_out(
-        self, actions: Sequence[Action], requests: Mapping[Job, Req], left: Sequence[Req]
-    ) -> None:
-        for listener in self._listeners:
-            listener.carried_out(actions, requests, left)
-
-    def ran(self, batch: Batch) -> None:
-        for listener in self._listeners:
-            listener.ran(batch)
-
-    def stepped(self, batch: Batch, result: Any) -> None:
-        for listener in self._listeners:
-            listener.stepped(batch, result)
-
-    def ended(self, req: Req, was_aborted: bool) -> None:
-        for listener in self._listeners:
-            listener.ended(req, was_aborted)
-
-    def switched(
-        self, name: str, policy: Policy, limits: Limits, unfinished: Sequence[Req]
-    ) -> None:
-        for listener in self._listeners:
-            listener.switched(name, policy, limits, unfinished)
+    arrived = _to_all(Listener.arrived)
+    planned = _to_all(Listener.planned)
+    carried_out = _to_all(Listener.carried_out)
+    ran = _to_all(Listener.ran)
+    stepped = _to_all(Listener.stepped)
+    ended = _to_all(Listener.ended)
+    switched = _to_all(Listener.switched)
 
     def polled(self) -> list[Any]:
         """Return all messages."""
-        messages = [listener.polled() for listener in self._listeners]
+        messages = [listener.polled() for listener in self]
         return [message for message in messages if message is not None]
 
     def stats(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for listener in self._listeners:
-            found |= listener.stats()
-        return found
+        return {key: value for listener in self for key, value in listener.stats().items()}

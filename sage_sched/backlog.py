@@ -15,15 +15,15 @@ def expected_left_tokens(job: Job, expected_share: float) -> float:
     expected_share: the expected length as a share of the cap, if the length is unknown (SGLang's
     new_token_ratio).
     """
-    age_tokens, cap_leaves = job.generated_tokens, max(1, job.max_new_tokens - job.generated_tokens)
+    age_tokens, most_left = job.generated_tokens, max(1, job.max_new_tokens - job.generated_tokens)
     if job.has_fixed_length:
-        return cap_leaves
+        return most_left
     if job.distribution is None:
-        return max(1.0, expected_share * cap_leaves)
+        return max(1.0, expected_share * most_left)
     known = job.distribution if not age_tokens else job.distribution.surviving(age_tokens)
     # Past the longest known length, as much remains as has passed.
     mean_tokens = 2 * age_tokens if known is None else known.mean()
-    return min(max(1.0, mean_tokens - age_tokens), cap_leaves)
+    return min(max(1.0, mean_tokens - age_tokens), most_left)
 
 
 def backlog_s(unfinished: Iterable[Job], expected_share: float, server: ServerFacts) -> float:

@@ -71,18 +71,10 @@ class IndexTable:
         self._cost = cost
         self._cached_tokens = cached_tokens
         self._costs: Floats = cost(self._input_tokens, self._lengths, cached_tokens)
-        self._interval = -1
-        self._value = 0.0
 
     def index(self, age_tokens: int) -> float:
         """Return the index, in units of cost, at the last boundary that age_tokens has reached."""
-        interval = age_tokens // self._interval_tokens
-        if interval != self._interval:
-            self._interval = interval
-            self._value = self._at(interval * self._interval_tokens)
-        return self._value
-
-    def _at(self, age_tokens: int) -> float:
+        age_tokens -= age_tokens % self._interval_tokens
         if age_tokens >= self._known_tokens:
             end_tokens = max(min(2 * age_tokens, self._max_tokens), age_tokens + 1)
             return self._spent(end_tokens) - self._spent(age_tokens)
@@ -181,26 +173,26 @@ class Indices:
 
     def on_prediction(self, job: Job) -> None:
         """Note that the cost model or the job's cached tokens have changed."""
-        standing = index_state_of(job)
-        standing.table.set_cost(self._cost, job.cached_input_tokens)
-        standing.interval = -1
+        state = index_state_of(job)
+        state.table.set_cost(self._cost, job.cached_input_tokens)
+        state.interval = -1
 
     def of(self, job: Job) -> IndexState:
         """Return the index of a ranked job at its present age."""
-        standing = index_state_of(job)
-        interval = job.generated_tokens // self.interval_tokens
-        if standing.interval != interval:
-            standing.interval = interval
-            age_tokens = job.generated_tokens
-            _set(standing, standing.table.index(age_tokens), standing.steps_table.index(age_tokens))
-        return standing
+        state, age_tokens = index_state_of(job), job.generated_tokens
+        interval = age_tokens // self.interval_tokens
+        if state.interval != interval:
+            state.interval = interval
+            index, state.steps = state.table.index(age_tokens), state.steps_table.index(age_tokens)
+            state.index, state.log_index = index, math.log(index)
+        return state
 
     def quantum_steps(self, job: Job) -> tuple[float, float]:
         """Return the expected decode steps of a ranked job until its index rises, and to its end.
         The former cost no more than the index, which is a cost per completion."""
-        standing, age_tokens = self.of(job), job.generated_tokens
-        mean = self._spent(job, age_tokens + standing.steps) - self._spent(job, age_tokens)
-        return standing.steps * min(1.0, standing.index / mean), standing.steps
+        state, age_tokens = self.of(job), job.generated_tokens
+        mean = self._spent(job, age_tokens + state.steps) - self._spent(job, age_tokens)
+        return state.steps * min(1.0, state.index / mean), state.steps
 
     def _spent(self, job: Job, output_tokens: float) -> float:
         if not output_tokens:
@@ -212,7 +204,3 @@ def index_state_of(job: Job) -> IndexState:
     """Return the state of a job that Indices has ranked."""
     assert isinstance(job.index_state, IndexState)
     return job.index_state
-
-
-def _set(standing: IndexState, index: float, steps: float) -> None:
-    standing.index, standing.log_index, standing.steps = index, math.log(index), steps

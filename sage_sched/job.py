@@ -13,6 +13,10 @@ DEFAULT_URGENCY = 3
 LEAST_WEIGHT, MOST_WEIGHT = 1e-3, 1e3
 LEAST_SLO_MS, MOST_SLO_MS = 1e-3, 1e9
 MAX_NAME_CHARACTERS = 256
+_RANGES = {
+    **dict.fromkeys(("weight", "first_token_weight"), (LEAST_WEIGHT, MOST_WEIGHT)),
+    **dict.fromkeys(("ttft_slo_ms", "tpot_slo_ms", "pause_ms"), (LEAST_SLO_MS, MOST_SLO_MS)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +51,11 @@ class Hints:
 
     def __post_init__(self) -> None:
         """Raises ValueError unless the fields are as the class documents them."""
-        times_ms = (
-            ("ttft_slo_ms", self.ttft_slo_ms), ("tpot_slo_ms", self.tpot_slo_ms),
-            ("pause_ms", self.pause_ms),
-        )  # fmt: skip
-        weights = (("weight", self.weight), ("first_token_weight", self.first_token_weight))
-        bounded = [(name, weight, LEAST_WEIGHT, MOST_WEIGHT) for name, weight in weights]
-        bounded += [
-            (name, ms, LEAST_SLO_MS, MOST_SLO_MS) for name, ms in times_ms if ms is not None
-        ]
-        for name, value, least, most in bounded:
+        for name, (least, most) in _RANGES.items():
+            value = getattr(self, name)
             # Written so that NaN fails too. A client may have sent anything.
+            if value is None and name.endswith("_ms"):
+                continue
             if type(value) not in (int, float) or not least <= value <= most:
                 raise ValueError(f"{name} is {value!r:.40}, allowed: {least:g} to {most:g}")
         if type(self.urgency) is not int or not 1 <= self.urgency <= 5:

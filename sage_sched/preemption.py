@@ -12,6 +12,7 @@ from sage_sched.job import Job
 from sage_sched.policy import Policy
 from sage_sched.preemption_cost import PreemptionCost, Victim, preemption_cost_of
 from sage_sched.view import SchedulerView
+from sage_sched.waiting_queue import place_of
 
 
 class Admission(NamedTuple):
@@ -114,18 +115,12 @@ def any_is_preemptible(first: Job, policy: Policy, view: SchedulerView) -> bool:
     passes none could, which saves the rest of the work."""
     if not first.may_preempt_others:
         return False
-    place = _place(first, policy, view)
+    place = place_of(first, policy, view)[:2]
     return any(
         _is_preemptible(job, first, 0.0, policy, view)
         for job in view.running
         if job.is_ranked and (job.level, policy.key(job, view)) > place
     )
-
-
-def _place(waiting: Job, policy: Policy, view: SchedulerView) -> tuple[float, float]:
-    """Return the waiting job's place. Running jobs of a worse level, or of the same level and a
-    larger key, may be preempted for it."""
-    return waiting.level, -math.inf if waiting.goes_first else policy.key(waiting, view)
 
 
 def _is_preemptible(
@@ -186,7 +181,7 @@ def plan_admissions(
             needed_tokens += also_tokens
         place = (math.inf, math.inf)  # no job is preempted for a job that the policy cannot rank
         if newcomer.is_ranked:
-            place = _place(newcomer, policy, view)
+            place = place_of(newcomer, policy, view)[:2]
         willing = (
             Victim(job, cost)
             for level, key, _, job in left

@@ -52,7 +52,7 @@ class Starts:
         self._due: dict[Job, float] = {}
         self.next_s = math.inf
 
-    def wait(self, job: Job) -> None:
+    def queued(self, job: Job) -> None:
         """Note that a job begins to wait. A job that keeps its memory preempts no other."""
         if (
             self._ttft_s < math.inf
@@ -61,7 +61,7 @@ class Starts:
         ):
             self._fresh[job] = None
 
-    def leave(self, job: Job) -> None:
+    def dequeued(self, job: Job) -> None:
         """Note that a job stops waiting."""
         self._fresh.pop(job, None)
         self._held.discard(job)

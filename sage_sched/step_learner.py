@@ -39,7 +39,7 @@ MEMORY_STEPS, INTERVAL_STEPS = 2048, 256
 # Lengths of typical prompts and answers.
 _TYPICAL_TOKENS = (32, 512, 8192)
 # Smaller relative changes of costs are not reported.
-_WORTH_TELLING = 0.1
+_WORTH_REPORTING = 0.1
 
 
 class StepLearner:
@@ -102,7 +102,7 @@ class StepLearner:
         return float(np.median(np.abs(steps[:, -1] / np.maximum(expected_s, 1e-12) - 1)))
 
 
-def is_worth_telling(new: StepTime, old: StepTime, server: ServerFacts) -> bool:
+def is_worth_reporting(new: StepTime, old: StepTime, server: ServerFacts) -> bool:
     """Whether costs have changed by more than a tenth: in general, or for one typical request
     relative to the others."""
     most_tokens = server.kv_pool_tokens // 4
@@ -110,7 +110,7 @@ def is_worth_telling(new: StepTime, old: StepTime, server: ServerFacts) -> bool:
     before, after = (seconds_on(replace(server, step_time=step_time)) for step_time in (old, new))
     changes = np.log([after(i, o) / before(i, o) for i in lengths for o in lengths])
     common = np.median(changes)
-    limit = np.log1p(_WORTH_TELLING)
+    limit = np.log1p(_WORTH_REPORTING)
     return bool(abs(common) > limit or np.abs(changes - common).max() > limit)
 
 
@@ -152,8 +152,8 @@ def factor(work: Array, seconds: Array, step_time: StepTime) -> float:
     """Return the median ratio of the steps' time to the time by step_time; 1 if step_time is 0 for
     all."""
     expected = work @ np.array(astuple(step_time))
-    told = expected > 0
-    return float(np.median(seconds[told] / expected[told])) if told.any() else 1.0
+    known = expected > 0
+    return float(np.median(seconds[known] / expected[known])) if known.any() else 1.0
 
 
 def _typical(work: Array) -> Array:

@@ -115,7 +115,7 @@ class WaitingQueue:
         ran = [job for job in self._changed if job.generated_tokens != self.begun.get(job, 0)]
         again = {job for job in ran if job in self._entries}.difference(gone)
         came = sorted([*came, *again], key=_arrival)
-        left = [job for job in sorted([*gone, *again], key=_arrival) if self._leaves(job)]
+        left = [job for job in sorted([*gone, *again], key=_arrival) if self._remove(job)]
         for job in came:  # before any call that may raise
             if job.watch is None:
                 job.watch = self._changed
@@ -141,7 +141,7 @@ class WaitingQueue:
         self.interleaving.joined(job)
         policy.on_queued(job)
 
-    def _leaves(self, job: Job) -> bool:
+    def _remove(self, job: Job) -> bool:
         """Remove a job; return whether it had joined."""
         if job.watch is self._changed:
             job.watch = None

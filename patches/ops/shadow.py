@@ -144,7 +144,7 @@ def shadow_scheduler_hooks(config: SageConfig) -> Hooks:
     @harmless
     def after_init_policy(result: None, self: Scheduler) -> None:
         learned.append(Calibration.of(self, config))
-        listeners.add(learned[0])
+        listeners.append(learned[0])
 
     @hooks.at(f"{_SCHEDULER}.run_batch", AROUND, "batch")
     def around_run(original: Any, self: Scheduler, batch: Batch, *args: Any, **kw: Any) -> Any:

@@ -16,7 +16,7 @@ from patches.probe.recorder import Recorder
 from predictor_store.probe.file import ProbeFile
 from sage_sched.limits import Limits
 from sage_sched.policy import Policy
-from sage_sched.probe import Refining, from_steps, in_steps, refiner_of
+from sage_sched.probe import Refining, from_steps, in_steps
 
 logger = logging.getLogger(__name__)
 
@@ -67,9 +67,10 @@ class Probing(Listener):
         self, name: str, policy: Policy, limits: Limits, unfinished: Sequence[Req]
     ) -> None:
         """Refine the jobs of another policy, for which why_no_probe has returned ""."""
-        refiner = refiner_of(policy, None if self.probe is None else self.probe.edges)
         # The user of the scores; None if the policy uses none.
-        self.refining = None if refiner is None else Refining(refiner, policy)
+        self.refining: Refining | None = None
+        if policy.refiner is not None and self.probe is not None:
+            self.refining = Refining(policy.refiner(self.probe.edges), policy)
         self._drop(len(self._steps))
         for req in unfinished:
             self.arrived(req)

@@ -12,7 +12,7 @@ from patches.messages import StepTimes
 from patches.scheduler.step_meter import StepMeter
 from patches.scheduler.step_time_file import StepTimeFile, kind_of
 from sage_sched.app.config import SageConfig, StepTimeConfig, in_ms
-from sage_sched.step_learner import MEMORY_STEPS, StepLearner, is_worth_telling
+from sage_sched.step_learner import MEMORY_STEPS, StepLearner, is_worth_reporting
 from sage_sched.steps import ServerFacts, StepTime
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class Calibration(Listener):
             rested_on = min(self._num_steps_published, MEMORY_STEPS)
             is_due = self._learner.num_steps - self._num_steps_published >= rested_on
             server = ServerFacts(*self._size, self.step_time, 0.0)
-            if is_due and is_worth_telling(learned, self.step_time, server):
+            if is_due and is_worth_reporting(learned, self.step_time, server):
                 self._publish(learned, "learned")
                 if self._file is not None:
                     self._file.write(learned)

@@ -64,10 +64,10 @@ class Sage(Policy):
 
     def on_queued(self, job: Job) -> None:
         self._starvation.served(job)
-        self._starts.wait(job)
+        self._starts.queued(job)
 
     def on_dequeued(self, job: Job) -> None:
-        self._starts.leave(job)
+        self._starts.dequeued(job)
 
     def on_pass(self, view: SchedulerView) -> None:
         self._starvation.look(view)

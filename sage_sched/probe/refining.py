@@ -50,14 +50,6 @@ def from_steps(steps: NDArray[np.int8]) -> Floats:
     return normalized
 
 
-def refiner_of(policy: Policy, edges: Edges | None) -> Refiner | None:
-    """Return the refiner of this policy; None if it takes no scores or there is no probe."""
-    if edges is None or policy.refiner is None:
-        return None
-    refiner: Refiner = policy.refiner(edges)
-    return refiner
-
-
 class Refining:
     """Feeds scores to a refiner. Every tensor-parallel rank has one and gets the same scores."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from sage_sched.fields import Pools, Share
@@ -57,7 +57,11 @@ class Urgency(Policy):
         self._indices = Indices(server)
         super().__init__(parameters, server, self._indices)
         self._piece_tokens = parameters.level_pools * server.kv_pool_tokens
-        self._hold_back = HoldBack(parameters.decode_share, self.level)
+        self._share: float = parameters.decode_share
+        # Ranked waiting jobs of urgent levels.
+        self._urgent: dict[Job, None] = {}
+        self._owed_steps = 0
+        self._prefills_since_tokens: int | None = None
 
     def key(self, job: Job, view: SchedulerView) -> float:
         index = self._indices.of(job).index
@@ -82,37 +86,19 @@ class Urgency(Policy):
 
     def on_queued(self, job: Job) -> None:
         if job.is_ranked and self.level(job) <= _URGENT:
-            self._hold_back.urgent[job] = None
+            self._urgent[job] = None
 
     def on_dequeued(self, job: Job) -> None:
-        self._hold_back.urgent.pop(job, None)
+        self._urgent.pop(job, None)
 
     def budget(self, view: SchedulerView) -> Budget | None:
+        """While prefills are held back, allow only decode steps after a prefill, until running jobs
+        have had their share of the time."""
         self.queue.follow(view, self)
-        return self._hold_back.budget(view, self.queue.positions.of)
-
-
-class HoldBack:
-    """Keeps a share of the server's time for decode steps while an urgent job decodes and only less
-    urgent requests wait.
-
-    urgent: ranked waiting jobs; the owner of this object keeps them up to date.
-    """
-
-    def __init__(self, decode_share: float, level_of: Callable[[Job], int]) -> None:
-        """Keep decode_share of the time. 0: prefills are not held back; 1: they all are."""
-        self._share = decode_share
-        self._level_of = level_of
-        self.urgent: dict[Job, None] = {}
-        self._owed_steps = 0
-        self._prefills_since_tokens: int | None = None
-
-    def budget(self, view: SchedulerView, position_of: Callable[[Job], int]) -> Budget | None:
-        """After a prefill allow only decode steps, until running jobs have had their share."""
         # The server's work since the last pass, if that pass was allowed to prefill.
         since_tokens, self._prefills_since_tokens = self._prefills_since_tokens, None
         worked_tokens = 0 if since_tokens is None else view.served_tokens - since_tokens
-        if not self._holds_back(view, position_of):
+        if not self._holds_back(view):
             self._owed_steps = 0
             return None
         share, step_time = self._share, view.server.step_time
@@ -126,7 +112,7 @@ class HoldBack:
         self._prefills_since_tokens = view.served_tokens
         return None
 
-    def _holds_back(self, view: SchedulerView, position_of: Callable[[Job], int]) -> bool:
+    def _holds_back(self, view: SchedulerView) -> bool:
         """Whether an urgent job decodes, and only less urgent jobs wait for a prefill."""
         if not self._share or view.batch_is_full:
             return False
@@ -134,11 +120,11 @@ class HoldBack:
         if best > _URGENT or min(self._levels(view.chunked_jobs), default=_NO_LEVEL) <= best:
             return False
         return not any(
-            self._level_of(job) <= best
+            self.level(job) <= best
             and job not in view.swapped
-            and view.has_adapter(position_of(job))
-            for job in self.urgent
+            and view.has_adapter(self.queue.positions.of(job))
+            for job in self._urgent
         )
 
     def _levels(self, jobs: Iterable[Job]) -> Iterator[int]:
-        return (self._level_of(job) for job in jobs if job.is_ranked)
+        return (self.level(job) for job in jobs if job.is_ranked)

@@ -13,7 +13,7 @@ from sage_sched.app.config import StepTimeConfig
 from sage_sched.app.registry import policy_named
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
-from sage_sched.step_learner import INTERVAL_STEPS, MEMORY_STEPS, StepLearner, is_worth_telling
+from sage_sched.step_learner import INTERVAL_STEPS, MEMORY_STEPS, StepLearner, is_worth_reporting
 from sage_sched.steps import StepTime, seconds_on
 from tests.sage_sched.step_traffic import Step, steps
 
@@ -139,7 +139,7 @@ def test_nothing_is_learned_of_a_step_that_took_no_time() -> None:
 def test_told_is_what_changes_costs_by_a_tenth() -> None:
     server = H800_QWEN3_32B.server_facts()
     told = [
-        is_worth_telling(new, SHIPPED, server)
+        is_worth_reporting(new, SHIPPED, server)
         for new in (
             SHIPPED,
             times(SHIPPED, 1.05),

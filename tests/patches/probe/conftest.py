@@ -18,7 +18,7 @@ class Rank:
         self.policy = server.state.jobs._policy = policy_named("trail", {}, SERVER)
         self.failures = Failures()
         self.probing = Probing(self.policy, probe(), None, self.failures)
-        server.state.listeners.add(self.probing)
+        server.state.listeners.append(self.probing)
         (self.req,) = server.arrive(make_request([20, 400] * 50))
         self.job = self.req.sage.job
 

@@ -73,7 +73,7 @@ def test_a_wait_is_reported_before_it_ends(tmp_path: Path) -> None:
 
 def test_an_end_comes_once(server: Server) -> None:
     calls: list[tuple[str, str, Any]] = []
-    server.state.listeners.add(recorder("last", calls))
+    server.state.listeners.append(recorder("last", calls))
     finished, aborted = server.arrive(make_request([9]), make_request([9]))
     finished.finished_reason = "stop"
     for _ in range(2):  # under overlap it is in one more step
