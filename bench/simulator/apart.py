@@ -12,20 +12,18 @@ from typing import Any
 from bench.policies.router import Router
 from bench.policies.routers import TotalRequests
 from bench.simulator.cluster import Dispatcher, newcomer_of
-from bench.simulator.executor import Pass
+from bench.simulator.executor import PlannedEngine
 from bench.simulator.ledger import Ledger
 from bench.simulator.node import Node
 from bench.simulator.presets import Engine
 from bench.simulator.request import Progress, SimRequest
 from bench.simulator.result import Result
 from bench.simulator.run import engine_and_policy
-from bench.simulator.state import EngineState, Options
+from bench.simulator.state import Options
 from bench.simulator.stock import FcfsPolicy, StockPolicy
 from sage_sched.app.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.plan import Budget, PreemptionMode
-from sage_sched.policy import Policy
-from sage_sched.scheduling_pass import run_pass
 from sage_sched.view import Holding, SchedulerView
 
 _ONE_TOKEN = LengthDistribution.from_samples([1], "truth")
@@ -125,8 +123,14 @@ def prompt_of(request: SimRequest) -> SimRequest:
     return replace(request, output_tokens=1, max_new_tokens=1, distribution=_ONE_TOKEN)
 
 
-class _DecodeState(EngineState):
-    """The state of a decode engine. parked: admitted requests whose KV has not arrived yet."""
+class _DecodeState(PlannedEngine):
+    """A decode engine: its passes prefill nothing, and admitted requests get KV memory.
+
+    parked: admitted requests whose KV has not arrived yet.
+    give_room: see _DecodeNode.
+    """
+
+    give_room: Callable[[Sequence[Progress], int], None]
 
     def view(self) -> SchedulerView:
         on_the_way = [progress.job for progress in self.parked]
@@ -144,15 +148,24 @@ class _DecodeState(EngineState):
     def _copied(self, job: object) -> Holding:
         return replace(self._holding(job), stays_whole=True)  # type: ignore[arg-type]
 
+    def admit(self, visible: Sequence[Progress], budget: Budget) -> None:
+        if visible and not self.is_full:
+            self.give_room(visible, self.headroom.num_steps)
+
+    def decode_only(self) -> None:
+        self.admit([p for p in self.queue if not p.swapped], Budget())
+
 
 class _DecodeNode(Node):
     """A decode engine in time. on_room: called with each admitted request, and the time."""
 
     State = _DecodeState
+    state: _DecodeState
 
     def __init__(self, *of_node: Any, on_room: Callable[[Progress, float], None]) -> None:
         """of_node: the arguments of Node."""
         super().__init__(*of_node)
+        self.state.give_room = self.give_room
         self._on_room = on_room
         self._landing: list[tuple[float, int]] = []  # a heap
 
@@ -204,13 +217,11 @@ class _DecodeNode(Node):
     def _pass(self) -> None:
         state = self.state
         if not len(state.decode):
-            state.batch_is_full = False
+            state.is_full = False
         if isinstance(self._policy, StockPolicy):
             self.give_room(state.queue, self.state.engine.reserved_decode_tokens)
             return
-        this = _DecodePass(state, self._policy, self)
-        run_pass(this)
-        self._move(this.result.moved_tokens)
+        self._move(state.planned_pass().moved_tokens)
 
     def give_room(self, waiting: Sequence[Progress], reserved_tokens: int) -> None:
         """Resume and admit as SGLang's resume_retracted_reqs and pop_preallocated, up to the first
@@ -221,7 +232,7 @@ class _DecodeNode(Node):
         state, gone = self.state, set[Progress]()
         for progress in waiting:
             if not self._fits(progress, reserved_tokens):
-                state.batch_is_full = bool(len(state.decode) or state.parked)
+                state.is_full = bool(len(state.decode) or state.parked)
                 break
             gone.add(progress)
             if progress.swapped:
@@ -262,19 +273,4 @@ class _DecodeNode(Node):
             retracted.append(progress)
         num_away = sum(progress.swapped for progress in state.queue)
         state.queue[num_away:num_away] = retracted
-        state.batch_is_full = False
-
-
-class _DecodePass(Pass):
-    """A pass without prefills. Admitted requests get KV memory."""
-
-    def __init__(self, state: EngineState, policy: Policy, node: _DecodeNode) -> None:
-        super().__init__(state, policy)
-        self._node = node
-
-    def admit(self, visible: Sequence[Progress], budget: Budget) -> None:
-        if visible and not self.is_full:
-            self._node.give_room(visible, self._state.headroom.num_steps)
-
-    def decode_only(self) -> None:
-        self.admit([p for p in self.queue if not p.swapped], Budget())
+        state.is_full = False

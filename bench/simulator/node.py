@@ -12,12 +12,12 @@ import numpy as np
 
 from bench.policies.srpt_oracle import SrptOracle
 from bench.simulator import slices
-from bench.simulator.executor import scheduling_pass
+from bench.simulator.executor import PlannedEngine, scheduling_pass
 from bench.simulator.on_time import num_on_time
 from bench.simulator.prefill_adder import Part
 from bench.simulator.presets import Engine
 from bench.simulator.request import PAUSE_S, Progress, SimRequest
-from bench.simulator.state import EngineState, Options
+from bench.simulator.state import Options
 from bench.simulator.stock import StockPolicy
 from sage_sched.app.config import SageConfig
 from sage_sched.distribution import LengthDistribution
@@ -39,7 +39,7 @@ class Node:
     step sooner. The request id, a tie-break of hrrn, is the arrival number.
     """
 
-    State: ClassVar[type[EngineState]] = EngineState
+    State: ClassVar[type[PlannedEngine]] = PlannedEngine
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Node:
             return max(self.now_s, self._coming[0][0]) if self._coming else math.inf
         if self._coming or state.chunked or not len(state.decode):
             return self.now_s
-        if len(state.queue) and not (state.batch_is_full and not state.can_swap):
+        if len(state.queue) and not (state.is_full and not state.can_swap):
             return self.now_s
         steps = min(
             state.decode.steps_that_fit(state.pool.room_pages), state.decode.steps_to_finish()
@@ -135,7 +135,7 @@ class Node:
         while self._coming and self._coming[0][0] <= self.now_s:
             _, index, request = heapq.heappop(self._coming)
             job = Job(
-                arrival=state.num_queued,
+                arrival=state.num_arrivals,
                 input_tokens=request.input_tokens,
                 max_new_tokens=request.max_new_tokens,
                 distribution=request.distribution,
@@ -146,7 +146,7 @@ class Node:
             if isinstance(self._policy, SrptOracle):
                 truth = np.array([request.output_tokens])
                 job.distribution = LengthDistribution(truth, np.ones(1), 1.0, "truth")
-            state.num_queued += 1
+            state.num_arrivals += 1
             state.limits.arrived(job)
             job.is_ranked = self._policy.on_arrival(job)
             if self._refuses(job):
@@ -205,7 +205,7 @@ class Node:
         if state.chunked is not None or not len(state.decode):
             # get_next_batch_to_run: the chunked request leaves the batch again, as if it ended;
             # and if nothing ran, the prefill batch is the running one, with a flag of its own.
-            state.batch_is_full = False
+            state.is_full = False
         for part in parts:
             progress = part.progress
             progress.job.served_tokens += part.new_tokens
@@ -256,7 +256,7 @@ class Node:
             self._retract()
             fitting = decode.steps_that_fit(state.pool.room_pages)
         steps = min(fitting, decode.steps_to_finish())
-        if state.chunked is not None or (len(state.queue) and not state.batch_is_full):
+        if state.chunked is not None or (len(state.queue) and not state.is_full):
             steps = 1
         elif len(state.queue) and state.can_swap:
             assert isinstance(self._policy, Policy)
@@ -303,7 +303,7 @@ class Node:
         if isinstance(self._policy, Policy):
             self._policy.on_end(progress.job, self.now_s)
             state.limits.ended(progress.job, self.now_s)
-        state.batch_is_full = False
+        state.is_full = False
         self.num_outstanding -= 1
         self._on_finish(progress)
 

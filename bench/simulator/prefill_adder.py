@@ -76,15 +76,15 @@ class PrefillAdder:
             if not state.has_adapter(candidate, self._adapters):
                 continue
             cached = state.pool.cached(candidate)
-            if state.batch_is_full or not self._fits(candidate, cached):
-                state.batch_is_full |= self._holds_any()
+            if state.is_full or not self._fits(candidate, cached):
+                state.is_full |= self._holds_any()
                 break
             if not self._admit(candidate, cached):
                 break
             admitted.add(candidate)
             self._adapters.add(candidate.request.adapter)
             if self._room <= 0:
-                state.batch_is_full = True
+                state.is_full = True
                 break
         if admitted:
             state.queue = [progress for progress in state.queue if progress not in admitted]

@@ -47,9 +47,9 @@ def passing(state: EngineState) -> list[Part]:
         return []
     parked = [progress.job for progress in state.parked]
     visible = [state.queue[place] for place in passing_positions(parked, policy, state.view())]
-    was_full, state.batch_is_full = state.batch_is_full, False
+    was_full, state.is_full = state.is_full, False
     parts = PrefillAdder(state, UNLIMITED).run(visible).parts
-    state.batch_is_full = was_full
+    state.is_full = was_full
     return parts
 
 

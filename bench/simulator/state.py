@@ -74,7 +74,7 @@ class NewTokenRatio:
 class EngineState:
     """The state of one engine.
 
-    batch_is_full: SGLang's flag; no admission until a request leaves.
+    is_full: SGLang's flag; no admission until a request leaves.
     can_swap: whether requests are swapped out.
     num_arrivals_planned: see SchedulerView.
     headroom: the last plan's.
@@ -83,7 +83,7 @@ class EngineState:
     parked: requests of a prefill that is between two slices (slices.py).
     served_tokens: prefilled and decoded.
     stale_prefill_tokens: see stock.HrrnPolicy.
-    num_queued: requests that have come; under stock policies each retraction counts too.
+    num_arrivals: requests that have come; under stock policies each retraction counts too.
     num_preemptions: how many, by whether memory ran out (else they were for a waiting request), and
         by mode.
     host_tokens, peak_host_tokens: KV of swapped-out requests, now and at most.
@@ -109,10 +109,10 @@ class EngineState:
         self.ratio = NewTokenRatio(engine.schedule_conservativeness)
         self.chunked: Progress | None = None
         self.parked: list[Progress] = []
-        self.batch_is_full = False
+        self.is_full = False
         self.served_tokens = 0
         self.stale_prefill_tokens = 0
-        self.num_queued = 0
+        self.num_arrivals = 0
         self.num_passes = 0
         self.host_tokens = 0
         self.peak_host_tokens = 0
@@ -127,13 +127,27 @@ class EngineState:
         self.pool.tree.rate = None
         if (sessions := self.limits.sessions) is not None:
             self.pool.tree.rate = lambda session: sessions.rate(session, self.now_s)
-        self.batch_is_full, self.num_arrivals_planned = False, -1
+        self.is_full, self.num_arrivals_planned = False, -1
         chunked = [] if self.chunked is None else [self.chunked.job]
         jobs = [*self.running_jobs(), *chunked, *(progress.job for progress in self.queue)]
         for job in sorted(jobs, key=lambda job: job.arrival):
             job.forget_policy()
             self.limits.arrived(job)
             job.is_ranked = policy.on_arrival(job)
+
+    @property
+    def runs_any(self) -> bool:
+        """Whether any request decodes."""
+        return len(self.decode) > 0
+
+    @property
+    def is_chunking(self) -> bool:
+        return self.chunked is not None
+
+    @property
+    def is_short(self) -> bool:
+        """Whether memory runs out at the next decode step."""
+        return self.step_tokens > self.pool.room_tokens
 
     @property
     def num_mixed(self) -> int:
@@ -198,13 +212,13 @@ class EngineState:
         return SchedulerView(
             now_s=self.now_s,
             served_tokens=self.served_tokens,
-            num_arrivals=self.num_queued,
+            num_arrivals=self.num_arrivals,
             num_arrivals_planned=self.num_arrivals_planned,
             waiting=[progress.job for progress in self.queue],
             swapped=dict.fromkeys(progress.job for progress in self.queue if progress.swapped),
             running=self.running_jobs(),
             chunked=None if self.chunked is None else self.chunked.job,
-            batch_is_full=self.batch_is_full,
+            batch_is_full=self.is_full,
             free_slots=self.free_slots,
             free_tokens=self.pool.room_tokens - evictable_tokens,
             evictable_tokens=evictable_tokens,
@@ -302,7 +316,7 @@ class EngineState:
         self.ratio.estimate(self.decode)
         for progress in retracted:
             self.requeue(progress)
-        self.batch_is_full = False
+        self.is_full = False
 
     def served(self, num_steps: int) -> None:
         """Count the tokens of decode steps."""
@@ -313,6 +327,6 @@ class EngineState:
     def requeue(self, progress: Progress) -> None:
         """Put a retracted request, which has left the batch, back into the queue."""
         if isinstance(self.policy, StockPolicy):
-            self.policy.requeued(progress.job, self.num_queued, self.served_tokens)
-            self.num_queued += 1
+            self.policy.requeued(progress.job, self.num_arrivals, self.served_tokens)
+            self.num_arrivals += 1
         self.queue.append(progress)
