@@ -100,7 +100,8 @@ def _kept_tokens(view: SchedulerView, sessions: SessionReturns | None) -> int:
 
 def _price_s(view: SchedulerView, kv_tokens: int) -> float:
     """Return the seconds that the server takes to preempt a job with this much KV when memory runs
-    out, and to resume it: as sage_sched.preemption_cost decides, or as SGLang retracts it."""
+    out, and to resume it. Its KV is swapped or recomputed as sage_sched.preemption_cost decides, or
+    else lost as SGLang retracts the job."""
     if view.may_preempt and kv_tokens <= view.host_free_tokens:
         return view.server.swap_s(kv_tokens)
     return view.server.recompute_s(kv_tokens)

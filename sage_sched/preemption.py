@@ -35,7 +35,7 @@ def admissions_of(
     memory had room for them.
 
     window: the first waiting jobs, in order.
-    positions: their positions, by which the view is asked about them.
+    positions: their positions in SchedulerView.waiting.
     prefill_tokens: the most that the pass prefills.
 
     If no job may be preempted, admissions matter only beside a chunk: otherwise the engine itself

@@ -38,7 +38,7 @@ def _shares_prefix(
 ) -> bool:
     """Whether the job shares a long prefix with one of these.
 
-    computing: jobs, and the argument by which common_tokens knows each.
+    computing: jobs, each with its argument for SchedulerView.common_tokens.
     """
     return any(
         (num_tokens := view.common_tokens(position, where))

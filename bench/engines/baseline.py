@@ -49,7 +49,7 @@ class Saturation(NamedTuple):
         answers end tells little about their rate. An answer's tokens count as evenly spread over
         its decoding.
 
-        num_arrivals: of requests, or of sessions if served has the steps of sessions.
+        num_arrivals: the number of requests or, if these are steps of sessions, of sessions.
         """
         first_s, last_s = served.arrival_s + served.ttft_s, served.arrival_s + served.ttlt_s
 

@@ -83,10 +83,10 @@ class Load:
 class Tuning:
     """SGLang's policies with each clip. The best of them is the experiment's first arm.
 
-    by: the metric that is smallest for the best; `good_share` is largest.
-    seeds: other than those of reports.
-    rates: one setting for all of a mix: the best at these, where "1x" is the rate that a filled
-        server (fcfs-fill) sustains; none: the best setting for each load.
+    by: the metric that the best setting minimizes; `good_share` is maximized.
+    seeds: different from the seeds of reports.
+    rates: if given, one setting is chosen for all loads of a mix, by its results at these rates
+        ("1x": the rate that fcfs-fill sustains). If empty, each load has its own best setting.
     """
 
     policies: Sequence[str]

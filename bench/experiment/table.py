@@ -1,4 +1,4 @@
-"""Shows records as tables: in the terminal, and as Markdown in pages, which may be out of date."""
+"""Shows records as tables, in the terminal or as Markdown, and renews the tables of pages."""
 
 from __future__ import annotations
 

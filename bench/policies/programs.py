@@ -1,4 +1,4 @@
-"""Schedulers for agents' programs, in which each session is a program: what their papers add to an
+"""Schedulers for agents' programs, here sessions. Each is reduced to what its paper adds to an
 order.
 
 All of them fill memory as ours do, and none needs a prediction.

@@ -33,8 +33,8 @@ class Outcome:
 class Quality:
     """The quality of all outcomes of a predictor.
 
-    gain: the share of the CRPS of knowing no prompt that it saves, with the 95 % interval of
-        resamples (of prompts).
+    gain: the share of CRPS saved, compared with the distribution of all past lengths, with a 95 %
+        interval over resampled prompts.
     spearman: of predicted means and lengths.
     """
 

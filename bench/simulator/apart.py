@@ -249,7 +249,8 @@ class _DecodeNode(Node):
         running, clip_tokens = state.decode, state.engine.clip_max_new_tokens
 
         def most_tokens(one: Progress) -> int:
-            """Return the most tokens that it may hold, with no room for others."""
+            """Return the most tokens that a request may need in addition to the present ones, up to
+            its cap."""
             cap_tokens = min(one.request.max_new_tokens, clip_tokens)
             return one.request.input_tokens + cap_tokens - running.context_tokens
 

@@ -95,7 +95,7 @@ class Cluster(Dispatcher):
             for _ in range(num_nodes)
         ]
         self._ledger = Ledger(num_nodes, engine.server_facts())
-        self._alarms: list[tuple[float, int]] = []  # when a node may change; one is its latest
+        self._alarms: list[tuple[float, int]] = []  # when a node may change; outdated entries stay
         self._latest_s = [math.inf] * num_nodes
 
     def serve(self, router: Router, report_s: float) -> None:

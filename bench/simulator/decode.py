@@ -16,9 +16,9 @@ _EVER = 1 << 60
 class DecodeBatch:
     """Requests that get a token each in every step.
 
-    It keeps only per-request values that the steps do not change, so a leap of n steps costs the
-    same for all n: the step at which it finishes, its age less the step counter, and the step,
-    modulo the page size, at which it needs a page.
+    A leap of n steps costs the same for all n, because only values are kept that steps do not
+    change. These are, for each request, the step at which it finishes, its age less the step
+    counter, and the step, modulo the page size, at which it needs a page.
     """
 
     def __init__(self, page_size: int) -> None:

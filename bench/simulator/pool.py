@@ -19,8 +19,8 @@ class OutOfMemoryError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """The cached part of a sequence: the node at which it ends, its length, and the parts that
-    are evictable and in host memory only."""
+    """The cached part of a sequence: the node at which it ends, its length, and how much of it is
+    evictable, or in host memory only."""
 
     node: TreeNode
     num_tokens: int

@@ -24,20 +24,19 @@ WRITE_POLICIES = ("write_through", "write_back")
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """One SGLang engine; fields as its server arguments of these names.
+    """One SGLang engine. Fields with the names of server arguments have their meaning.
 
     kv_pool_tokens: a multiple of page_size.
     chunked_prefill_size: a multiple of page_size too.
     schedule_conservativeness: scales what SGLang's own admission expects of answers.
     clip_max_new_tokens: the most tokens that admission expects of an answer; SGLang's
         SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION.
-    reserves: whether admission is SGLang's own under our policies too: it reserves memory for
-        answers.
+    reserves: whether SGLang's own admission, which reserves memory for answers, is used under our
+        policies too.
     reserved_decode_tokens: --num-reserved-decode-tokens, of an engine that only decodes.
     mixed_chunk: --enable-mixed-chunk.
     swap_token_s: seconds for one token's KV to host memory or back; the device waits meanwhile.
-    max_queued_requests: --max-queued-requests, which swapped requests do not count for; None: any
-        number.
+    max_queued_requests: --max-queued-requests; swapped requests do not count. None: no limit.
     host_pool_tokens: KV for which host memory has room.
     hicache_ratio: --hicache-ratio with --enable-hierarchical-cache: the size of host memory for
         evicted KV, in KV pools; 0 without it. hicache_write_policy: write_through or write_back.

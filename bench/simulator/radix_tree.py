@@ -328,8 +328,8 @@ def common_tokens(one: Sequence[Span], two: Sequence[Span]) -> int:
 
 
 def _in_pages(sequence: Sequence[Span], page_size: int) -> Iterator[Span]:
-    """Return the sequence in spans of whole pages. A page with tokens of two streams counts to the
-    second, whose tokens never stand behind others."""
+    """Return the sequence in spans of whole pages. A page with tokens of two streams belongs to the
+    second stream, because the same tokens always precede its own."""
     rest = 0
     for stream, first, end in sequence:
         whole = (end - first + rest) // page_size * page_size

@@ -44,17 +44,18 @@ def prompts(number: int) -> list[tuple[str, str]]:
 
 
 def prompts_hash(asked: list[tuple[str, str]]) -> str:
-    """Return a hash of prompts and kinds, which guards against lengths of other prompts."""
+    """Return a hash of prompts and kinds. The file of lengths has it too, to show that they belong
+    to these prompts."""
     return f"{stable_hash(json.dumps(asked)):016x}"
 
 
 def answered() -> Workload:
-    """Return the prompts whose answers' lengths are known, each with its first answer's. Raises
-    WorkloadError if the lengths are of other prompts."""
+    """Return the prompts in the file of lengths, each with the length of its first answer. Raises
+    WorkloadError if the file belongs to other prompts."""
     known = json.loads(LENGTHS_FILE.read_text("ascii"))
     asked = prompts(known["num_prompts"])
     if prompts_hash(asked) != known["prompts_hash"]:
-        raise WorkloadError(f"{LENGTHS_FILE.name} is of other prompts; make it by its command")
+        raise WorkloadError(f"{LENGTHS_FILE.name} belongs to other prompts; make it again")
     requests = [
         WorkloadRequest(asked[int(number)][0], lengths[0], asked[int(number)][1])
         for number, lengths in known["lengths"].items()

@@ -116,7 +116,7 @@ def load_real(folder: Path) -> Workload:
 
 def load_repeated(folder: Path) -> Workload:
     """Return prompts that come again and again, some reworded, each time with another of
-    SAMPLED_MODEL's answers. Half of them are history, and the other half comes."""
+    SAMPLED_MODEL's answers. Half of them are history, and the other half is for evaluation."""
     answers = _sampled_lengths(folder)
     known = {prompt: lengths for prompt, lengths in answers.items() if len(lengths) > 1}
     if not known:

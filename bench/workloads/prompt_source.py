@@ -105,8 +105,8 @@ class Prompts(Source):
     def for_servers(
         self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
     ) -> list[SimRequest]:
-        """Return prompts, each once unless they measure a capacity: a server would know the answer.
-        Servers count the input tokens, and predict."""
+        """Return prompts. Unless they measure a capacity, each comes once, because a server would
+        know the length of a repeated answer. Servers count the input tokens, and predict."""
         is_history = purpose == Purpose.CAPACITY
         chosen = self.workload.drawn(
             len(arrivals_s), seed, from_history=is_history, again=is_history

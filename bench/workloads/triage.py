@@ -27,15 +27,15 @@ class Urgent(Source):
     "5"."""
 
     def __init__(self, data: Path, gain: float = USUAL_GAIN) -> None:
-        """Read the lengths from the logs of Semantic Scheduling; servers know half of them, and the
-        other half comes. Raises WorkloadError if there are no logs.
+        """Read the lengths from the logs of Semantic Scheduling; half of them are the history of
+        servers, and the other half is for evaluation. Raises WorkloadError if there are no logs.
 
         gain: of the predictions, see Supposed.
         """
         self._gain = gain
         labelled = rows_with(data / LABELS, "prompt", "urgency_ktas", "urgency_nurse")
         expert = [int(row["urgency_ktas"]) for row in labelled]
-        # The model is trained on the other four fifths each time.
+        # The level of each prompt comes from a model that was trained on the other four fifths.
         model = fit([str(row["prompt"]) for row in labelled], expert, UNDER_COST)[1]
         nurse = [int(row["urgency_nurse"]) for row in labelled]
         self._said = {

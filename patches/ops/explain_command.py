@@ -222,8 +222,8 @@ def summary_lines(found: Mapping[str, Any]) -> list[str]:
 def _intervals(
     events: Iterable[Event], known: dict[str, _Known]
 ) -> Iterator[tuple[float, list[_Known], list[_Known]]]:
-    """Return the seconds between two events, with the waiting and the running requests. known:
-    filled on the way."""
+    """Yield the seconds between each event and the next, with the requests that wait and run then.
+    known: gets the requests of the events."""
     waiting, running = dict[str, _Known](), dict[str, _Known]()
     last_s = 0.0
     for event in events:

@@ -99,7 +99,7 @@ class TokenTimes:
 class PredictedTimes(NamedTuple):
     """The predicted times of a request, from at_s on this rank's clock.
 
-    came_s: the stamp of its call, which its siblings share: prompts of a list, and samples.
+    came_s: the stamp of its call. Prompts of one list and samples share it.
     """
 
     ttft_s: float
@@ -108,8 +108,8 @@ class PredictedTimes(NamedTuple):
     came_s: float | None
 
     def waits_for(self, other: Req) -> bool:
-        """Whether a waiting request is of another call. A call cannot wait until its own prompts
-        have gone: an idle server would refuse a long list again and again."""
+        """Whether a waiting request belongs to another call. Prompts of one call do not count as
+        waiting for each other: else an idle server would refuse each long list."""
         theirs: PredictedTimes | None = other.sage.predicted_times
         return self.came_s is None or theirs is None or theirs.came_s != self.came_s
 

@@ -85,7 +85,8 @@ class Prompt:
 
 @dataclass(slots=True)
 class Client:
-    """A client. history: its model's. queue, embedded: by handle, oldest first."""
+    """A client. history: the history of its model. queue, embedded: its prompts by handle, oldest
+    first."""
 
     history: ModelHistory
     queue: OrderedDict[int, Prompt] = field(default_factory=OrderedDict)
@@ -96,7 +97,6 @@ class Worker:
     """The state of a worker, with its clients and histories.
 
     by_model: whether each model that clients name has its own history; otherwise all share one.
-        now: the clock, in seconds.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Worker:
         self._now = now
         # Prompts that have waited longer come last: their prediction would be late.
         self._patience_s = config.predictor.deadline_ms / 1e3 / 2
-        # The history that was named last is last.
+        # By model, the most recently named last.
         self._histories = OrderedDict[str, ModelHistory]()
         if not by_model:
             self._histories[""] = ModelHistory(config)
@@ -191,8 +191,8 @@ class Worker:
     def step(self) -> list[Outgoing]:
         """Embed one batch of prompts and predict for it.
 
-        Each client's prompts come in their order of arrival, which their requests keep on the way
-        to a scheduler.
+        The predictions for each client are in the order in which its prompts came, so that its
+        requests reach a scheduler in that order.
         """
         batch = sorted(self._next_batch(), key=lambda each: each[1])
         vectors = self._embedder.embed([prompt.text for _, _, prompt in batch])
@@ -203,7 +203,7 @@ class Worker:
         ]
 
     def report(self) -> list[Outgoing]:
-        """Commit ended answers, and return each client's news of its model."""
+        """Commit ended answers, and return for each client the state of its model."""
         news = dict[int, News]()
         for history in self._histories.values():
             has_new_prior = history.commit()

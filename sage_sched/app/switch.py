@@ -67,8 +67,8 @@ class Settings:
         return cls("fcfs", SageConfig()).changed(shown)
 
     def shown(self) -> dict[str, Any]:
-        """Return the changeable settings, as changed() takes them. Of the policies' sections, it
-        has the present policy's and the given ones."""
+        """Return the changeable settings, as changed() takes them. It includes the section of the
+        present policy, and the sections that were given."""
         sections = self.config.sections()
         if not self.is_stock:
             name = section_of(self.schedule_policy)

@@ -35,9 +35,9 @@ class Urgency(Policy):
     Inference".
 
     In the paper the level comes before all else, and a flood of urgent requests starves the others.
-    Here time, in work that the server has done, is cut into pieces of P = level_pools KV pools. Let
-    a be the work done when a job came, and l its level. Its bucket is floor(a / P) + l. Buckets go
-    in their order, and the jobs of one bucket by their Gittins index (SageSched).
+    Here time is measured by the work that the server has done, in pieces of P = level_pools KV
+    pools. Let a be the work done when a job came, and l its level. Its bucket is floor(a / P) + l.
+    Buckets go in their order, and the jobs of one bucket by their Gittins index (SageSched).
 
     Theorem: in the order, no job j of level l is behind a job that came when the server had done
     more than l * P of work since j came.

@@ -118,8 +118,8 @@ def drive(
 ) -> list[Answer]:
     """Send each request at its arrival time and wait for all the answers.
 
-    follows: by request, the index of the one after whose answer it comes, later by its pause,
-        instead of at its arrival time; None for none.
+    follows: for each request, the index of the request whose answer it waits for: it is sent its
+        pause after that. None if it is sent at its arrival time.
     timeout_s: a request fails if it is not answered this long after the last arrival, and after it
         was sent.
     label: of the progress bar.

@@ -66,8 +66,8 @@ class KeptServer:
         """Send requests to the server. If the host delays its device clock, send them again,
         because it may have been busy for a while. Raises ServerError.
 
-        name: of the log.
-        prepare: sends requests that do not count, first. Both senders get the server's URL.
+        name: the name of the log file.
+        send, prepare: get the server's URL. Requests of prepare come first and do not count.
         """
         device = self.servers.device
         for _ in range(_TRIES):
@@ -90,7 +90,7 @@ class KeptServer:
         """Return a server with empty caches, whose history has only the warmed records. Raises
         ServerError.
 
-        name: of its log, if it is started now.
+        name: the name of its log file, if it is started now.
         """
         stays = self.servers.device is not None
         if self._server is not None and self._server.running() and stays:
