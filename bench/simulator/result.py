@@ -39,6 +39,7 @@ class Served:
     gaps: how often each gap came, over all answers, in 1/GAPS_PER_S; empty if not counted.
     duration_s: from the first arrival to the last token.
     cached_tokens: tokens of all prompts found in the cache; None if not counted.
+    num_refused: requests that were refused, which are left out; None if not counted.
     """
 
     arrival_s: NDArray[np.float64]
@@ -55,6 +56,7 @@ class Served:
     gaps: Counter[int]
     duration_s: float
     cached_tokens: int | None
+    num_refused: int | None
 
     @classmethod
     def of(
@@ -118,6 +120,8 @@ class Served:
             numbers["p999_itl_ms"] = 1e3 * percentile_s(self.gaps, 99.9)
         if self.cached_tokens is not None:
             numbers["cached_share"] = self.cached_tokens / float(self.input_tokens.sum())
+        if self.num_refused is not None:
+            numbers["refused_share"] = self.num_refused / (self.num_refused + len(self.ttlt_s))
         return numbers
 
     def session_metrics(self) -> dict[str, float]:
@@ -168,7 +172,11 @@ class Served:
         pauses_s = tuple(self.pauses_s[place] for place in places)
         last_s = arrays["arrival_s"] + arrays["ttlt_s"]
         duration_s = float(last_s.max() - arrays["arrival_s"].min())
-        uncounted: dict[str, Any] = {"cached_tokens": None, "gaps": Counter()}
+        uncounted: dict[str, Any] = {
+            "cached_tokens": None,
+            "num_refused": None,
+            "gaps": Counter(),
+        }
         return Served(**arrays, hints=hints, pauses_s=pauses_s, duration_s=duration_s, **uncounted)
 
     def attainment(self) -> dict[str, Any]:
@@ -190,7 +198,6 @@ class Served:
 class Result(Served):
     """A run's figures, including the engine's.
 
-    num_refused: requests that are left out.
     num_retractions: how often a request lost its KV.
     num_preemptions: how often a request was preempted.
     preemptions: those of all requests, by whether memory ran out (else they were for a waiting
@@ -201,7 +208,6 @@ class Result(Served):
     wall_s: the time of the simulation. All else is the same for the same input, bit for bit.
     """
 
-    num_refused: int
     num_retractions: NDArray[np.int64]
     num_preemptions: NDArray[np.int64]
     preemptions: Counter[tuple[bool, PreemptionMode]]
@@ -214,7 +220,6 @@ class Result(Served):
         """Return the metrics, including the engine's."""
         return {
             **Served.metrics(self),
-            "refused_share": self.num_refused / (self.num_refused + len(self.ttlt_s)),
             "num_retractions": float(self.num_retractions.sum()),
             "num_yields": float(self.num_preemptions.sum()),
             "num_out_of_memory": float(sum(self.preemptions[True, way] for way in PreemptionMode)),

@@ -47,6 +47,7 @@ class Device:
             "--chunked-prefill-size", str(engine.chunked_prefill_size),
             "--max-prefill-tokens", str(engine.max_prefill_tokens),
             *(("--enable-mixed-chunk",) if engine.mixed_chunk else ()),
+            *_limit("--max-queued-requests", engine.max_queued_requests),
         )  # fmt: skip
 
     def environment(self, folder: Path) -> dict[str, str]:
@@ -73,6 +74,10 @@ class Device:
             overload=_faster(sage.overload, self.speed),
             step_time=sage.step_time and _faster(sage.step_time, self.speed),
         )
+
+
+def _limit(flag: str, number: int | None) -> tuple[str, ...]:
+    return () if number is None else (flag, str(number))
 
 
 def _all_parameters(sage: SageConfig) -> dict[str, Any]:

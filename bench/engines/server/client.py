@@ -10,6 +10,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +24,9 @@ from bench.simulator.result import Served
 from sage_sched.gap import GAPS_PER_S
 from sage_sched.slo import Deadlines
 
+# SGLang's reason, in a stream with status 200, under --max-queued-requests.
+_QUEUE_IS_FULL = "The request queue is full."
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -30,7 +34,8 @@ class Answer:
 
     seen: pairs of a time and the tokens of the answer that the client had, both rising.
     late_s: how long after its time it was sent, because the client was busy.
-    error: "" if it went well; else only sent_s counts.
+    error: "" if it went well, or if it was refused; else only sent_s counts.
+    is_refused: whether the server refused it because of its load. It then has no tokens.
     """
 
     sent_s: float
@@ -39,6 +44,7 @@ class Answer:
     cached_tokens: int = 0
     late_s: float = 0.0
     error: str = ""
+    is_refused: bool = False
 
     @property
     def output_tokens(self) -> int:
@@ -73,12 +79,17 @@ class Answer:
         return came_s
 
 
+class _RefusedError(Exception):
+    """The server refuses a request because of its load."""
+
+
 def problem_of(answers: Sequence[Answer]) -> str:
-    """Return why the run must not be counted, or ""."""
+    """Return why the run must not be counted, or "". Refused requests do not make it invalid,
+    unless all are refused."""
     failed = [answer for answer in answers if answer.error]
-    if not failed:
-        return ""
-    return f"{len(failed)} of {len(answers)} requests failed: {failed[0].error}"
+    if failed:
+        return f"{len(failed)} of {len(answers)} requests failed: {failed[0].error}"
+    return "all requests were refused" if all(answer.is_refused for answer in answers) else ""
 
 
 def body_of(
@@ -141,19 +152,22 @@ def drive(
         await asyncio.sleep((comes_s - now_s()) / speed)
         body, sent_s, seen = bodies[number], now_s(), list[tuple[float, int]]()
         meta: dict[str, Any] = {}
+        is_refused = False
         end_s = max(last_s, sent_s) + timeout_s
         try:
             async with asyncio.timeout((end_s - sent_s) / speed):
                 async for meta in _meta_infos(session, f"{url}/generate", body):
                     seen.append((now_s(), int(meta["completion_tokens"])))
             error = _error(body, seen)
+        except _RefusedError:
+            error, is_refused = "", True
         except TimeoutError:
             error = f"no answer {end_s:.0f} s after the run began"
         except (aiohttp.ClientError, OSError, ValueError) as problem:
             error = str(problem) or repr(problem)
         num_in, num_cached = int(meta.get("prompt_tokens", 0)), int(meta.get("cached_tokens", 0))
         late_s = sent_s - comes_s
-        answer = Answer(sent_s, tuple(seen), num_in, num_cached, late_s, error)
+        answer = Answer(sent_s, tuple(seen), num_in, num_cached, late_s, error, is_refused)
         answers[number] = answer
         progress.update()
         await asyncio.gather(
@@ -178,14 +192,20 @@ def drive(
 async def _meta_infos(
     session: aiohttp.ClientSession, url: str, body: Mapping[str, Any]
 ) -> AsyncIterator[dict[str, Any]]:
-    """Yield the meta_info of each part of an answer. Raises ValueError if the server refuses."""
+    """Yield the meta_info of each part of an answer. Raises _RefusedError if the server refuses
+    because of its load, and ValueError if it gives no answer for another reason."""
     async with session.post(url, json=body) as response:
+        if response.status == HTTPStatus.TOO_MANY_REQUESTS:
+            raise _RefusedError
         if response.status != 200:
             raise ValueError((await response.text()).strip()[:300] or f"status {response.status}")
         async for line in response.content:
             if line.startswith(b"data: {"):
                 meta = json.loads(line[6:]).get("meta_info")
-                if meta is None or (meta["finish_reason"] or {}).get("type") == "abort":
+                reason = (meta or {}).get("finish_reason") or {}
+                if reason.get("message") == _QUEUE_IS_FULL:
+                    raise _RefusedError
+                if meta is None or reason.get("type") == "abort":
                     raise ValueError(f"no answer: {line[:300].decode(errors='replace')}")
                 yield meta
 
@@ -202,8 +222,11 @@ def _error(body: Mapping[str, Any], seen: Sequence[tuple[float, int]]) -> str:
 def as_seen(
     alone_s: Callable[[int, int], float], requests: Sequence[SimRequest], answers: Sequence[Answer]
 ) -> Served:
-    """Return the clients' figures of these requests. alone_s: see Served.of."""
-    pairs = [*zip(requests, answers, strict=True)]
+    """Return the clients' figures of these requests, at least one of which was not refused.
+    alone_s: see Served.of."""
+    pairs = [pair for pair in zip(requests, answers, strict=True) if not pair[1].is_refused]
+    num_refused = len(answers) - len(pairs)
+    requests, answers = zip(*pairs, strict=True)
     # Between two looks, tokens came evenly.
     gaps_s = [np.diff(answer.token_s()) for answer in answers]
     return Served.of(
@@ -212,6 +235,7 @@ def as_seen(
         np.array([answer.sent_s for answer in answers]),
         np.array([answer.first_token_s for answer in answers]),
         np.array([answer.last_token_s for answer in answers]),
+        num_refused=num_refused,
         num_next_on_time=np.array([_num_on_time(*pair) for pair in pairs]),
         pauses_s=tuple(answer.pauses_s() for answer in answers),
         longest_gap_s=np.array([each.max(initial=0.0) for each in gaps_s]),

@@ -46,6 +46,8 @@ class _Stub(BaseHTTPRequestHandler):
         "error in the stream": (200, ('{"error": {"message": "refused"}}',)),
         "silent": (200, ()),
         "refused": (400, ("bad request",)),
+        "overloaded": (429, ('{"error": {"code": 429}}',)),
+        "full": (200, (said(0, '{"type": "abort", "message": "The request queue is full."}'),)),
     }
 
     def do_POST(self) -> None:
@@ -105,6 +107,17 @@ def test_a_bad_answer_makes_the_run_invalid(url: str, prompt: str, reason: str) 
     problem = problem_of(ask(url, "right", prompt, "right"))
     assert problem.startswith("1 of 3 requests failed")
     assert reason in problem
+
+
+@pytest.mark.parametrize("prompt", ["overloaded", "full"])
+def test_a_refused_request_counts_as_refused(url: str, prompt: str) -> None:
+    answers = ask(url, prompt, "right")
+    assert [answer.is_refused for answer in answers] == [True, False]
+    assert problem_of(answers) == ""
+    assert problem_of(answers[:1]) == "all requests were refused"
+    seen = as_seen(ALONE_S, [REQUEST] * 2, answers)
+    assert seen.metrics()["refused_share"] == 0.5
+    assert seen.arrival_s.tolist() == [answers[1].sent_s]
 
 
 def test_a_body_has_the_cap_of_all_and_its_own_length_where_no_scheduler_looks() -> None:
