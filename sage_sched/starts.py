@@ -13,7 +13,7 @@ from sage_sched.view import SchedulerView
 # Added to the key of a held job. Logarithms of indices are far smaller.
 _BEHIND = 1e3
 # At most this many jobs start together. A pass admits fewer.
-_MOST_TOGETHER = 64
+MOST_TOGETHER = 64
 
 
 class Starts:
@@ -115,7 +115,7 @@ class Starts:
         first_s: when a prefill step without tokens would end.
         """
         found, late = {}, []
-        for job in islice(self._fresh, _MOST_TOGETHER):
+        for job in islice(self._fresh, MOST_TOGETHER):
             cached_tokens = job.cached_input_tokens
             new_tokens = job.input_tokens - cached_tokens
             if new_tokens <= 0:  # prefilled on another server: there is no step to share

@@ -26,6 +26,8 @@ _MOST_SLOWDOWN = 2.0
 _MARGIN = 1.15
 # Weight of a prefill step in the number of requests that share one.
 _RECENT = 1 / 64
+# Arrivals in less time are no rate.
+_LEAST_SPAN_S = 1e-3
 _LEAST_RETRY_S, _MOST_RETRY_S = 1.0, 60.0
 
 
@@ -52,7 +54,8 @@ class Overload:
     A newcomer's last token waits for the jobs before it, and for later arrivals that overtake it,
     at the rate of the latest admitted ones. So a short request is not refused because long ones
     wait, and the server admits as much as it can serve in time. The first token of a request that
-    starts ahead of the order waits for prefills alone.
+    starts ahead of the order waits for prefills alone. The prefills of later requests delay its
+    other tokens.
 
     Nothing is refused while no request waits, while step times or lengths are unknown, or because
     it is slow by itself. Where tenants take turns, a request waits for no more than its tenant's
@@ -87,8 +90,10 @@ class Overload:
         row = row_of(job, policy, server)
         own, total = Work.of_quantum(row[None]), Work.of_quantum(rows)
         before = Work.ahead_of(row, rows, ties=True)
-        pace = Pace.of(total + own, server, self._together, moves=policy.starts_early)
         latest, span_s = Work(), self._arrivals.span_s(now_s)
+        admitted = self._arrivals.admitted()
+        rate = admitted.jobs / max(span_s, _LEAST_SPAN_S) if policy.starts_early else None
+        pace = Pace.of(total + own, server, self._together, rate)
         if pace.busy_s(self._arrivals.offered()) >= _MARGIN * span_s:
             latest = self._arrivals.ahead_of(row) * _MARGIN
         if job.hints.shares_fairly:
@@ -96,7 +101,9 @@ class Overload:
             share = num_theirs * num_tenants / max(1, len(rows))
             before, latest = before * min(1.0, share), latest * min(1.0, share)
         fresh = total if policy.starts_early else None
-        return Newcomer(row, own, before, fresh, latest, span_s, pace)
+        starts_s = pace.starts_s(admitted) if policy.starts_early else 0.0
+        served_s = pace.busy_s(admitted)
+        return Newcomer(row, own, before, fresh, latest, span_s, starts_s, served_s, pace)
 
     def refuses(
         self, job: Job, newcomer: Newcomer, now_s: float, *, any_waits: bool, knows_steps: bool
@@ -136,7 +143,7 @@ class Overload:
             return None
         in_time_s = ttft_s + newcomer.own.steps * tpot_s
         limit_s = strict * max(in_time_s, _MOST_SLOWDOWN * newcomer.alone_s)
-        slack_s = limit_s - newcomer.alone_s
+        slack_s = limit_s - newcomer.alone_s - newcomer.stopped_s(limit_s)
         if newcomer.waited_s(slack_s) > slack_s:
             return Refusal("ttlt", newcomer.ttlt_s, limit_s)
         return None

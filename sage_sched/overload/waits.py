@@ -17,6 +17,8 @@ class Newcomer:
     row: its row (sage_sched.overload.work). own, before: its work, and the work before it. fresh:
     the work of the jobs that start with it, ahead of the order; None if it starts in its turn.
     latest, span_s: the work before it that the latest arrivals brought, and in how long.
+    starts_s, served_s: the time that the starts of all those arrivals take, and all of their work.
+    Each start ahead of the order stops all decoding; if none does, starts_s is 0.
     """
 
     row: Floats
@@ -25,6 +27,8 @@ class Newcomer:
     fresh: Work | None
     latest: Work
     span_s: float
+    starts_s: float
+    served_s: float
     pace: Pace
 
     @property
@@ -48,6 +52,11 @@ class Newcomer:
             return room_s
         return room_s + self.pace.busy_s(self.latest) * (within_s / max(self.span_s, within_s))
 
+    def stopped_s(self, within_s: float) -> float:
+        """Return how long its decoding stops within this time for the starts of others, at the rate
+        of the latest arrivals, but no faster than the server serves them."""
+        return self.starts_s * (within_s / max(self.span_s, self.served_s, within_s))
+
     @property
     def wait_s(self) -> float:
         """Return the time until its last token in which other jobs are served instead."""
@@ -64,4 +73,7 @@ class Newcomer:
 
     @property
     def ttlt_s(self) -> float:
-        return self.wait_s + self.alone_s
+        undisturbed_s = ttlt_s = self.wait_s + self.alone_s
+        for _ in range(_ROUNDS):
+            ttlt_s = undisturbed_s + self.stopped_s(ttlt_s)
+        return ttlt_s

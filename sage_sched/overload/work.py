@@ -11,6 +11,7 @@ import numpy as np
 from sage_sched.distribution import Floats
 from sage_sched.job import Job
 from sage_sched.policy import Policy
+from sage_sched.starts import MOST_TOGETHER
 from sage_sched.steps import ServerFacts
 
 # The columns of a job's row: its level and key, as in sage_sched.waiting_queue; the seconds that
@@ -107,21 +108,33 @@ class Pace:
     start_s: float
 
     @classmethod
-    def of(cls, work: Work, server: ServerFacts, together: float, *, moves: bool) -> Pace:
-        """work: of the jobs that fill the batches, at least one. together: how many jobs share a
-        prefill. moves: whether each takes the place of another."""
+    def of(cls, work: Work, server: ServerFacts, together: float, rate: float | None) -> Pace:
+        """work: of the jobs that fill the batches, at least one. together: how many jobs have
+        shared a prefill of late. rate: at which jobs start ahead of the order, each in the place of
+        another; None if they start in turn.
+
+        A full batch holds such jobs until many share a prefill (sage_sched.starts). A batch with
+        room does not, so its starts cost more than those of a full one.
+        """
         kv_tokens, step_time = work.kv / work.jobs, server.step_time
         batch = max(1.0, min(server.max_running_requests, server.kv_pool_tokens / kv_tokens))
         step_s = step_time.decode_s(int(batch), int(batch * kv_tokens))
-        move_s = server.swap_s(int(kv_tokens)) if moves else 0.0
+        move_s = 0.0
+        if rate is not None:
+            held = math.sqrt(2 * rate * batch * step_time.prefill_base_s)
+            together = max(together, min(MOST_TOGETHER, held))
+            move_s = server.swap_s(int(kv_tokens))
         return cls(server, step_s, step_time.prefill_base_s / together + move_s)
 
     def busy_s(self, work: Work) -> float:
         """Return how long this work takes."""
         by_slots = work.steps / self.server.max_running_requests
         by_pool = work.kv_steps / self.server.kv_pool_tokens
-        starts_s = work.prompts_s + work.prefills * self.start_s
-        return starts_s + max(by_slots, by_pool) * self.step_s
+        return self.starts_s(work) + max(by_slots, by_pool) * self.step_s
+
+    def starts_s(self, work: Work) -> float:
+        """Return how long these jobs take to start."""
+        return work.prompts_s + work.prefills * self.start_s
 
     def first_s(self, work: Work) -> float:
         """Return how long the prompts of new jobs take together, with a decode step between."""
@@ -224,6 +237,11 @@ class Arrivals:
     def offered(self) -> Work:
         """Return the work of all of them to their ends, refused or not."""
         rows = self._rows[: self._number]
+        return Work.of(rows, rows[:, _MEAN])
+
+    def admitted(self) -> Work:
+        """Return the work of the admitted ones to their ends."""
+        rows = self._rows[self._admitted]
         return Work.of(rows, rows[:, _MEAN])
 
     def ahead_of(self, place: Floats) -> Work:

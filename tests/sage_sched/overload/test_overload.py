@@ -220,6 +220,20 @@ def test_more_work_never_makes_a_wait_shorter(
         assert all(a <= b + 1e-9 for a, b in zip(one, more, strict=True))
 
 
+def test_an_answer_takes_longer_while_long_prompts_start() -> None:
+    found = []
+    for input_tokens in (100, 3000):
+        door = Door()
+        for _ in range(20):
+            (job,) = door.fill(1, 50, input_tokens=input_tokens)
+            door.overload.ended(job)
+        job, _ = door.ask(50)
+        found.append(door.overload.newcomer(job, door.policy, SERVER, door.now_s))
+    short, long = found
+    assert short.ttft_s == long.ttft_s
+    assert long.ttlt_s > 1.2 * short.ttlt_s
+
+
 def test_jobs_are_let_go_where_nothing_is_refused() -> None:
     """On prefill and decode servers the predicted times of a newcomer are never computed."""
     overload = Overload(SECOND_SLOS)
