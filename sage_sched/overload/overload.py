@@ -101,9 +101,8 @@ class Overload:
             share = num_theirs * num_tenants / max(1, len(rows))
             before, latest = before * min(1.0, share), latest * min(1.0, share)
         fresh = total if policy.starts_early else None
-        starts_s = pace.starts_s(admitted) if policy.starts_early else 0.0
-        served_s = pace.busy_s(admitted)
-        return Newcomer(row, own, before, fresh, latest, span_s, starts_s, served_s, pace)
+        early = admitted if policy.starts_early else Work()
+        return Newcomer(row, own, before, fresh, latest, span_s, early, pace)
 
     def refuses(
         self, job: Job, newcomer: Newcomer, now_s: float, *, any_waits: bool, knows_steps: bool

@@ -17,8 +17,7 @@ class Newcomer:
     row: its row (sage_sched.overload.work). own, before: its work, and the work before it. fresh:
     the work of the jobs that start with it, ahead of the order; None if it starts in its turn.
     latest, span_s: the work before it that the latest arrivals brought, and in how long.
-    starts_s, served_s: the time that the starts of all those arrivals take, and all of their work.
-    Each start ahead of the order stops all decoding; if none does, starts_s is 0.
+    early: the work of all those arrivals if they start ahead of the order, which stops decoding.
     """
 
     row: Floats
@@ -27,8 +26,7 @@ class Newcomer:
     fresh: Work | None
     latest: Work
     span_s: float
-    starts_s: float
-    served_s: float
+    early: Work
     pace: Pace
 
     @property
@@ -55,7 +53,8 @@ class Newcomer:
     def stopped_s(self, within_s: float) -> float:
         """Return how long its decoding stops within this time for the starts of others, at the rate
         of the latest arrivals, but no faster than the server serves them."""
-        return self.starts_s * (within_s / max(self.span_s, self.served_s, within_s))
+        span_s = max(self.span_s, self.pace.busy_s(self.early), within_s)
+        return self.pace.starts_s(self.early) * (within_s / span_s)
 
     @property
     def wait_s(self) -> float:

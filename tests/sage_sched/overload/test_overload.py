@@ -214,7 +214,7 @@ def test_more_work_never_makes_a_wait_shorter(
         door.policy.on_arrival(job)
         found = door.overload.newcomer(job, door.policy, SERVER, door.now_s)
         # One pace for all: another mix of prompts makes other batches.
-        found = replace(found, pace=replace(found.pace, step_s=0.05))
+        found = replace(found, pace=replace(found.pace, step_s=0.05, start_s=0.01))
         times.append((found.ttft_s, found.ttlt_s))
     for one, more in pairwise(times):
         assert all(a <= b + 1e-9 for a, b in zip(one, more, strict=True))
