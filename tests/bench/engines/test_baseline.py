@@ -42,22 +42,19 @@ def test_the_fit_finds_a_linear_time(base: float, per_input: float, per_output: 
 def slots(answers: NDArray[np.int64], prompts: NDArray[np.int64]) -> Callable[[Any], Served]:
     """A server of 10 slots, first come, first served: 10 ms per answer token, 1 ms per prompt
     token, requests of these lengths."""
+    lengths = [*zip(prompts.tolist(), answers.tolist(), strict=True)]
 
     def serve(arrivals_s: NDArray[np.float64]) -> Served:
         free_s, first_s, last_s = np.zeros(10), [], []
-        for at_s, answer_tokens, prompt_tokens in zip(arrivals_s, answers, prompts, strict=False):
+        for at_s, (prompt_tokens, answer_tokens) in zip(arrivals_s, lengths, strict=False):
             slot = int(np.argmin(free_s))
             first_s.append(max(at_s, free_s[slot]) + 0.001 * prompt_tokens)
             free_s[slot] = first_s[-1] + 0.01 * answer_tokens
             last_s.append(free_s[slot])
-        requests = [
-            SimRequest(0.0, int(i), int(o), int(o), None, "")
-            for i, o in zip(prompts, answers, strict=True)
-        ][: len(arrivals_s)]
         return Served.of(
-            lambda *_: 1.0, requests, arrivals_s, np.array(first_s), np.array(last_s),
-            num_next_on_time=np.zeros(0, int), pauses_s=(), longest_gap_s=np.zeros(0),
-            gaps=Counter(), cached_tokens=None,
+            lambda *_: 1.0, [SimRequest(0.0, i, o, o, None, "") for i, o in lengths[: len(last_s)]],
+            arrivals_s, np.array(first_s), np.array(last_s), num_next_on_time=np.zeros(0, int),
+            pauses_s=(), longest_gap_s=np.zeros(0), gaps=Counter(), cached_tokens=None,
         )  # fmt: skip
 
     return serve
@@ -87,11 +84,11 @@ def test_the_simulator_keeps_up_below_its_capacity_and_not_above() -> None:
     loaded = Loaded(Load(name="chat", workload={"name": "mixed"}, arrivals="pulse"), None)
     waits = []
     for load in (0.9, 1.1):
-        arm, rate_per_s = Arm(policy="fcfs"), load * loaded.saturated.capacity
-        arrivals_s = poisson_arrivals(6000, 3) / rate_per_s
+        arm = Arm(policy="fcfs")
+        arrivals_s = poisson_arrivals(6000, 3) / (load * loaded.saturated.capacity)
         requests = loaded.source.requests(arm, arrivals_s, 3, 4096, Purpose.REPORT)
-        result = served(loaded.load, arm, requests)
-        waits.append([float(part.mean()) for part in np.array_split(result.ttft_s, 3)])
+        ttft_s = served(loaded.load, arm, requests).ttft_s
+        waits.append([float(part.mean()) for part in np.array_split(ttft_s, 3)])
     below, above = waits
     assert max(below) < 30
     assert above[2] > 1.5 * above[1] > 1.5 * above[0]

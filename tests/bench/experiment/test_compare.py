@@ -30,34 +30,25 @@ def test_a_small_comparison_end_to_end(tmp_path: Path, capsys: pytest.CaptureFix
         assert run.metrics["offered_rate"] == 20
         assert len(run.about["requests"]["output_tokens"]) == 12
         assert max(run.about["requests"]["output_tokens"]) < 64
-        settings = run.about["settings"]
-        assert settings["sglang"]
-        assert settings["cpu"]
-        assert settings["arrivals"] == "bursts"
+        assert run.about["settings"]["sglang"]
+        assert run.about["settings"]["arrivals"] == "bursts"
     fcfs, sage = (run.about["requests"] for run in runs)
-    for same in ("class", "input_tokens", "output_tokens"):
-        assert fcfs[same] == sage[same]
+    assert all(fcfs[same] == sage[same] for same in ("class", "input_tokens", "output_tokens"))
     # Under our policy every request of the run was ranked; the stock server has no such counter.
     assert runs[0].about["counters"] == {}
     assert sum(runs[1].about["counters"]["num_ranked"].values()) >= 12
-
     log = next((output / "logs").glob(f"{tuned}*seed-0.log")).read_text()
     assert "'schedule_conservativeness': 0.3" in log
     assert "mean TTLT, ratio" in capsys.readouterr().out
-    assert (output / "report.html").read_text().count("<svg") == 1
 
     step_time = tmp_path / "step_time.yaml"
     step_time.write_text("step_time: {decode_base_ms: 5.0}\n")
     options = ["--step-time", str(step_time), "--output", str(tmp_path / "validate")]
     assert validate.main([str(file), *options]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    measured = {
-        line.split()[1]: float(line.split()[2]) for line in lines if line.split()[:1] == ["20"]
-    }
-    assert set(measured) == {tuned, "sage"}
-    for run in runs:
-        mean_s = run.metrics["mean_e2e_latency_ms"] / 1e3
-        assert measured[run.policy] == pytest.approx(mean_s, abs=0.01)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    measured_s = {line[1]: float(line[2]) for line in lines if line[:1] == ["20"]}
+    means_s = {run.policy: run.metrics["mean_e2e_latency_ms"] / 1e3 for run in runs}
+    assert measured_s == pytest.approx(means_s, abs=0.01)
 
 
 @pytest.mark.server
@@ -73,10 +64,3 @@ def test_step_times_are_fitted_to_a_real_server(
     assert config.step_time.decode_base_ms + config.step_time.decode_request_ms > 0
     assert config.step_time != StepTimeConfig()
     assert "half of the steps" in capsys.readouterr().out
-
-
-def test_a_comparison_without_data_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["bench", "--data", str(tmp_path), "--output", str(tmp_path)]) == 2
-    assert "alpaca_eval.jsonl.gz" in capsys.readouterr().err

@@ -79,7 +79,6 @@ def test_pages_and_pictures_agree_with_the_records() -> None:
 
 
 def test_every_record_has_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    # The real model's are of predictions, not of runs.
     names = [f.stem for f in records.FOLDER.glob("*.jsonl")]
     assert main(["bench", "table", *names]) == 0
     assert capsys.readouterr().out.count("Made by `") >= len(names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,39 +47,30 @@ def test_nothing_is_tuned_on_reported_prompts() -> None:
     assert not (reported | tuned) & measured
 
 
+def tuned(**fields: Any) -> Experiment:
+    return Experiment.parse("tuned", {"title": "", "arms": ["sage"], "seeds": 1, **fields})
+
+
 def test_the_best_tuned_policy_comes_first() -> None:
-    experiment = Experiment.parse(
-        "tuned",
-        {
-            "title": "",
-            "arms": ["sage"],
-            "tuned": {"policies": ["fcfs"], "clips": [64, 4096], "seeds": [5]},
-            "seeds": 1,
-            "defaults": {"workload": "mixed", "rate": 20, "num_requests": 60, "arrivals": "pulse"},
-        },
+    experiment = tuned(
+        tuned={"policies": ["fcfs"], "clips": [64, 4096], "seeds": [5]},
+        defaults={"workload": "mixed", "rate": 20, "num_requests": 60, "arrivals": "pulse"},
     )
     found = run(experiment, Options(), lambda _: None)
     assert [record.arm for record in found] == ["fcfs@clip=64", "sage"]
 
 
 def test_a_setting_under_which_a_server_ends_is_not_the_best() -> None:
-    experiment = Experiment.parse(
-        "tuned",
-        {
-            "title": "",
-            "arms": ["sage"],
-            "tuned": {
-                "policies": ["shortest-prefill-first", "fcfs"], "clips": [16], "seeds": [5],
-            },
-            "seeds": 1,
-            "defaults": {
-                "workload": {
-                    "name": "two kinds", "short_share": 0.9, "short_tokens": [20, 800],
-                    "long_tokens": [8000, 9000], "sensitive": False,
-                },
-                "rate": 10, "num_requests": 150, "arrivals": "pulse", "max_new_tokens": 1024,
-                "engine": {"kv_pool_tokens": 40000, "chunked_prefill_size": 2048},
-            },
+    workload = {
+        "name": "two kinds", "short_share": 0.9, "short_tokens": [20, 800],
+        "long_tokens": [8000, 9000], "sensitive": False,
+    }  # fmt: skip
+    experiment = tuned(
+        tuned={"policies": ["shortest-prefill-first", "fcfs"], "clips": [16], "seeds": [5]},
+        defaults={
+            "workload": workload, "rate": 10, "num_requests": 150, "arrivals": "pulse",
+            "max_new_tokens": 1024,
+            "engine": {"kv_pool_tokens": 40000, "chunked_prefill_size": 2048},
         },
     )  # fmt: skip
     loaded = Loaded(experiment.loads[0], None)
@@ -90,25 +82,12 @@ def test_a_setting_under_which_a_server_ends_is_not_the_best() -> None:
 
 def test_urgent_requests_wait_less_if_a_level_is_said(tmp_path: Path) -> None:
     triage_like(tmp_path)
-    experiment = replace(
-        small("urgency"), loads=[replace(small("urgency").loads[0], num_requests=150)]
-    )
-    found = {
-        record.arm: record.metrics
-        for record in run(experiment, Options(data=tmp_path), lambda _: None)
-    }
-    ttft_ms = {arm: metrics["mean_ttft_ms:1"] for arm, metrics in found.items()}
+    experiment = small("urgency")
+    experiment = replace(experiment, loads=[replace(experiment.loads[0], num_requests=150)])
+    found = run(experiment, Options(data=tmp_path), lambda _: None)
+    ttft_ms = {record.arm: record.metrics["mean_ttft_ms:1"] for record in found}
     assert ttft_ms["urgency, by the expert"] < 0.5 * ttft_ms["fcfs"]
     assert ttft_ms["urgency, by the expert"] < ttft_ms["urgency, by chance"]
-
-
-@pytest.mark.slow
-def test_deadlines_have_their_measures(tmp_path: Path) -> None:
-    found = run(small("slo"), Options(data=azure_like(tmp_path)), lambda _: None)
-    assert len(found) == len(Experiment.read("slo").arms)
-    for record in found:
-        assert 0 <= record.metrics["missed_tdg"] <= 1
-        assert record.metrics["p99_ttft_ms:w1"] > 0
 
 
 def test_many_engines_apart_have_dispatchers_and_first_tokens_are_counted(tmp_path: Path) -> None:
@@ -118,18 +97,16 @@ def test_many_engines_apart_have_dispatchers_and_first_tokens_are_counted(tmp_pa
     assert all(record.metrics["ttft_attainment"] > 0.5 for record in found)
 
 
-def test_every_dispatcher_has_its_row() -> None:
-    experiment = small("cluster", workload={"name": "mixed"}, arrivals="pulse", rate="6")
+CLUSTER = {"workload": {"name": "mixed"}, "arrivals": "pulse", "rate": "6"}
+
+
+@pytest.mark.parametrize(
+    ("name", "load"), [("best-effort", {}), ("gaps", {}), ("cluster", CLUSTER)]
+)
+def test_experiments_without_data_run_small(name: str, load: dict[str, Any]) -> None:
+    experiment = small(name, **load)
     found = run(experiment, Options(), lambda _: None)
     assert [record.arm for record in found] == [arm.name for arm in experiment.arms]
-    assert all(record.metrics["mean_e2e_latency_ms"] > 0 for record in found)
-
-
-@pytest.mark.parametrize("name", ["best-effort", "gaps"])
-def test_experiments_without_data_run_small(name: str) -> None:
-    experiment = small(name)
-    found = run(experiment, Options(), lambda _: None)
-    assert len(found) == len(experiment.arms)
     for record in found:
         assert {*experiment.columns, *experiment.ratios} <= set(record.metrics), record.arm
 
@@ -149,22 +126,14 @@ def test_missing_data_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.slow
 def test_loads_of_a_mix_share_a_setting_and_a_capacity() -> None:
-    experiment = Experiment.parse(
-        "any",
-        {
-            "title": "",
-            "arms": ["fcfs"],
-            "tuned": {
-                "policies": ["fcfs"], "clips": [64, 512], "by": "good_share", "rates": ["1x"],
-            },
-            "seeds": 1,
-            "defaults": {
-                "workload": "mixed", "arrivals": "pulse", "num_requests": 200,
-                "capacity_by": "tuned", "measured": [0.2, 0.8], "max_new_tokens": 512,
-                "engine": {"max_running_requests": 16},
-            },
-            "loads": {"chat": {"rates": ["0.5x", "2x"]}},
+    experiment = tuned(
+        arms=["fcfs"],
+        tuned={"policies": ["fcfs"], "clips": [64, 512], "by": "good_share", "rates": ["1x"]},
+        defaults={
+            "workload": "mixed", "arrivals": "pulse", "num_requests": 200, "capacity_by": "tuned",
+            "measured": [0.2, 0.8], "max_new_tokens": 512, "engine": {"max_running_requests": 16},
         },
+        loads={"chat": {"rates": ["0.5x", "2x"]}},
     )  # fmt: skip
     found = run(experiment, Options(), lambda _: None)
     assert [record.load for record in found] == ["chat, 0.5x"] * 2 + ["chat, 2x"] * 2
@@ -175,13 +144,3 @@ def test_loads_of_a_mix_share_a_setting_and_a_capacity() -> None:
     assert good["chat, 0.5x"] > 0.9 > good["chat, 2x"]
     again = run(experiment, Options(jobs=2), lambda _: None)
     assert sorted(r.line() for r in again) == sorted(r.line() for r in found)
-
-
-def test_capacity_is_measured_in_order_of_arrival() -> None:
-    load = Load(
-        name="", rate="1x", capacity_by="fcfs@clip=64", max_new_tokens=512,
-        workload={"name": "mixed"}, engine={"max_running_requests": 8},
-    )  # fmt: skip
-    by_arrival = Loaded(load, None).saturated
-    by_length = replace(load, capacity_by="shortest-prefill-first@clip=64")
-    assert Loaded(by_length, None).saturated == by_arrival

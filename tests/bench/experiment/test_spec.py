@@ -32,10 +32,8 @@ def test_a_new_experiment_is_under_twenty_lines_of_data(
     command = f"bench run {tmp_path / 'mine.toml'} --seeds 2 --output {tmp_path}"
     assert main(command.split()) == 0
     told = capsys.readouterr().out
-    assert "Two policies under a load of my own" in told
-    assert [line.split("`")[1] for line in told.splitlines() if "`" in line] == [
-        "fcfs@clip=256", "ours",
-    ]  # fmt: skip
+    labels = [line.split("`")[1] for line in told.splitlines() if "`" in line]
+    assert labels == ["fcfs@clip=256", "ours"]
     lines = (tmp_path / "records" / "mine.jsonl").read_text().splitlines()
     assert len(lines) == 2 * 2
     # New records replace the old ones of the same run.
@@ -52,7 +50,6 @@ def test_a_new_experiment_is_under_twenty_lines_of_data(
         ({"arms": [{"policy": "sage", "settings": {"policy": {"sage": {"x": 1}}}}]}, "x"),
         ({"arms": [{"policy": "sage", "colour": "red"}]}, "'colour', allowed: policy"),
         ({"defaults": {"arrivals": "often"}}, "'often', allowed: pulse"),
-        ({"defaults": {"preset": "abacus"}}, "'abacus', allowed: h800"),
         ({"defaults": {"rate": "fast"}}, "multiple"),
         ({"defaults": {"engine": {"wheels": 4}}}, "'wheels', allowed"),
     ],
@@ -72,7 +69,5 @@ def test_rates_are_absolute_or_of_the_capacity() -> None:
 
 def test_experiments_are_listed_in_order(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "list"]) == 0
-    told = capsys.readouterr().out
-    assert [line.split()[0] for line in told.splitlines()] == names()
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == names()
     assert main(["bench", "run", "nothing"]) == 2
-    assert "known: agents" in capsys.readouterr().err

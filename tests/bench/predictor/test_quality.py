@@ -15,6 +15,7 @@ from predictor_store.data.warm import Observation
 from predictor_store.predict.embedder import Embedder
 from sage_sched.cli import main
 from sage_sched.distribution import LengthDistribution
+from tests.predictor_store.samples import lines
 
 pytestmark = pytest.mark.slow
 
@@ -34,10 +35,10 @@ def test_crps_is_mean_distance_less_half_the_mean_spread(lengths: list[int], len
 
 
 def test_the_gain_is_the_share_saved() -> None:
-    def outcomes(crps: float) -> list[Outcome]:
-        return [Outcome(str(i), 1 + i, i, crps, True) for i in range(50)]
-
-    found = quality(outcomes(3.0), outcomes(4.0))
+    ours, theirs = (
+        [Outcome(str(i), 1 + i, i, crps, True) for i in range(50)] for crps in (3.0, 4.0)
+    )
+    found = quality(ours, theirs)
     assert (found.gain, found.gain_low, found.gain_high) == pytest.approx((0.25, 0.25, 0.25))
     assert found.spearman == pytest.approx(1)
 
@@ -82,15 +83,13 @@ def test_prompts_that_tell_are_understood(embedder: Embedder) -> None:
 
 
 def test_the_command_reads_datasets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "mine.jsonl"
     rows = [{"prompt": o.prompt, "output_tokens": o.output_tokens} for o in answered(250)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = lines(tmp_path / "mine.jsonl", *rows)
     assert main(["bench", "predictor", str(file)]) == 0
     assert DEFAULT in capsys.readouterr().out
     assert main(["bench", "predictor", str(file), "--json"]) == 0
     read = json.loads(capsys.readouterr().out)
     assert {row["predictor"] for row in read} == set(CANDIDATES) - {THRESHOLD}
     assert all(row["num_answers"] == 150 for row in read)
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows[:50]))
-    assert main(["bench", "predictor", str(file)]) == 2
+    assert main(["bench", "predictor", str(lines(file, *rows[:50]))]) == 2
     assert "too few" in capsys.readouterr().err

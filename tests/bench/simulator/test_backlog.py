@@ -14,7 +14,7 @@ from tests.bench.simulator.traffic import CONFIG, known, request
 SERVER = H800_QWEN3_32B.server_facts()
 
 
-@pytest.mark.parametrize("number", [1, 20, 200, 1000])
+@pytest.mark.parametrize("number", [1, 20, 1000])
 @pytest.mark.parametrize("mean_tokens", [60.0, 300.0])
 @pytest.mark.parametrize("policy", ["sage", "fcfs-fill"])
 def test_a_backlog_ends_with_nine_in_ten(number: int, mean_tokens: float, policy: str) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bench.simulator.node import Node
-from bench.simulator.presets import Engine
+from bench.simulator.presets import WRITE_POLICIES, Engine
 from bench.simulator.request import Progress, SimRequest
 from bench.simulator.result import alone_s
 from bench.simulator.run import make_node, simulate
@@ -42,14 +42,6 @@ def prefill_s(new_tokens: int, done_tokens: int = 0) -> float:
 
 def decode_s(*context_tokens: int) -> float:
     return sum(STEP_TIME.decode_s(1, tokens) for tokens in context_tokens)
-
-
-def test_one_request_alone() -> None:
-    result = simulate(ROOMY, "fcfs", CONFIG, [request(1.0, 100, 4)], CHECKED)
-    assert result.ttft_s[0] == pytest.approx(prefill_s(100))
-    assert result.ttlt_s[0] == pytest.approx(prefill_s(100) + decode_s(101, 102, 103))
-    assert result.alone_s[0] == pytest.approx(result.ttlt_s[0])
-    assert result.metrics()["largest_slowdown"] == pytest.approx(1.0)
 
 
 def test_a_long_prompt_is_prefilled_in_chunks_before_anyone_decodes() -> None:
@@ -92,16 +84,6 @@ def test_admission_sets_caps_aside(
     assert gets_in == ("beside" if is_beside else "after" if is_after else "next")
 
 
-def test_a_full_batch_stays_so_until_a_request_leaves() -> None:
-    # With the first two the third does not fit at once (1380 - 100 - 0.7 * 399 - 501 < 501). As
-    # they run, SGLang comes to expect less of them, but it does not ask again.
-    engine = replace(ROOMY, kv_pool_tokens=1380)
-    requests = [request(0.0, 100, 380), request(0.001, 100, 380), request(0.002, 100, 1)]
-    result = simulate(engine, "fcfs", CONFIG, requests, CHECKED)
-    assert result.ttft_s[1] < 0.1
-    assert result.ttlt_s[2] > min(result.ttlt_s[:2])
-
-
 @pytest.mark.parametrize("is_mixed", [True, False])
 @pytest.mark.parametrize("decode", [DecodeConfig(), DecodeConfig(max_gap_ms=22.0)])
 @pytest.mark.parametrize("hints", [NO_HINTS, Hints(tpot_slo_ms=1.0)])
@@ -115,28 +97,58 @@ def test_a_chunked_prompt_is_never_stuck(
     assert 0.5 + result.ttft_s[-1] < min(result.ttlt_s[:-1])
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("options", [STAY, CHECKED], ids=["stay", "preempt"])
+def with_documents(requests: list[SimRequest]) -> list[SimRequest]:
+    """Half of each prompt becomes the beginning of one of a few documents."""
+    rng, shared = np.random.default_rng(0), []
+    for number, each in enumerate(requests):
+        half = each.input_tokens // 2
+        own = (100 + number, 0, each.input_tokens - half)
+        spans = ((int(rng.integers(4)), 0, half), own) if half else (own,)
+        shared.append(replace(each, spans=spans))
+    return shared
+
+
+@pytest.mark.parametrize(("options", "page_size"), [(STAY, 1), (CHECKED, 16)])
 @pytest.mark.parametrize("policy", [*sorted(STOCK), *policy_names()])
 def test_invariants_hold_on_mixed_traffic(policy: str, options: Options, page_size: int) -> None:
-    engine = replace(SMALL, page_size=page_size)
     requests = mixed(150, 6.0, 3, unknown=0.0 if policy == "srpt-oracle" else 0.1)
-    assert max(one.input_tokens for one in requests) > SMALL.chunked_prefill_size
-    result = simulate(engine, policy, CONFIG, requests, options)
-    assert (result.ttlt_s >= result.alone_s * (1 - 1e-9)).all()
+    result = simulate(
+        replace(SMALL, page_size=page_size), policy, CONFIG, with_documents(requests), options
+    )
+    assert result.prefill_tokens < sum(each.input_tokens for each in requests)
     if policy == "sage" or not options.preempt:
         assert (result.num_preemptions.sum() > 0) == options.preempt
-    simulate(replace(MANY_SLOTS, page_size=page_size), policy, CONFIG, burst(), options)
+    apart = simulate(replace(MANY_SLOTS, page_size=page_size), policy, CONFIG, burst(), options)
+    assert (apart.ttlt_s >= apart.alone_s * (1 - 1e-9)).all()
+
+
+@pytest.mark.parametrize("write_policy", WRITE_POLICIES)
+@pytest.mark.parametrize("policy", ["fcfs", "lpm", "sage"])
+def test_invariants_hold_with_a_host_tier(policy: str, write_policy: str) -> None:
+    requests = with_documents(mixed(150, 6.0, 5))
+    without, with_tier = (
+        simulate(
+            replace(SMALL, hicache_write_policy=write_policy, hicache_ratio=ratio),
+            policy, CONFIG, requests, CHECKED,
+        )
+        for ratio in (0.0, 1.5)
+    )  # fmt: skip
+    assert with_tier.prefill_tokens < without.prefill_tokens
+
+
+@pytest.mark.parametrize("policy", ["sage", "fcfs-fill", "uniboost"])
+def test_a_document_that_many_ask_about_at_once_is_computed_once(policy: str) -> None:
+    requests = [
+        request(0.0, 168, 5, spans=((1, 0, 160), (100 + number, 0, 8))) for number in range(5)
+    ]
+    assert simulate(SMALL, policy, CONFIG, requests, CHECKED).prefill_tokens == 160 + 5 * 8
+    assert simulate(SMALL, "fcfs", CONFIG, requests, CHECKED).prefill_tokens > 2 * 168
 
 
 def started(
-    policy: str,
-    requests: list[SimRequest],
-    finished: list[Progress],
-    options: Options,
-    engine: Engine = SMALL,
+    policy: str, requests: list[SimRequest], finished: list[Progress], engine: Engine = SMALL
 ) -> Node:
-    node = make_node(engine, policy, CONFIG, options, finished.append)
+    node = make_node(engine, policy, CONFIG, CHECKED, finished.append)
     for index, each in enumerate(requests):
         node.submit(each, index)
     return node
@@ -150,7 +162,7 @@ def test_leaps_are_steps(policy: str, is_mixed: bool) -> None:
     requests = [replace(each, hints=hints) for each in mixed(80, 6.0, 5)]
     leaped = simulate(engine, policy, CONFIG, requests)
     finished: list[Progress] = []
-    node = started(policy, requests, finished, CHECKED, engine)
+    node = started(policy, requests, finished, engine)
     while node.num_outstanding:
         before_s = node.now_s
         node.advance(math.nextafter(before_s, math.inf))
@@ -172,7 +184,7 @@ def test_no_decision_depends_on_a_true_length_that_is_not_yet_known(policy: str)
     def found(requests: list[SimRequest]) -> tuple[list[Progress], object]:
         """Return the finished requests, and the place and tokens of the others."""
         finished: list[Progress] = []
-        node = started(policy, requests, finished, CHECKED)
+        node = started(policy, requests, finished)
         node.advance(until_s)
         for progress in node.state.decode:
             node.state.decode.sync(progress)
@@ -195,10 +207,10 @@ def test_no_decision_depends_on_a_true_length_that_is_not_yet_known(policy: str)
 
 
 def test_predictions_delay_all_but_stock_policies() -> None:
-    requests, options = [request(0.0, 10, 5)], Options(prediction_delay_s=0.5)
-    plain = simulate(SMALL, "ssjf", CONFIG, requests)
-    assert simulate(SMALL, "ssjf", CONFIG, requests, options).ttft_s[0] == plain.ttft_s[0] + 0.5
-    assert simulate(SMALL, "fcfs", CONFIG, requests, options).ttft_s[0] == plain.ttft_s[0]
+    requests, delayed = [request(0.0, 10, 5)], Options(prediction_delay_s=0.5)
+    for policy, delay_s in (("ssjf", 0.5), ("fcfs", 0.0)):
+        plain, late = (simulate(SMALL, policy, CONFIG, requests, of) for of in (None, delayed))
+        assert late.ttft_s[0] == plain.ttft_s[0] + delay_s
 
 
 def test_a_yielding_request_comes_back_without_a_prefill() -> None:

@@ -1,34 +1,24 @@
-"""The KV pool and its radix tree, and requests that share prompts."""
+"""The KV pool and its radix tree."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.simulator.pool import KvPool
-from bench.simulator.presets import WRITE_POLICIES
 from bench.simulator.radix_tree import HostTier, RadixTree
-from bench.simulator.request import Progress, SimRequest
-from bench.simulator.run import simulate
-from bench.simulator.stock import STOCK
-from sage_sched.app.registry import policy_names
-from sage_sched.job import Hints, Job
-from tests.bench.simulator.traffic import CHECKED, CONFIG, SMALL, mixed, request
-
-pytestmark = pytest.mark.slow
+from bench.simulator.request import Progress
+from sage_sched.job import Job
+from tests.bench.simulator.traffic import request
 
 DOCUMENT, OTHER = 1, 2
 
 
-def progress(stream: int, num_tokens: int, session: str = "", more: int = 0) -> Progress:
+def progress(stream: int, num_tokens: int, more: int = 0) -> Progress:
     """Return a request of a document, and of `more` tokens of its own."""
     spans = ((stream, 0, num_tokens), (99, 0, more))[: 1 + (more > 0)]
-    hints = Hints(session=session)
-    asked = request(0.0, num_tokens + more, 5, spans=spans, hints=hints)
+    asked = request(0.0, num_tokens + more, 5, spans=spans)
     return Progress(asked, stream, Job(stream, num_tokens + more, 5, None, 0))
 
 
@@ -137,62 +127,3 @@ def _common(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> int:
         if a != b:
             return number
     return min(len(one), len(other))
-
-
-def _with_documents(num_requests: int, seed: int) -> list[SimRequest]:
-    """Return mixed(), but half of each prompt is one of a few documents' beginning."""
-    rng = np.random.default_rng(seed)
-    shared = []
-    for number, each in enumerate(mixed(num_requests, 6.0, seed)):
-        half = each.input_tokens // 2
-        own = (100 + number, 0, each.input_tokens - half)
-        spans = ((int(rng.integers(4)), 0, half), own) if half else (own,)
-        shared.append(replace(each, spans=spans))
-    return shared
-
-
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("policy", [*sorted(STOCK), *policy_names()])
-def test_invariants_hold_where_prompts_are_shared(policy: str, page_size: int) -> None:
-    engine = replace(SMALL, page_size=page_size)
-    requests = _with_documents(150, 5)
-    result = simulate(engine, policy, CONFIG, requests, CHECKED)
-    assert result.prefill_tokens < sum(each.input_tokens for each in requests)
-
-
-@pytest.mark.parametrize("write_policy", WRITE_POLICIES)
-@pytest.mark.parametrize("policy", ["fcfs", "lpm", "sage", "fcfs-fill"])
-def test_invariants_hold_with_a_host_tier(policy: str, write_policy: str) -> None:
-    engine = replace(SMALL, hicache_write_policy=write_policy)
-    computed = [
-        simulate(
-            replace(engine, hicache_ratio=ratio), policy, CONFIG, _with_documents(150, 5), CHECKED
-        ).prefill_tokens
-        for ratio in (0.0, 1.5)
-    ]
-    assert computed[1] < computed[0]
-
-
-def test_a_follower_comes_after_the_answer_and_a_pause() -> None:
-    spans = ((DOCUMENT, 0, 90), (OTHER, 0, 30))
-    requests = [
-        request(1.0, 100, 5, spans=((DOCUMENT, 0, 100),)),
-        request(0.0, 120, 5, spans=spans, follows=0, pause_s=2.0),
-        request(0.0, 20, 5, follows=1),
-    ]
-    result = simulate(SMALL, "fcfs", CONFIG, requests, CHECKED)
-    ends_s = result.arrival_s + result.ttlt_s
-    assert result.arrival_s[1:] == pytest.approx([ends_s[0] + 2.0, ends_s[1]])
-    assert result.prefill_tokens == 100 + 120 - 80 + 20  # pages of 16
-
-
-@pytest.mark.parametrize("policy", ["sage", "fcfs-fill", "uniboost"])
-def test_a_document_that_many_ask_about_at_once_is_computed_once(policy: str) -> None:
-    requests = [
-        request(0.0, 168, 5, spans=((DOCUMENT, 0, 160), (100 + number, 0, 8)))
-        for number in range(5)
-    ]
-    result = simulate(SMALL, policy, CONFIG, requests, CHECKED)
-    assert result.prefill_tokens == 160 + 5 * 8
-    together = simulate(SMALL, "fcfs", CONFIG, requests, CHECKED)
-    assert together.prefill_tokens > 2 * 168

@@ -1,4 +1,4 @@
-"""Deadlines in the simulator: tokens on time, mixed steps, ProServe and sage."""
+"""Deadlines in the simulator: tokens on time, mixed steps, slices, ProServe, overload, sage."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import pytest
 
 from bench.simulator.presets import Engine
 from bench.simulator.request import SimRequest
+from bench.simulator.result import Result
 from bench.simulator.run import simulate
 from sage_sched.app.config import SageConfig
 from sage_sched.job import NO_HINTS, Hints
 from sage_sched.policies.sage import SageParameters
-from sage_sched.steps import StepTime, attended_pairs
-from tests.bench.simulator.traffic import CHECKED, CONFIG, known, request
+from sage_sched.steps import StepTime
+from tests.bench.simulator.traffic import CHECKED, CONFIG, SMALL, known, mixed, request
 
 ENGINE = Engine(
     step_time=StepTime(0.02, 0.0, 2e-4, 1e-9, 0.03, 1e-4, 2e-6),
@@ -62,17 +63,6 @@ def test_sage_keeps_a_tpot_slo_of_requests_that_stay(engine: Engine) -> None:
 
     assert longest_gap_s(NO_HINTS) > 0.12
     assert longest_gap_s(Hints(tpot_slo_ms=90.0)) < 0.095  # each newcomer makes the batch longer
-
-
-def test_running_requests_decode_in_a_mixed_step() -> None:
-    requests = [request(0.0, 100, 50, 300), request(0.2, 200, 2, 300)]
-    mixed, apart = (simulate(engine, "fcfs", CONFIG, requests) for engine in (MIXED, ENGINE))
-    pairs, step_time = attended_pairs(0, 200), ENGINE.step_time
-    # The step that prefills the second request: it reads the weights once.
-    beside_s = step_time.mixed_s(1, 200, pairs, 1, 106) - step_time.decode_s(1, 106)
-    saved_s = step_time.prefill_s(1, 200, pairs) - beside_s
-    assert saved_s == pytest.approx(0.02)
-    assert apart.ttlt_s[0] - mixed.ttlt_s[0] == pytest.approx(saved_s, abs=1e-6)
 
 
 @pytest.mark.parametrize("engine", [ENGINE, MIXED], ids=["unmixed", "mixed"])
@@ -130,3 +120,71 @@ def test_promises_leave_the_server_its_throughput(policy: str) -> None:
     )
     assert fcfs > 0.9
     assert ours >= fcfs - 0.02
+
+
+DEADLINES = {"max_ttft_ms": 1000.0, "max_tpot_ms": 100.0}
+ON = SageConfig.parse({"overload": {"enabled": True, **DEADLINES}})
+
+
+def protected_by(policy: str, config: SageConfig, requests: Sequence[SimRequest]) -> Result:
+    return simulate(SMALL, policy, config, requests, CHECKED)
+
+
+@pytest.mark.parametrize("policy", ["sage", "fcfs-fill"])
+def test_more_requests_are_good_beyond_capacity_and_none_is_refused_at_low_load(
+    policy: str,
+) -> None:
+    requests = mixed(600, 9.0, 1)
+    plain, protected = (protected_by(policy, config, requests) for config in (CONFIG, ON))
+    shares = [result.good_share(1.0, 0.1) for result in (plain, protected)]
+    assert 0 < protected.num_refused < 500
+    assert shares[1] > shares[0] + 0.1
+    assert shares[1] * len(protected.ttlt_s) > shares[0] * len(plain.ttlt_s)
+    assert plain.num_refused == protected_by(policy, ON, mixed(300, 0.7, 2)).num_refused == 0
+
+
+# A prefill takes 0.1 s and 1 ms a token, a decode step 0.1 s.
+SLICED = Engine(StepTime(0.1, 0.0, 0.001, 0.0, 0.1, 0.0, 0.0), 100_000, 8, slices=10)
+
+
+def asked(at_s: float, urgency: int, input_tokens: int, output_tokens: int = 1) -> SimRequest:
+    hints = Hints(urgency=urgency)
+    return request(at_s, input_tokens, output_tokens, 8, distribution=known(2, 4), hints=hints)
+
+
+def served(engine: Engine, *requests: SimRequest, policy: str = "qllm") -> Result:
+    return simulate(engine, policy, CONFIG, requests, CHECKED)
+
+
+LONG, SENSITIVE = asked(0.0, 3, 900), asked(0.25, 2, 100)  # 1 s, cut every 0.1 s
+
+
+@pytest.mark.parametrize(
+    ("engine", "first", "late", "waits_s"),
+    [
+        (SLICED, LONG, SENSITIVE, 0.05),
+        (replace(SLICED, slices=1), LONG, SENSITIVE, 0.75),
+        (SLICED, asked(0.0, 1, 900), SENSITIVE, 0.75),  # who is sensitive is not cut
+        (SLICED, LONG, asked(0.25, 3, 100), 0.75),
+        (SLICED, LONG, asked(0.25, 5, 100), 0.75),  # best effort does not pass
+    ],
+)
+def test_a_newcomer_waits_for_the_next_cut(
+    engine: Engine, first: SimRequest, late: SimRequest, waits_s: float
+) -> None:
+    result = served(engine, first, late)
+    assert result.ttft_s[1] == pytest.approx(waits_s + 0.2)
+    assert result.ttft_s[0] == pytest.approx(1.2 if waits_s < 0.1 else 1.0)
+
+
+def test_one_step_a_cut_while_the_sensitive_decode() -> None:
+    result = served(SLICED, LONG, asked(0.25, 2, 100, output_tokens=4))
+    # At 0.3 its prefill and a step, at 0.7 and 0.9 a step after a slice each.
+    assert result.ttlt_s[1] == pytest.approx(0.05 + 0.2 + 0.1 + 2 * (0.1 + 0.1))
+    assert result.ttlt_s[0] == pytest.approx(1.0 + 0.2 + 3 * 0.1)
+
+
+def test_a_cut_takes_its_time_and_other_policies_have_none() -> None:
+    slow = replace(SLICED, slice_overhead_s=0.01)
+    assert served(slow, LONG).ttft_s[0] == pytest.approx(1.0 + 9 * 0.01)
+    assert served(slow, LONG, policy="urgency").ttft_s[0] == pytest.approx(1.0)

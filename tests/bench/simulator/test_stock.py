@@ -10,7 +10,7 @@ import pytest
 from bench.simulator.request import SimRequest
 from bench.simulator.run import simulate
 from bench.simulator.stock import ShortestPrefillPolicy
-from tests.bench.simulator.traffic import CHECKED, CONFIG, MANY_SLOTS, SMALL, burst, mixed, request
+from tests.bench.simulator.traffic import CHECKED, CONFIG, SMALL, mixed, request
 
 ONE_SLOT = replace(SMALL, max_running_requests=1)
 
@@ -37,11 +37,6 @@ def test_orders(policy: str, inputs: list[int], expected: list[int]) -> None:
     assert order(policy, requests)[:10] == expected[:10]
 
 
-def test_hrrn_weighs_waiting_by_length() -> None:
-    # The clock goes on by the stale count of the running batch, 10 tokens a step.
-    assert order("hrrn", [request(0.1, 100, 2), request(1.9, 90, 2)]) == [0, 1]
-
-
 def test_a_long_prompt_leaves_room_in_its_chunks_for_shorter_ones() -> None:
     policy = ShortestPrefillPolicy()
     assert policy.chunk_limit(1000, 512, 16, [20, 100, 2000]) == 512 - 32 - 112
@@ -50,16 +45,6 @@ def test_a_long_prompt_leaves_room_in_its_chunks_for_shorter_ones() -> None:
     stock = simulate(SMALL, "shortest-prefill-first", CONFIG, requests, CHECKED)
     fcfs = simulate(SMALL, "fcfs", CONFIG, requests, CHECKED)
     assert stock.ttft_s[1] < fcfs.ttft_s[1] - 0.05
-
-
-def test_a_retracted_request_queues_at_the_end() -> None:
-    # The last of the burst wait with requests that came while they ran, and later.
-    late = [replace(each, arrival_s=20.5) for each in burst()[:30]]
-    result = simulate(MANY_SLOTS, "fcfs", CONFIG, burst() + late, CHECKED)
-    retracted = np.flatnonzero(result.num_retractions)
-    ends_s = result.arrival_s + result.ttlt_s
-    assert (retracted < 100).all()
-    assert ends_s[retracted].min() > ends_s[100]
 
 
 def test_fcfs_fill_admits_more_in_the_same_order() -> None:

@@ -8,11 +8,9 @@ import pytest
 
 from bench.simulator.presets import PRESETS
 from bench.simulator.result import alone_s
-from bench.simulator.run import simulate
 from bench.whatif.log import Logged
 from bench.whatif.sessions import Link, links_of
 from bench.whatif.simulation import requests_of
-from sage_sched.app.config import SageConfig
 
 ENGINE = PRESETS["h800-qwen3-32b"]
 FIRST = Logged(0.0, 300, 50, 64, ttlt_s=2.0, session="s")
@@ -31,12 +29,6 @@ def test_a_request_follows_the_last_of_its_session_that_had_ended() -> None:
     assert found == [(None, 0.0), (None, 0.0), (0, 3.0), (0, 4.0), (2, 0.5)]
 
 
-def test_requests_without_a_session_follow_none() -> None:
-    assert linked(replace(FIRST, session=""), replace(FIRST, session="", arrival_s=9.0)) == [
-        (None, 0.0), (None, 0.0),
-    ]  # fmt: skip
-
-
 def test_where_no_end_is_recorded_the_pause_is_less_the_time_alone() -> None:
     first = replace(FIRST, ttlt_s=None)
     second, third = replace(first, arrival_s=9.0), replace(first, arrival_s=9.1)
@@ -52,10 +44,5 @@ def test_a_parent_and_a_recorded_pause_hold() -> None:
     orphan = replace(first, arrival_s=2.0, id="c", parent="gone")
     assert linked(first, child, orphan) == [(None, 0.0), (0, 0.0), (None, 0.0)]
     assert linked(FIRST, replace(FIRST, arrival_s=1.0, pause_s=4.0)) == [(None, 0.0), (0, 4.0)]
-
-
-def test_the_simulator_waits_for_the_answer_before() -> None:
-    requests = [FIRST, replace(FIRST, arrival_s=5.0)]
-    simulated = requests_of(ENGINE, requests, [Link(), Link(0, 3.0)], None)
-    result = simulate(ENGINE, "fcfs", SageConfig(), simulated)
-    assert result.arrival_s[1] == pytest.approx(result.arrival_s[0] + result.ttlt_s[0] + 3.0)
+    simulated = requests_of(ENGINE, [FIRST, FIRST], [Link(), Link(0, 3.0)], None)
+    assert [(each.follows, each.pause_s) for each in simulated] == [(None, 0.0), (0, 3.0)]

@@ -34,26 +34,27 @@ STEPS = (
 SESSION = Session("one", STEPS)
 
 
-def asked(number: int, at_s: float = 3.0) -> list[SimRequest]:
+def asked(number: int) -> list[SimRequest]:
     """Return the session a number of times, of half its tokens."""
     return requests_of(
-        [SESSION] * number, [at_s] * number,
+        [SESSION] * number, [3.0] * number,
         factor=2.0, engine=H800_QWEN3_32B, prediction=None, max_pause_s=100.0,
     )  # fmt: skip
 
 
 def test_steps_follow_each_other_and_share_prefixes() -> None:
     requests = asked(2)
-    assert [request.input_tokens for request in requests[:4]] == [500, 750, 900, 850]
-    assert [request.output_tokens for request in requests[:4]] == [50, 20, 10, 10]
+    lengths = [(each.input_tokens, each.output_tokens) for each in requests[:4]]
+    assert lengths == [(500, 50), (750, 20), (900, 10), (850, 10)]
     assert [request.follows for request in requests] == [None, 0, 1, 2, None, 4, 5, 6]
     assert [request.arrival_s for request in requests[::4]] == [3.0, 3.0]
-    assert requests[1].spans == ((0, 0, 480), (1, 0, 270))
-    assert requests[2].spans == ((0, 0, 480), (1, 0, 256), (2, 0, 164))
-    assert requests[3].spans == ((0, 0, 320), (3, 0, 530))
+    assert [request.spans for request in requests[1:5]] == [
+        ((0, 0, 480), (1, 0, 270)),
+        ((0, 0, 480), (1, 0, 256), (2, 0, 164)),
+        ((0, 0, 320), (3, 0, 530)),
+        ((4, 0, 500),),  # two runs of one recording are two sessions: they share nothing
+    ]
     assert {request.hints.session for request in requests[:4]} == {"0 one"}
-    # Two runs of one recording are two sessions: they share nothing.
-    assert requests[4].spans == ((4, 0, 500),)
     # A pause leaves out the engine's own time.
     assert 55 < requests[1].pause_s < 60
     assert requests[2].pause_s < 1.0

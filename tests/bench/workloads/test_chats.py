@@ -22,8 +22,6 @@ def test_prompts_are_distinct_and_lengths_vary_within_a_kind() -> None:
     for request in (*workload.history, *workload.evaluation):
         by_kind[request.class_name].append(request.output_tokens)
     assert by_kind.keys() == {kind for _, kind in asked}
-    medians = [np.median(lengths) for lengths in by_kind.values()]
-    assert max(medians) > 5 * min(medians)
     # Of essays most are cut at the cap; all others vary within their kind.
     assert {kind for kind, lengths in by_kind.items() if np.median(lengths) == 1024} == {"essay"}
     assert all(len(set(by_kind[kind])) > 5 for kind in by_kind if kind != "essay")
@@ -48,12 +46,11 @@ def test_generated_prompts_have_lengths_of_their_kind_or_a_tail_that_none_tells(
 
     heavy = workload.with_heavy_tail()
     assert [r.prompt for r in heavy.evaluation] == [r.prompt for r in workload.evaluation]
-    factors = [
+    factors = np.array([
         after.output_tokens / before.output_tokens
         for before, after in zip(workload.evaluation, heavy.evaluation, strict=True)
         if before.output_tokens > 50
-    ]
-    long = [factor for factor in factors if factor > 1]
-    assert len(long) / len(factors) == pytest.approx(0.1, abs=0.04)
-    short = np.mean([factor for factor in factors if factor < 1])
-    assert np.mean(long) / short == pytest.approx(20, rel=0.05)
+    ])  # fmt: skip
+    long, short = factors[factors > 1], factors[factors < 1]
+    assert long.size / factors.size == pytest.approx(0.1, abs=0.04)
+    assert long.mean() / short.mean() == pytest.approx(20, rel=0.05)

@@ -12,37 +12,31 @@ from bench.workloads import datasets
 from bench.workloads.prompts import WorkloadError, sample
 
 
-def write(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (folder / f"{name}.jsonl.gz").write_bytes(gzip.compress(text.encode()))
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Lengths tell where they come from: 100s are chats, 900s texts, 10s instructions."""
-    numbers = range(20)
-    chats = [
-        {"prompt": f"{verb} thing {i}", "model": model, "output_tokens": tokens + i}
-        for i in numbers
-        for verb in ("Write a", "Why is a")
-        for model, tokens in ((datasets.CHAT_MODEL, 100), (datasets.WRITING_MODEL, 900))
-    ]
-    instructions = [
-        {"prompt": f"Name {i}", "model": datasets.INSTRUCTION_MODEL, "output_tokens": 10 + i}
-        for i in numbers
-    ]
-    summaries = [
-        {"model": datasets.SUMMARY_MODEL, "task": task, "output_tokens": tokens}
-        for task, tokens in (("news_summ", 50), ("qa", 7))
-    ]
-    texts = [{"prompt": f"A report on {i}", "prompt_tokens": 9} for i in numbers]
-    left_out = [("x", 9000), ("写一篇文章", 9)]
-    texts += [{"prompt": prompt, "prompt_tokens": tokens} for prompt, tokens in left_out]
-    write(tmp_path, "alpaca_eval", chats)
-    write(tmp_path, "alpaca_davinci003", instructions)
-    write(tmp_path, "longdoc_leval", summaries)
-    write(tmp_path, "prompts_pubmed", [{"prompt": f"Summarize {i}"} for i in numbers])
-    write(tmp_path, "prompts_document_write", texts)
+
+    def write(name: str, rows: list[dict[str, Any]]) -> None:
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+
+    def answer(prompt: str, model: str, tokens: int) -> dict[str, Any]:
+        return {"prompt": prompt, "model": model, "output_tokens": tokens}
+
+    models = (datasets.CHAT_MODEL, 100), (datasets.WRITING_MODEL, 900)
+    verbs, tasks = ("Write a", "Why is a"), [("news_summ", 50), ("qa", 7)]
+    texts = [(f"A report on {i}", 9) for i in range(20)] + [("x", 9000), ("写一篇文章", 9)]
+    answers = [
+        answer(f"{verb} thing {i}", model, tokens + i)
+        for i in range(20) for verb in verbs for model, tokens in models
+    ]  # fmt: skip
+    write("alpaca_eval", answers)
+    name_it = [answer(f"Name {i}", datasets.INSTRUCTION_MODEL, 10 + i) for i in range(20)]
+    write("alpaca_davinci003", name_it)
+    summaries = [answer("", datasets.SUMMARY_MODEL, n) | {"task": task} for task, n in tasks]
+    write("longdoc_leval", summaries)
+    write("prompts_pubmed", [{"prompt": f"Summarize {i}"} for i in range(20)])
+    write("prompts_document_write", [{"prompt": p, "prompt_tokens": n} for p, n in texts])
     return tmp_path
 
 
@@ -61,10 +55,11 @@ def test_lengths_come_from_the_documented_models(folder: Path) -> None:
 
 
 def test_an_unusable_row_is_named(folder: Path) -> None:
-    write(folder, "prompts_pubmed", [{"prompt": "fine"}, {"text": "no prompt"}])
+    file = folder / "prompts_pubmed.jsonl.gz"
+    file.write_bytes(gzip.compress(b'{"prompt": "fine"}\n{"text": "no prompt"}\n'))
     with pytest.raises(WorkloadError, match=r"prompts_pubmed\.jsonl\.gz:2 has no prompt"):
         datasets.load_mixed(folder)
-    (folder / "prompts_pubmed.jsonl.gz").unlink()
+    file.unlink()
     with pytest.raises(WorkloadError, match="there is no file"):
         datasets.load_mixed(folder)
 

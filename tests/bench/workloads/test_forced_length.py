@@ -21,38 +21,36 @@ CASES = {
 }
 
 
-def ask(server: Server, number: int, length: int, temperature: float) -> dict[str, Any]:
-    body = {
-        "text": f"Question {number}: " + "word " * (7 * number),
-        "sampling_params": {
-            "max_new_tokens": 400,
-            "temperature": temperature,
-            "custom_params": {LENGTH_KEY: length},
-        },
-        "custom_logit_processor": ForcedLength.to_str(),
-    }
+def ask(server: Server, text: str, **sampling: Any) -> dict[str, Any]:
+    body = {"text": text, "sampling_params": sampling}
+    if "custom_params" in sampling:
+        body["custom_logit_processor"] = ForcedLength.to_str()
     response = requests.post(f"{server.url}/generate", json=body, timeout=300)
     response.raise_for_status()
-    meta: dict[str, Any] = response.json()["meta_info"]
-    return meta
+    return response.json()["meta_info"]  # type: ignore[no-any-return]
 
 
 @pytest.mark.server
 @pytest.mark.parametrize("flags", CASES.values(), ids=CASES.keys())
 def test_answers_end_at_their_length(flags: tuple[str, ...], model: Path, tmp_path: Path) -> None:
     flags = (*CPU_FLAGS, "--enable-custom-logit-processor", *flags)
-    jobs = [(i, length, 0.6 * (i % 2)) for i, length in enumerate(LENGTHS * 3)]
-    sampling = {"max_new_tokens": 30, "ignore_eos": True}
-    plain = {"text": "Hello", "sampling_params": sampling}
+    lengths = LENGTHS * 3
+
+    def ask_one(number: int) -> dict[str, Any]:
+        text = f"Question {number}: " + "word " * (7 * number)
+        return ask(
+            server, text, max_new_tokens=400, temperature=0.6 * (number % 2),
+            custom_params={LENGTH_KEY: lengths[number]},
+        )  # fmt: skip
+
     with (
         Server(model, flags, log=tmp_path / "log", env=CPU_ENV | RETRACT) as server,
-        ThreadPoolExecutor(len(jobs) + 1) as pool,
+        ThreadPoolExecutor(len(lengths) + 1) as pool,
     ):
-        answers = pool.map(lambda job: ask(server, *job), jobs)
         # A request without a recorded length is left alone.
-        other = pool.submit(requests.post, f"{server.url}/generate", json=plain, timeout=300)
-        metas = list(answers)
-        assert other.result().json()["meta_info"]["completion_tokens"] == 30
-    assert [meta["completion_tokens"] for meta in metas] == [length for _, length, _ in jobs]
+        other = pool.submit(ask, server, "Hello", max_new_tokens=30, ignore_eos=True)
+        metas = list(pool.map(ask_one, range(len(lengths))))
+        assert other.result()["completion_tokens"] == 30
+    assert [meta["completion_tokens"] for meta in metas] == [*lengths]
     assert {meta["finish_reason"]["type"] for meta in metas} == {"stop"}
     assert sum(meta["num_retractions"] for meta in metas) > 0

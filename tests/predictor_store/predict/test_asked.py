@@ -121,5 +121,5 @@ def test_modes_of_a_prompt_are_told_apart(embedder: Embedder, what: str, fitted:
 
 
 def test_kinds_differ_where_one_of_these_does() -> None:
-    kinds = {kind_of(each.features()) for pair in APART.values() for each in pair}
-    assert len(kinds) == len({each for pair in APART.values() for each in pair})
+    asked = {each for pair in APART.values() for each in pair}
+    assert len({kind_of(each.features()) for each in asked}) == len(asked)

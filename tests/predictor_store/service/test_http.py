@@ -141,20 +141,6 @@ def test_an_answer_says_what_is_wrong_with_a_request(service: Service, tmp_path:
     assert service.ask(path="/")[0] == 404
 
 
-def test_the_token_comes_before_the_body(service: Service) -> None:
-    """A client that asks for leave to send its body hears that it may not; one with a token may."""
-    body = json.dumps({"model": "one", "prompt": "x"}).encode()
-    head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
-    for token, status in (("wrong", 401), (TOKEN, 100)):
-        with service.raw() as connected:
-            more = f"Expect: 100-continue\r\nAuthorization: Bearer {token}\r\n\r\n"
-            connected.sendall((head + more).encode())
-            assert connected.recv(1000).startswith(f"HTTP/1.1 {status} ".encode())
-            if status == 100:
-                connected.sendall(body)
-                assert connected.recv(1000).startswith(b"HTTP/1.1 200 ")
-
-
 HEAD = b"POST /predict HTTP/1.1\r\nHost: x\r\n"
 # Bytes that a client sends, and the answer at its timeout.
 SLOW = [
@@ -210,13 +196,6 @@ def test_late_predictions_time_out(service: Service, monkeypatch: pytest.MonkeyP
         status, told = answer.result()
     assert (status, json.loads(told)["error"]) == (503, "no prediction within 0.2 s")
     assert service.ask({"model": "one", "prompt": "x"})[0] == 200
-
-
-def test_many_clients_at_once_are_all_answered(service: Service) -> None:
-    body = {"model": "one", "prompt": PROMPT}
-    with ThreadPoolExecutor(32) as pool:
-        answers = pool.map(lambda _: service.ask(body), range(200))
-        assert {(status, told) for status, told in answers} == {service.ask(body)}
 
 
 def test_health_and_metrics(service: Service) -> None:

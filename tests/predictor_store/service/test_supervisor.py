@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from predictor_store.service.endpoint import PredictorError
-from predictor_store.service.link import Link, connect_worker
+from predictor_store.service.link import connect_worker
 from predictor_store.service.own_process import private_path
 from predictor_store.service.supervisor import SharedWorker, Supervisor
 from sage_sched.app.config import PredictorConfig, SageConfig, StoreConfig
@@ -103,7 +103,10 @@ def test_a_shared_worker_that_is_killed_comes_back(tmp_path: Path) -> None:
     os.kill(killed, signal.SIGKILL)
     while psutil.pid_exists(killed):
         time.sleep(0.01)
-    again = _connected(shared.config)
+    again = None
+    while again is None:
+        with contextlib.suppress(PredictorError):
+            again = connect_worker(shared.config, "")
     assert again.first.stats.process != killed
     for link in (first, again):
         link.close()
@@ -132,11 +135,3 @@ def test_leftovers_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
                 os.utime(path, (0, 0))
         ours = Path(private_path()).parent
     assert {*tmp_path.iterdir()} == {*places.values(), ours} - {places["old"]}
-
-
-def _connected(config: SageConfig) -> Link:
-    while True:
-        try:
-            return connect_worker(config, "")
-        except PredictorError:
-            time.sleep(0.1)

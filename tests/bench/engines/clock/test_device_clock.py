@@ -28,8 +28,7 @@ class Host:
     """Its clocks go on only where a test says so, or it sleeps."""
 
     def __init__(self) -> None:
-        self.now_s = 100.0
-        self.cpu_s = 5.0
+        self.now_s, self.cpu_s = 100.0, 5.0
         self.clock = DeviceClock(
             MODEL, now=lambda: self.now_s, cpu=lambda: self.cpu_s, sleep=self.wait
         )
@@ -38,17 +37,18 @@ class Host:
         assert seconds > 0
         self.now_s += seconds
 
-    def work(self, seconds: float) -> None:
+    def work(self, seconds: float) -> str:
         self.now_s += seconds
         self.cpu_s += seconds
+        return "done"
 
     def step(self, compute_s: float, *, after_idle: bool = False, overlaps: bool = True) -> float:
         """Launch a decode step; when the device will be done with it."""
-        compute: Callable[[], str] = lambda: self.work(compute_s) or "tokens"  # noqa: E731
         result, done_s = self.clock.run(
-            decode_batch(100, 200), compute, after_idle=after_idle, overlaps=overlaps
-        )
-        assert result == "tokens"
+            decode_batch(100, 200), lambda: self.work(compute_s),
+            after_idle=after_idle, overlaps=overlaps,
+        )  # fmt: skip
+        assert result == "done"
         return done_s
 
 
@@ -66,22 +66,19 @@ def decode_batch(*kv_tokens: int) -> Any:
 
 def test_step_times() -> None:
     assert MODEL.step_s(decode_batch(100, 200)) == pytest.approx(DECODE_S)
-    tokens = {"reqs": [1, 2], "prefix_lens": [0, 50], "extend_lens": [10, 20]}
-    prefill = batch("extend", **tokens)
+    prefill = batch("extend", reqs=[1, 2], prefix_lens=[0, 50], extend_lens=[10, 20])
     pairs = 10 * 5 + 20 * (50 + 10)
     prefill_s = 1.0 + 2 * 0.1 + 30 * 0.01 + pairs * 0.001
     assert MODEL.step_s(prefill) == pytest.approx(prefill_s)
     # The same with two requests that decode: the weights are read once.
     mixed = batch(
-        "mixed",
-        reqs=[1, 2, 3, 4],
-        prefix_lens=[0, 50, 100, 200],
-        extend_lens=[10, 20, 1, 1],
+        "mixed", reqs=[1, 2, 3, 4], prefix_lens=[0, 50, 100, 200], extend_lens=[10, 20, 1, 1],
         decoding_reqs=[3, 4],
-    )
+    )  # fmt: skip
     assert MODEL.step_s(mixed) == pytest.approx(prefill_s + DECODE_S - 1.0)
-    assert MODEL.times(0.25).step_s(mixed) == pytest.approx(MODEL.step_s(mixed) / 4)
-    assert MODEL.times(0.25).swap_token_s == pytest.approx(MODEL.swap_token_s / 4)
+    quick = MODEL.times(0.25)
+    assert quick.step_s(mixed) == pytest.approx(MODEL.step_s(mixed) / 4)
+    assert quick.swap_token_s == pytest.approx(MODEL.swap_token_s / 4)
 
 
 def test_steps_follow_one_another_on_the_device_however_quick_the_host() -> None:
@@ -144,7 +141,7 @@ def test_a_host_that_holds_steps_up_is_late(happens: Callable[[Host], None], lat
 def test_moves_go_one_after_the_other_and_hold_the_device_up() -> None:
     host = Host()
     running_until = host.step(0.1, after_idle=True)
-    assert host.clock.move(10, lambda: host.work(0.1) or "copy") == "copy"
+    assert host.clock.move(10, lambda: host.work(0.1)) == "done"
     assert host.now_s == pytest.approx(100.1 + 0.5)  # the host waited for the copy
     host.clock.move(4, lambda: host.work(0.9))  # here a copy that takes longer than there
     assert host.now_s == pytest.approx(100.6 + 0.9)
@@ -153,8 +150,8 @@ def test_moves_go_one_after_the_other_and_hold_the_device_up() -> None:
 
 
 def state(**fields: float) -> dict[str, Any]:
-    zero = {"num_steps": 0, "device_s": 0.0, "num_late": 0, "late_s": 0.0, "num_moves": 0}
-    return {STATE: zero | {"moved_s": 0.0, "cpu_s": 0.0} | fields}
+    names = ("num_steps", "device_s", "num_late", "late_s", "num_moves", "moved_s", "cpu_s")
+    return {STATE: dict.fromkeys(names, 0.0) | fields}
 
 
 def test_a_run_that_the_host_held_up_is_invalid() -> None:
@@ -162,8 +159,7 @@ def test_a_run_that_the_host_held_up_is_invalid() -> None:
     after = state(num_steps=110, device_s=30.0, late_s=1.5, num_late=9, cpu_s=8.0)
     use = DeviceUse.between(before, after, speed=2.0)
     assert (use.num_steps, use.num_late, use.host_cpu_s) == (100, 2, 5.0)
-    assert (use.device_s, use.late_s) == (50.0, 1.0)  # life-size
-    assert use.problem() == ""
+    assert (use.device_s, use.late_s, use.problem()) == (50.0, 1.0, "")  # life-size
     late = DeviceUse.between(before, state(num_steps=110, device_s=30.0, late_s=1.6), speed=2.0)
     assert "held the device up for 1.2 s of 50.0 s (2.4%" in late.problem()
     with pytest.raises(KeyError):

@@ -21,14 +21,9 @@ from sage_sched.job import Hints
 
 ALONE_S = partial(alone_s, H800_QWEN3_32B)
 REQUEST = SimRequest(
-    arrival_s=0.0,
-    input_tokens=40,
-    output_tokens=9,
-    max_new_tokens=100,
-    distribution=LengthDistribution.from_samples([9], "truth"),
-    class_name="any",
+    0.0, 40, 9, 100, LengthDistribution.from_samples([9], "truth"), "any",
     hints=Hints(ttft_slo_ms=1_000, tpot_slo_ms=100, weight=2.0, slo_class="w2"),
-)
+)  # fmt: skip
 
 
 def said(tokens: int, reason: str) -> str:
@@ -36,24 +31,23 @@ def said(tokens: int, reason: str) -> str:
     return f'{{"meta_info": {{{meta}, "prompt_tokens": 4, "cached_tokens": 3}}}}'
 
 
+# The status and the events of a server's answer, by prompt.
+REPLIES = {
+    "right": (200, (said(1, "null"), said(2, '{"type": "stop"}'))),
+    "too short": (200, (said(1, '{"type": "stop"}'),)),
+    "aborted": (200, (said(1, "null"), said(1, '{"type": "abort"}'))),
+    "error in the stream": (200, ('{"error": {"message": "refused"}}',)),
+    "silent": (200, ()),
+    "refused": (400, ("bad request",)),
+    "overloaded": (429, ('{"error": {"code": 429}}',)),
+    "full": (200, (said(0, '{"type": "abort", "message": "The request queue is full."}'),)),
+}
+
+
 class _Stub(BaseHTTPRequestHandler):
-    """Replies as the prompt asks."""
-
-    replies = {  # noqa: RUF012
-        "right": (200, (said(1, "null"), said(2, '{"type": "stop"}'))),
-        "too short": (200, (said(1, '{"type": "stop"}'),)),
-        "aborted": (200, (said(1, "null"), said(1, '{"type": "abort"}'))),
-        "error in the stream": (200, ('{"error": {"message": "refused"}}',)),
-        "silent": (200, ()),
-        "refused": (400, ("bad request",)),
-        "overloaded": (429, ('{"error": {"code": 429}}',)),
-        "full": (200, (said(0, '{"type": "abort", "message": "The request queue is full."}'),)),
-    }
-
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        prompt = next(prompt for prompt in self.replies if f'"{prompt}"' in body)
-        status, lines = self.replies[prompt]
+        status, lines = next(REPLIES[prompt] for prompt in REPLIES if f'"{prompt}"' in body)
         self.send_response(status)
         self.end_headers()
         for line in (*lines, "[DONE]"):
@@ -136,9 +130,9 @@ def test_tokens_between_two_looks_came_evenly() -> None:
     seen = as_seen(ALONE_S, [REQUEST] * 2, [early, late])
     assert seen.num_next_on_time.tolist() == [4, 0]
     assert seen.ttlt_s == pytest.approx([2.19, 2.21])
-    assert seen.alone_s[0] == alone_s(H800_QWEN3_32B, 40, 9)
+    assert seen.alone_s[0] == ALONE_S(40, 9)
     assert seen.duration_s == pytest.approx(12.2 - 9.99)
-    assert seen.metrics()["max_itl_ms"] == pytest.approx(200)
-    assert seen.metrics()["p99_itl_ms"] == pytest.approx(200)
+    for name in ("max_itl_ms", "p99_itl_ms"):
+        assert seen.metrics()[name] == pytest.approx(200)
     # Both first tokens count once and on time for one; 5 tokens of 18, each for 2.
     assert seen.attainment()["tdg_ratio"] == pytest.approx(5 / 18)

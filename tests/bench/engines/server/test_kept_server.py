@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from bench.engines.clock.device import Device
-from bench.engines.clock.device_clock import STATE
 from bench.engines.server import kept_server
 from bench.engines.server.client import Answer
 from bench.engines.server.kept_server import KeptServer, Run
-
-_COUNTED = ("num_steps", "device_s", "num_late", "late_s", "num_moves", "moved_s", "cpu_s")
+from tests.bench.engines.clock.test_device_clock import state
 
 
 def held_up(
@@ -34,9 +32,8 @@ def held_up(
 
 
 def _did(late_s: float, num_unpredicted: int) -> dict[str, Any]:
-    device_s = 100.0 if late_s else 0.0
-    did = {**dict.fromkeys(_COUNTED, 0.0), "device_s": device_s, "late_s": late_s}
-    return {STATE: did, "sage": {"predictor": {"num_deadline_misses": num_unpredicted}}}
+    did = state(device_s=100.0 if late_s else 0.0, late_s=late_s)
+    return did | {"sage": {"predictor": {"num_deadline_misses": num_unpredicted}}}
 
 
 def test_a_run_that_the_host_held_up_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
