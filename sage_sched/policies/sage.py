@@ -27,7 +27,7 @@ class SageParameters:
     ttft_ms: Annotated[float, Meta(ge=0)] = 2000.0
     """Target for first tokens: new requests start together in time for it, and longer running
     ones make room. `inf`: none."""
-    regret: Annotated[float, Meta(ge=0)] = 8.0
+    regret: Annotated[float, Meta(ge=0)] = 32.0
     """A request is not overtaken once the work since it came exceeds (1 + `regret`) times the
     work before it. `inf`: no bound."""
 
