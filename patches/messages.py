@@ -111,5 +111,5 @@ def refusal_in(abort: AbortReq) -> dict[str, Any] | None:
     reason: dict[str, Any] = abort.finished_reason or {}
     if f"{_REFUSAL}metric" not in reason:
         return None
-    told = {k.removeprefix(_REFUSAL): v for k, v in reason.items() if k.startswith(_REFUSAL)}
-    return {"message": reason["message"], **told}
+    fields = {k.removeprefix(_REFUSAL): v for k, v in reason.items() if k.startswith(_REFUSAL)}
+    return {"message": reason["message"], **fields}

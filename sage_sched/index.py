@@ -175,7 +175,7 @@ class Indices:
         """Note that the cost model or the job's cached tokens have changed."""
         state = index_state_of(job)
         state.table.set_cost(self._cost, job.cached_input_tokens)
-        state.interval = -1
+        _set_index(state, job.generated_tokens)
 
     def of(self, job: Job) -> IndexState:
         """Return the index of a ranked job at its present age."""
@@ -183,8 +183,8 @@ class Indices:
         interval = age_tokens // self.interval_tokens
         if state.interval != interval:
             state.interval = interval
-            index, state.steps = state.table.index(age_tokens), state.steps_table.index(age_tokens)
-            state.index, state.log_index = index, math.log(index)
+            state.steps = state.steps_table.index(age_tokens)
+            _set_index(state, age_tokens)
         return state
 
     def quantum_steps(self, job: Job) -> tuple[float, float]:
@@ -204,3 +204,8 @@ def index_state_of(job: Job) -> IndexState:
     """Return the state of a job that Indices has ranked."""
     assert isinstance(job.index_state, IndexState)
     return job.index_state
+
+
+def _set_index(state: IndexState, age_tokens: int) -> None:
+    state.index = state.table.index(age_tokens)
+    state.log_index = math.log(state.index)

@@ -49,7 +49,8 @@ def walk(
     num_ahead: if these jobs are only a part of the queue, returns how many jobs of the whole queue
         go before both a ranked and an unranked one.
     """
-    both = merge(jobs.ranked, moving) if moving else iter(jobs.ranked)
+    either = iter(jobs.ranked or moving)  # a merge takes a while
+    both = merge(jobs.ranked, moving) if jobs.ranked and moving else either
     others = iter(jobs.unranked)
     ranked, unranked = next(both, None), next(others, None)
     number = 0

@@ -4,9 +4,9 @@ much about lengths as ours do. Simulated only."""
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from typing import Any, ClassVar
 
-from sage_sched.fairness import Name, Service
 from sage_sched.job import Job
 from sage_sched.plan import Budget
 from sage_sched.policy import Policy
@@ -57,13 +57,29 @@ class WeightedVtc(SarathiFcfs):
 
     def __init__(self, parameters: Any, server: ServerFacts) -> None:
         super().__init__(parameters, server)
-        self._service = Service(_class_of)
+        self._service = defaultdict[str, float](float)
+        # The counted tokens of each job that has run and has not ended.
+        self._counted: dict[Job, int] = {}
+
+    def _count(self, job: Job) -> None:
+        done_tokens = job.served_tokens + job.generated_tokens
+        new_tokens = done_tokens - self._counted.get(job, 0)
+        self._counted[job] = done_tokens
+        self._service[job.hints.slo_class] += new_tokens / job.hints.weight
+
+    def on_queued(self, job: Job) -> None:
+        self._count(job)
+
+    def on_end(self, job: Job, now_s: float) -> None:
+        self._count(job)
+        del self._counted[job]
 
     def on_pass(self, view: SchedulerView) -> None:
-        self._service.look(view)
+        for job in (*view.running, *view.chunked_jobs):
+            self._count(job)
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        return self._service.of(_class_of(job))
+        return self._service[job.hints.slo_class]
 
 
 class FairBatching(SarathiFcfs):
@@ -82,10 +98,6 @@ class FairBatching(SarathiFcfs):
         taken_s = step_time.mixed_s(1, 0, 0, len(view.running), view.running_kv_tokens)
         tokens = int((slack_s - taken_s) / step_time.prefill_token_s)
         return Budget(prefill_tokens=max(64, min(tokens, 1 << 20)))
-
-
-def _class_of(job: Job) -> Name:
-    return job.hints.slo_class, ""
 
 
 RIVALS: dict[str, type[Policy]] = {

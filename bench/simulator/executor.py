@@ -70,7 +70,7 @@ class PlannedEngine(EngineState):
         return []
 
     def carried_out(
-        self, plan: Plan, entering: list[Progress], left: list[Progress], yielded: list[Progress]
+        self, plan: Plan, entering: list[Progress], left: list[Progress], preempted: list[Progress]
     ) -> None:
         return
 

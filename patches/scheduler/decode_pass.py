@@ -73,14 +73,14 @@ class _DecodePass(Pass):
         room = self._state.room
         room.open_to(visible)
         self._prealloc.num_reserved_decode_tokens = self._state.headroom.num_steps
-        away = self._prealloc.retracted_queue
+        swapped_out = self._prealloc.retracted_queue
         if self._preemption is not None:  # else SGLang resumes them before it admits others
             self._prealloc.retracted_queue = []
         try:
             self._original(self.running)
         finally:
             if self._preemption is not None:
-                self._prealloc.retracted_queue = away
+                self._prealloc.retracted_queue = swapped_out
         if any(entry.req is room.refused for entry in self._prealloc.queue):
             self.is_full = self.runs_any
 

@@ -14,7 +14,7 @@ from sglang.srt.managers.scheduler import NextBatchPlan
 from patches.compat import drop_ended
 from patches.engine_types import Batch, Req, Scheduler
 from patches.scheduler import queues
-from patches.scheduler.kv_copy import is_swapped, leaves_memory, retract, retract_chunked, swapped
+from patches.scheduler.kv_copy import frees_memory, is_swapped, retract, retract_chunked, swapped
 from patches.scheduler.preemption import Preemption
 from patches.scheduler.priorities import follow_settings
 from patches.scheduler.stage import unit_tokens, without
@@ -111,10 +111,10 @@ class Pass:
         return left
 
     def carried_out(
-        self, plan: Plan, entering: list[Req], left: list[Req], yielded: list[Req]
+        self, plan: Plan, entering: list[Req], left: list[Req], preempted: list[Req]
     ) -> None:
         if self._preemption is not None:
-            self._preemption.carried_out(plan, self.queue, entering, left, yielded)
+            self._preemption.carried_out(plan, self.queue, entering, left, preempted)
 
     def admit(self, visible: Sequence[Req], budget: Budget) -> None:
         retracted = self._retract_for_chunk(budget) if self.is_chunking else []
@@ -143,7 +143,7 @@ class Pass:
         if _has_room_for_chunk(scheduler, running, budget):
             return []
         default = running._get_decode_retraction_order(running.reqs)
-        order = [req for req in map(running.reqs.__getitem__, default) if leaves_memory(req)]
+        order = [req for req in map(running.reqs.__getitem__, default) if frees_memory(req)]
         gone: list[Req] = []
         while order and not _has_room_for_chunk(scheduler, running, budget):
             gone.append(order.pop())
@@ -196,10 +196,10 @@ def timed_out(scheduler: Scheduler, poll: Callable[[], list[Any]]) -> list[Any]:
     A preempted request neither waits for its start nor runs, so its time off the device counts as
     neither. Only one rank calls this; its result is broadcast.
     """
-    away: list[Req] = []
+    preempted: list[Req] = []
     if envs.SGLANG_REQ_WAITING_TIMEOUT.get() > 0:  # scanning a long queue takes a while
-        away = [req for req in scheduler.waiting_queue if req.sage.is_preempted]
-    aborts: list[Any] = without(scheduler, away, poll)
+        preempted = [req for req in scheduler.waiting_queue if req.sage.is_preempted]
+    aborts: list[Any] = without(scheduler, preempted, poll)
     if not aborts:
         return []
     # SGLang's running timeout counts from the start of a request.

@@ -32,15 +32,15 @@ class GapMeter(Listener):
             self._since_s = now_s
             self._now, self._before = _no_gaps(), self._now
         for req in batch.reqs:
-            num_tokens, departures = len(req.output_ids), req.retraction_count
-            last_tokens, last_departures, last_s = getattr(req, "sage_token", (0, 0, now_s))
+            num_tokens, retractions = len(req.output_ids), req.retraction_count
+            last_tokens, last_retractions, last_s = getattr(req, "sage_token", (0, 0, now_s))
             if num_tokens == last_tokens:
                 continue
             if last_tokens:
-                found = self._now["left" if departures > last_departures else "stayed"]
+                found = self._now["left" if retractions > last_retractions else "stayed"]
                 found[round((now_s - last_s) * GAPS_PER_S)] += 1
                 found[0] += num_tokens - last_tokens - 1  # tokens of the same step
-            req.sage_token = num_tokens, departures, now_s
+            req.sage_token = num_tokens, retractions, now_s
 
     def stats(self) -> dict[str, Any]:
         """Return the gaps of the last minute or two, by whether requests stayed on the device."""

@@ -79,7 +79,7 @@ def swapped(waiting: Iterable[Req]) -> list[Req]:
     return [req for req in waiting if is_swapped(req)]
 
 
-def can_leave_now(req: Req) -> bool:
+def can_be_preempted_now(req: Req) -> bool:
     """Whether a running request can be preempted now: it has a first token and more than one to
     come."""
     return not (
@@ -146,7 +146,7 @@ def retract(running_batch: Batch, req: Req) -> None:
     num_others = len(running_batch.reqs) - 1
     # With offload_kv, a decode server would copy its KV to host memory.
     running_batch.release_req(running_batch.reqs.index(req), num_others, offload_kv=False)
-    _leave(running_batch, req)
+    _remove(running_batch, req)
 
 
 def retract_chunked(scheduler: Scheduler) -> Req:
@@ -160,22 +160,22 @@ def retract_chunked(scheduler: Scheduler) -> Req:
     return req
 
 
-def leaves_memory(req: Req) -> bool:
+def frees_memory(req: Req) -> bool:
     """Whether retracting a running request frees its KV. A streaming session keeps it, and SGLang
     aborts beams instead of retracting them."""
     return req.beam_group is None and not getattr(req.session, "streaming", False)
 
 
-def leave_in_tree(scheduler: Scheduler, running_batch: Batch, req: Req) -> None:
+def preempt_to_tree(scheduler: Scheduler, running_batch: Batch, req: Req) -> None:
     """Take a running request off the device and leave its KV in the radix tree, where it may be
     evicted. From the queue it is prefilled like any other request, with the KV that the tree still
     has."""
     release_kv_cache(req, scheduler.tree_cache, checkpoint=True)
     req.reset_for_retract()
-    _leave(running_batch, req)
+    _remove(running_batch, req)
 
 
-def _leave(running_batch: Batch, req: Req) -> None:
+def _remove(running_batch: Batch, req: Req) -> None:
     others = [i for i, other in enumerate(running_batch.reqs) if other is not req]
     running_batch.filter_batch(keep_indices=others)
     req.time_stats.set_wait_queue_entry_time()

@@ -125,7 +125,7 @@ class Preemption:
             if not requests:
                 requests.update((req.sage.job, req) for req in running)
             req = requests.get(job)  # on a decode server, its KV may not have come yet
-            if req is None or not kv_copy.can_leave_now(req) or not self._survives(req):
+            if req is None or not kv_copy.can_be_preempted_now(req) or not self._survives(req):
                 return None
             return Holding(
                 kv_tokens=req.seqlen,
@@ -165,7 +165,7 @@ class Preemption:
             if not move.num_tokens:
                 return None
         else:
-            kv_copy.leave_in_tree(self._scheduler, running_batch, req)
+            kv_copy.preempt_to_tree(self._scheduler, running_batch, req)
         req.sage.job.num_preemptions += 1
         req.sage.waits.begins()
         self.num_preemptions[action.to is None, action.mode] += 1
@@ -215,17 +215,17 @@ class Preemption:
         queue: Sequence[Req],
         entering: list[Req],
         left: list[Req],
-        yielded: list[Req],
+        preempted: list[Req],
     ) -> None:
         """Count and report the outcome of a plan's actions. queue: in the plan's order."""
         self._counts["num_without_host_room"] += plan.num_without_host_room
-        known = {req.sage.job: req for req in (*queue[: len(plan.actions)], *yielded)}
-        done = plan.actions[: len(entering) + len(yielded)]
+        known = {req.sage.job: req for req in (*queue[: len(plan.actions)], *preempted)}
+        done = plan.actions[: len(entering) + len(preempted)]
         self._scheduler.sage.listeners.carried_out(done, known, left)
-        self._agree(*([req.rid for req in reqs] for reqs in (entering, left, yielded)))
+        self._agree(*([req.rid for req in reqs] for reqs in (entering, left, preempted)))
 
     @rank_consensus(same_params=True)  # type: ignore[untyped-decorator]
-    def _agree(self, entering: list[str], left: list[str], yielded: list[str]) -> None:
+    def _agree(self, entering: list[str], left: list[str], preempted: list[str]) -> None:
         """Pass the outcome of a plan, by request id, to SGLang's check that ranks agree
         (SGLANG_ENABLE_RANK_CONSENSUS_CHECKER).
 

@@ -7,7 +7,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 
-from sage_sched.fairness.service import Name, Service
+from sage_sched.fairness.service import Service
 from sage_sched.interleaving import Interleaving
 from sage_sched.job import Job
 from sage_sched.sorted_jobs import Entry, SortedJobs, walk
@@ -26,7 +26,7 @@ class FairShares(Interleaving):
     """
 
     def __init__(self) -> None:
-        self._service = Service(lambda job: _name_of(job) if job.hints.shares_fairly else None)
+        self._service = Service()
         self._costs: dict[Job, float] = {}
         self._by_tenant: ByTenant = {}
 
@@ -129,10 +129,6 @@ def _put_in(entry: Entry, by_tenant: ByTenant, *, is_ranked: bool = False) -> No
     tenants = by_tenant.setdefault((entry[0], job.hints.slo_class), {})
     jobs = tenants.setdefault(job.hints.tenant, SortedJobs())
     insort(jobs.ranked if is_ranked else jobs.of(job), entry)
-
-
-def _name_of(job: Job) -> Name:
-    return job.hints.slo_class, job.hints.tenant
 
 
 def _cost(job: Job) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from itertools import islice
 from weakref import WeakKeyDictionary
 
@@ -25,25 +24,24 @@ class Service:
     last. So tenants accumulate no credit while they are idle.
     """
 
-    def __init__(self, name_of: Callable[[Job], Name | None]) -> None:
-        self._name_of = name_of
+    def __init__(self) -> None:
         # Service by tenant, in the order in which tenants were last served.
         self._had: dict[Name, float] = {}
         # Requests that run, or may have run since the last look.
         self._counted: dict[Job, tuple[Name, int]] = {}
         # Requests that ran before: they have ended, or wait.
-        self._away: WeakKeyDictionary[Job, tuple[Name, int]] = WeakKeyDictionary()
+        self._paused: WeakKeyDictionary[Job, tuple[Name, int]] = WeakKeyDictionary()
         # For each class, the number of waiting requests by tenant; and the tenants that waited at
         # the last look at which any did.
         self._waiting: dict[str, Counter[Name]] = {}
         self._waited: dict[str, set[Name]] = {}
 
     def joined(self, job: Job) -> None:
-        if (name := self._name_of(job)) is not None:
+        if (name := _name_of(job)) is not None:
             self._waiting.setdefault(name[0], Counter())[name] += 1
 
     def left(self, job: Job) -> None:
-        if (name := self._name_of(job)) is None:
+        if (name := _name_of(job)) is None:
             return
         waiting = self._waiting[name[0]]
         waiting[name] -= 1
@@ -57,13 +55,13 @@ class Service:
 
     def _begins(self, job: Job, name: Name) -> None:
         if job not in self._counted:
-            self._counted[job] = self._away.pop(job, (name, 0))
+            self._counted[job] = self._paused.pop(job, (name, 0))
 
     def look(self, view: SchedulerView) -> None:
         """Count the work since the last look, ended requests included. Called once a plan."""
         here = {*view.running, *view.chunked_jobs}
         for job in (*view.running, *view.chunked_jobs):
-            if (name := self._name_of(job)) is not None:
+            if (name := _name_of(job)) is not None:
                 self._begins(job, name)
         for job, known in [*self._counted.items()]:
             counted = self._count(job, *known)
@@ -71,7 +69,7 @@ class Service:
                 self._counted[job] = counted
             else:
                 del self._counted[job]
-                self._away[job] = counted
+                self._paused[job] = counted
         self._lift()
         self._forget()
 
@@ -105,3 +103,8 @@ class Service:
             idle = (name for name in self._had if name not in busy)
             for name in [*islice(idle, num_excess)]:
                 del self._had[name]
+
+
+def _name_of(job: Job) -> Name | None:
+    """Return the job's tenant; None if its class does not share fairly."""
+    return (job.hints.slo_class, job.hints.tenant) if job.hints.shares_fairly else None
