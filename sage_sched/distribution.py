@@ -161,9 +161,9 @@ class LengthDistribution:
             np.concatenate([self.weights * (1 - other_weight), other.weights * other_weight]),
         )
 
-    def with_tail(self, max_tokens: int) -> LengthDistribution:
-        """Return a copy with one more length, twice the longest one seen. Its weight is the chance
-        that the answer exceeds all lengths seen.
+    def with_tail(self, max_tokens: int, factor: float = 2.0) -> LengthDistribution:
+        """Return a copy with one more length, the longest one seen times factor (at least 1). Its
+        weight is the chance that the answer exceeds all lengths seen.
 
         The next of n + 1 exchangeable draws is the longest with probability 1 / (n + 1). No answer
         exceeds max_tokens, so there is no tail if a length has reached it.
@@ -173,7 +173,7 @@ class LengthDistribution:
             return self.capped(max_tokens)
         beyond = 1.0 / (self.effective_samples + 1.0)
         return self._rebuilt(
-            np.append(self.lengths, min(2 * longest, max_tokens)),
+            np.append(self.lengths, min(round(factor * longest), max_tokens)),
             np.append(self.weights * (1 - beyond), beyond),
         )
 

@@ -36,6 +36,7 @@ class Policy(ABC):
     moves: whether keys change while jobs wait, without a change of the job. If so, each plan puts
         all waiting jobs in order.
     has_deadlines: whether it orders by deadlines, and weighs TPOT targets itself.
+    bounds_time_away: whether swapped-out jobs come back in time (sage_sched.swap_out_bound).
     starts_early: whether new jobs start ahead of its order, for their first tokens.
     uses_clock: whether it reads SchedulerView.now_s or Job.arrival_s, which rank 0 then broadcasts.
     refiner: makes a sage_sched.probe.Refiner from the edges of a probe's bins; then servers need a
@@ -54,6 +55,7 @@ class Policy(ABC):
     variants: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     moves: ClassVar[bool] = False
     has_deadlines: ClassVar[bool] = False
+    bounds_time_away: ClassVar[bool] = True
     retention: ClassVar[type[SessionReturns] | None] = None
     starts_early: bool = False
     uses_clock: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self, get_args
@@ -135,7 +136,7 @@ class DecodeConfig:
     bounds it from below."""
     max_away_ms: Annotated[float, Meta(ge=1)] = 60_000.0
     """Longest time that a swapped-out request waits. Then it goes first, and stays for 64 tokens
-    or more."""
+    or more. `makespan` ignores it."""
 
     @property
     def cuts(self) -> int:
@@ -224,9 +225,10 @@ class SageConfig:
     def limits(self, policy: Policy) -> Limits:
         """Return the limits of a server that runs this policy."""
         decode = self.decode
+        most_away_s = decode.max_away_ms / 1e3 if policy.bounds_time_away else math.inf
         return Limits(
             Gap(decode.max_gap_ms / 1e3, not policy.has_deadlines, decode.cuts),
-            SwapOutBound(decode.max_away_ms / 1e3),
+            SwapOutBound(most_away_s),
             interleaving=FairShares(),
             overload=Overload(self.overload),
             sessions=None if policy.retention is None else policy.retention(),

@@ -10,9 +10,9 @@ than the batch's size explains; 2 if the runs failed or too few requests were pr
 tokens are equally likely within that tolerance, either may be sampled; answers that differ first at
 such a tie are counted separately.
 
-`--policy sage` lets more requests run than memory has room for, and preempts the last of the order
-when it runs out. With `--apart` one server prefills and another decodes. `--policy urgency` mixes
-levels 1 to 5, and more urgent requests preempt running ones.
+`--policy sage` and `makespan` let more requests run than memory has room for, and preempt the last
+of the order when it runs out. With `--apart` one server prefills and another decodes.
+`--policy urgency` mixes levels 1 to 5, and more urgent requests preempt running ones.
 
 In bfloat16 one or two requests that decode alone use other kernels, which round differently. The
 requests sent one by one show this effect; preemption shows it in runs that come down to so small a
@@ -105,6 +105,7 @@ class Restless:
 RESTLESS = {
     # More requests run than memory has room for to their ends, so it runs out again and again.
     "sage": Restless(SageConfig(), at_a_time=32, least_yields=1 / 3, num_slots=16),
+    "makespan": Restless(SageConfig(), at_a_time=128, least_yields=1 / 3, num_slots=16),
     # The most frequent preemption: each time that a request's age has doubled.
     "fastserve": Restless(
         SageConfig(policy={"fastserve": FastServeParameters(6.0, 4, max_preemptions=1000)}),

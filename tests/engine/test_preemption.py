@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.checks.exactness import ask, differences
 from tests.engine import stage
 from tests.engine.conftest import ASKED, Stock
 from tests.engine.crowds import ask_together
-from tests.engine.kinds import YIELDING, YIELDING_FLAGS
+from tests.engine.kinds import YIELDING, YIELDING_FLAGS, settings
 from tests.engine.serving import SHORT_PROMPT, SageServer, generate, wait_until
 
 
@@ -99,15 +100,49 @@ class TestPagesOf16WithoutOverlapAndLittleHostMemory:
         assert differences(alone, found)[0] == 0
 
 
-def test_an_answer_is_the_same_whoever_it_yielded_to(yielding: SageServer, stock: Stock) -> None:
+@pytest.mark.parametrize(("policy", "least"), [("makespan", 1), ("fastserve", len(ASKED))])
+def test_an_answer_is_the_same_whoever_it_yielded_to(
+    yielding: SageServer, stock: Stock, policy: str, least: int
+) -> None:
+    settings(yielding, {"schedule_policy": policy})
     before = yielding.preemption()
     num_different, largest = differences(stock.answers, ask_together(yielding, ASKED))
     assert num_different == 0
     assert largest < 1e-3
     after = yielding.preemption()
     num_preemptions = after["num_preemptions"] - before["num_preemptions"]
-    assert num_preemptions == after["num_resumed"] - before["num_resumed"] >= len(ASKED)
+    assert num_preemptions == after["num_resumed"] - before["num_resumed"] >= least
     assert after["copies_alive"] == 0
+
+
+def test_a_batch_loses_requests_and_its_predictor(yielding: SageServer, stock: Stock) -> None:
+    settings(yielding, {"schedule_policy": "makespan"})
+    errors = yielding.stats()["num_policy_errors"]
+    yielding.predictor_worker().kill()
+    aborted: list[str] = []
+
+    def abort(state: dict[str, Any]) -> None:
+        aborted.extend([*state["swapped"][:1], *state["running"][:2], *state["fresh"][::2]])
+        for rid in aborted:
+            post(yielding, "/abort_request", {"rid": rid})
+        stage.once_aborted(yielding, len(aborted))
+
+    calls = [
+        partial(generate, yielding, *one, rid=f"batch {i}.", sampling_params={"ignore_eos": True})
+        for i, one in enumerate(ASKED)
+    ]
+    try:
+        answers = stage.together(yielding, calls, abort, swapped=1)
+        num_errors = yielding.stats()["num_policy_errors"] - errors
+    finally:
+        settings(yielding, {"schedule_policy": "fastserve"})
+    assert num_errors == 0
+    assert len(aborted) >= 8
+    for i, (answer, known) in enumerate(zip(answers, stock.answers, strict=True)):
+        if f"batch {i}." in aborted:
+            assert answer["meta_info"]["finish_reason"]["type"] == "abort"
+        else:
+            assert answer["text"] == known.text
 
 
 def test_a_client_that_leaves_frees_its_copy_only(yielding: SageServer, stock: Stock) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from sage_sched.app.config import SageConfig
 from sage_sched.app.registry import policy_named
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
@@ -66,3 +67,47 @@ def test_a_fixed_length_needs_no_prediction() -> None:
     policy, view = policy_with(short, fixed), waiting(short, fixed)
     policy.on_pass(view)
     assert serving_order(policy, view) == [1, 0]
+
+
+def test_a_job_may_exceed_all_lengths_as_far_as_those_do_most() -> None:
+    heavy_tailed, light_tailed = (
+        job(*[100] * 95, *[600] * 5),
+        job(*[100] * 5, *[600] * 95, arrival=1),
+    )
+    policy = policy_with(heavy_tailed, light_tailed)
+    for one in (heavy_tailed, light_tailed):
+        one.grow(600)
+    view = replace(IDLE, running=[light_tailed, heavy_tailed])
+    policy.on_pass(view)
+    assert policy.key(heavy_tailed, view) < policy.key(light_tailed, view)
+
+
+def test_swapped_out_jobs_of_a_batch_wait_for_any_time() -> None:
+    policy, swapped = policy_with(), job(1000)
+    swapped.grow(5)
+    limits = SageConfig().limits(policy)
+    for now_s in (0.0, 1.0, 1e6):
+        limits.swap_out.look(replace(waiting(swapped), now_s=now_s), [swapped])
+    assert not swapped.goes_first
+
+
+def test_a_batch_that_is_aborted_leaves_nothing_behind() -> None:
+    """However many of its requests had come, and however far they were."""
+    policy = policy_with()
+    others = [job(4000, arrival=i) for i in range(2000)]
+    for one in others:
+        assert policy.on_arrival(one)
+    for one in others[:100]:
+        one.grow(640)
+    policy.on_pass(replace(IDLE, running=others[:100]))
+    for one in others:
+        policy.on_end(one, 0.0)
+    gamble, middling = job(*[50] * 19, 2000), job(300, arrival=1)
+    keys = []
+    for used in (policy, policy_with()):
+        for one in (gamble, middling):
+            assert used.on_arrival(one)
+        view = waiting(gamble, middling)
+        used.on_pass(view)
+        keys.append([used.key(one, view) for one in (gamble, middling)])
+    assert keys[0] == keys[1]
