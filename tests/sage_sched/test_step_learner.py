@@ -27,12 +27,8 @@ def times(step_time: StepTime, factor: float) -> StepTime:
 
 def exchanged(step_time: StepTime) -> StepTime:
     """Step times with prefill and decode exchanged."""
-    prefill_base_s, request_s, token_s, pair_s, decode_base_s, decode_request_s, kv_token_s = (
-        astuple(step_time)
-    )
-    return StepTime(
-        decode_base_s, decode_request_s, kv_token_s, pair_s, prefill_base_s, request_s, token_s
-    )
+    *prefill, pair_s, decode_base_s, decode_request_s, kv_token_s = astuple(step_time)
+    return StepTime(decode_base_s, decode_request_s, kv_token_s, pair_s, *prefill)
 
 
 def learned(learner: StepLearner, taken: Iterable[Step]) -> StepTime:
@@ -138,14 +134,7 @@ def test_nothing_is_learned_of_a_step_that_took_no_time() -> None:
 
 def test_told_is_what_changes_costs_by_a_tenth() -> None:
     server = H800_QWEN3_32B.server_facts()
-    told = [
-        is_worth_reporting(new, SHIPPED, server)
-        for new in (
-            SHIPPED,
-            times(SHIPPED, 1.05),
-            times(SHIPPED, 1.2),
-            times(SHIPPED, 0.8),
-            replace(SHIPPED, prefill_token_s=2 * SHIPPED.prefill_token_s),
-        )
-    ]
-    assert told == [False, False, True, True, True]
+    for factor, is_told in ((1.0, False), (1.05, False), (1.2, True), (0.8, True)):
+        assert is_worth_reporting(times(SHIPPED, factor), SHIPPED, server) is is_told
+    slow_prefill = replace(SHIPPED, prefill_token_s=2 * SHIPPED.prefill_token_s)
+    assert is_worth_reporting(slow_prefill, SHIPPED, server)

@@ -11,16 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sage_sched.app.registry import policy_named
 from sage_sched.distribution import LengthDistribution
 from sage_sched.fairness import FairShares
 from sage_sched.followed import HEAD, Followed, Positions, in_front
 from sage_sched.job import Hints, Job
 from sage_sched.limits import Limits
 from sage_sched.order import serving_order
-from sage_sched.policy import FcfsFill, NoParameters, Policy
+from sage_sched.policy import Policy
 from sage_sched.waiting_queue import NUM_JOINING, NUM_RANKED_ANEW
-from tests.sage_sched.strategies import IDLE, SERVER, decide, waiting
+from tests.sage_sched.strategies import IDLE, SERVER, decide, job, named, waiting
 
 TOUCHED: set[int] = set()
 NUM_RUNNING = 20
@@ -39,7 +38,7 @@ CASES = {
 
 
 class Watched(Job):
-    """Notes who is touched."""
+    """Notes that it is touched."""
 
     def __getattribute__(self, name: str) -> Any:
         TOUCHED.add(id(self))
@@ -51,21 +50,20 @@ class Server:
 
     def __init__(self, name: str, num_waiting: int) -> None:
         self.hints = CASES[name]
-        self.policy = policy_named("sage" if name == "fair" else name, {}, SERVER)
+        self.policy = named("sage" if name == "fair" else name)
         self.limits = Limits(interleaving=FairShares())
         self.rng = np.random.default_rng(0)
         self.num_come = 0
         running = [self.job() for _ in range(NUM_RUNNING)]
-        for job in running:
-            job.grow(50)
+        for one in running:
+            one.grow(50)
         self.view = replace(IDLE, running=running, free_tokens=0, locked_tokens=10_000)
         self.come(num_waiting)
 
     def job(self) -> Job:
         known = LengthDistribution.from_samples(self.rng.integers(1, 900, 8), "history")
-        hints = replace(self.hints, urgency=1 + self.num_come % 5)
-        if hints.tenant:
-            hints = replace(hints, tenant=f"t{self.num_come % 50}")
+        tenant = f"t{self.num_come % 50}" if self.hints.tenant else ""
+        hints = replace(self.hints, urgency=1 + self.num_come % 5, tenant=tenant)
         job = Watched(self.num_come, 50, 1000, known, 0, hints=hints)
         job.is_ranked = self.policy.on_arrival(job)
         self.num_come += 1
@@ -94,23 +92,10 @@ MOST = 2 * HEAD + NUM_RUNNING + 2 * NUM_JOINING + NUM_RANKED_ANEW
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_plan_touches_as_many_jobs_however_many_wait(name: str) -> None:
-    server = Server(name, LONG)
-    server.settle()
-    assert server.num_touched() <= MOST
-    server.come(1)
-    assert server.num_touched() <= MOST
-    faster = replace(SERVER.step_time, decode_base_s=SERVER.step_time.decode_base_s / 2)
-    server.policy.on_server(replace(SERVER, step_time=faster))
-    # Once for all, it is noted who is to be ranked anew.
-    server.num_touched()
-    assert server.num_touched() <= MOST
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_burst_joins_the_order_by_and_by(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = Server(name, LONG)
-    num_keys = 0
+def test_a_plan_touches_as_many_jobs_however_many_wait(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, num_keys = Server(name, LONG), 0
     key = type(server.policy).key
 
     def counted(self: Policy, *args: Any) -> float:
@@ -118,17 +103,23 @@ def test_a_burst_joins_the_order_by_and_by(name: str, monkeypatch: pytest.Monkey
         num_keys += 1
         return key(self, *args)
 
-    monkeypatch.setattr(type(server.policy), "key", counted)
-    for _ in range(3):
-        num_keys = 0
-        server.num_touched()
-        assert num_keys <= MOST
-    assert len(server.policy.queue.joined) == 0
+    # A burst joins the order by and by.
+    with monkeypatch.context() as patch:
+        patch.setattr(type(server.policy), "key", counted)
+        for _ in range(3):
+            num_keys = 0
+            server.num_touched()
+            assert num_keys <= MOST
     server.settle()
-    order = serving_order(server.policy, server.view)
-    assert len(order) == HEAD
-    for job in server.view.waiting:
-        assert job in server.policy.queue
+    assert all(job in server.policy.queue for job in server.view.waiting)
+    assert server.num_touched() <= MOST
+    server.come(1)
+    assert server.num_touched() <= MOST
+    faster = replace(SERVER.step_time, decode_base_s=SERVER.step_time.decode_base_s / 2)
+    server.policy.on_server(replace(SERVER, step_time=faster))
+    # Once for all, it is noted which jobs are to be ranked anew.
+    server.num_touched()
+    assert server.num_touched() <= MOST
 
 
 def test_the_order_at_a_long_queue_is_that_of_the_keys() -> None:
@@ -147,8 +138,7 @@ def test_the_order_at_a_long_queue_is_that_of_the_keys() -> None:
 
 
 def test_who_is_promised_its_turn_goes_first_even_if_it_has_not_joined() -> None:
-    policy = FcfsFill(NoParameters(), SERVER)
-    jobs = [Job(arrival, 10, 10, None, 0) for arrival in range(3 * NUM_JOINING)]
+    policy, jobs = named("fcfs-fill"), [job(arrival) for arrival in range(3 * NUM_JOINING)]
     view = waiting(*jobs)
     policy.queue.follow(view, policy)
     jobs[-1].pass_starvation_bound()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,33 +40,26 @@ def test_schedulers_hear_of_an_abort_that_may_be_too_early(
     assert [message.begins for message in manager.sent] == ([] if expected is None else [expected])
 
 
-def test_an_abort_of_all_reaches_the_whole_batch_that_waits_for_its_predictions(
-    make_manager: Callable[..., Manager], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("while_held_back", [True, False])
+def test_an_abort_of_all_reaches_a_batch_that_waits_for_its_predictions(
+    manager: Manager, monkeypatch: pytest.MonkeyPatch, while_held_back: bool
 ) -> None:
-    # SGLang tokenizes a batch one by one. The first waits for its prediction before the second's
-    # turn has come.
-    manager = make_manager()
+    """It spares a batch that a pause holds back. SGLang tokenizes a batch one by one: the first
+    waits for its prediction before the second's turn has come."""
 
     async def predict(self: Client, text: str, scope: str, asked: Asked) -> Prediction:
-        manager.abort("", abort_all=True)
+        if not while_held_back:
+            manager.abort("", abort_all=True)
         return Prediction(None, self.distribution)
 
     monkeypatch.setattr(Client, "predict", predict)
-    assert aborted(manager, manager.receive(generate(["a", "b", "c"]))) == [True] * 3  # type: ignore[arg-type]
-
-
-def test_an_abort_of_all_spares_a_batch_that_a_pause_holds_back(manager: Manager) -> None:
-    manager.held_back = lambda: manager.abort("", abort_all=True)
-    assert aborted(manager, manager.receive(generate(["a", "b"]))) == [False] * 2  # type: ignore[arg-type]
-
-
-def aborted(manager: Manager, tokenized: list[Any]) -> list[bool]:
-    """Whether a scheduler aborts each of these requests as it comes."""
-    aborts, rids = EarlyAborts(), []
+    if while_held_back:
+        manager.held_back = lambda: manager.abort("", abort_all=True)
+    tokenized, aborts, aborted = manager.receive(generate(["a", "b", "c"])), EarlyAborts(), []  # type: ignore[arg-type]
     for message in manager.sent:
         aborts.add(message)
-    scheduler: Any = SimpleNamespace(abort_request=lambda message: rids.append(message.rid))
+    scheduler: Any = SimpleNamespace(abort_request=lambda message: aborted.append(message.rid))
     for number, each in enumerate(tokenized):
         request: Any = SimpleNamespace(rid=number, sampling_params=each.sampling_params)
         aborts.after(scheduler, request)
-    return [number in rids for number in range(len(tokenized))]
+    assert aborted == ([] if while_held_back else [0, 1, 2])

@@ -21,15 +21,15 @@ def test_the_history_hears_of_each_doubling(manager: Manager, client: Client) ->
 @pytest.mark.parametrize(
     ("reason", "is_cut", "stopped"),
     [
+        ({"type": "stop"}, False, False),
         ({"type": "stop", "matched": EOS}, False, False),
         ({"type": "stop", "matched": 7}, False, True),
         ({"type": "stop", "matched": "END"}, False, True),
-        ({"type": "stop"}, False, False),
         ({"type": "length", "length": 9}, True, False),
         ({"type": "abort", "message": "gone"}, True, False),
     ],
 )
-def test_the_history_hears_who_ended_an_answer(
+def test_the_history_hears_what_ended_an_answer(
     manager: Manager, client: Client, reason: dict[str, Any], is_cut: bool, stopped: bool
 ) -> None:
     manager.receive(generate(sampling={"stop_token_ids": [EOS, 7]}, rid="a"))

@@ -57,18 +57,24 @@ def test_a_conversation_is_known_by_its_beginning() -> None:
     assert chat(messages=SAID[:1]).session == ""
 
 
+def completion(tenant: str = "", **fields: Any) -> Asked:
+    return asked_of(GenerateReqInput(**fields), None, tenant)  # type: ignore[arg-type]
+
+
 def test_a_completion_says() -> None:
     sampling = {"max_new_tokens": 50, "stop": ["a", "b"], "regex": "x+"}
-    obj = GenerateReqInput(text="x" * 400, sampling_params=sampling, session_params={"id": "one"})
-    asked = asked_of(obj, None)  # type: ignore[arg-type]
+    asked = completion(text="x" * 400, sampling_params=sampling, session_params={"id": "one"})
     assert (asked.max_tokens, asked.num_stops, asked.is_constrained) == (50, 2, True)
     assert asked.input_tokens == 100
-    assert asked.session
-    others = {asked_of(obj, None, tenant).session for tenant in ("", "a", "b")}  # type: ignore[arg-type]
-    assert len(others - {""}) == 3
-    ids = GenerateReqInput(input_ids=[1] * 7, sampling_params={})
-    assert asked_of(ids, chat()).input_tokens == 7  # type: ignore[arg-type]
-    assert asked_of(ids, chat()).session not in {"", asked.session}  # type: ignore[arg-type]
+    assert completion(input_ids=[1] * 7, sampling_params={}).input_tokens == 7
+
+
+def test_a_session_is_that_of_its_tenant_and_scope() -> None:
+    fields = {"text": "Why?", "session_params": {"id": "one"}}
+    found = [completion(tenant, sampling_params={}, **fields) for tenant in ("", "a", "b")]
+    found += [completion(sampling_params={"regex": "x+"}, **fields)]
+    found += [asked_of(GenerateReqInput(text="Why?", sampling_params={}), chat())]  # type: ignore[arg-type]
+    assert len({asked.session for asked in found} - {""}) == 5
 
 
 def scope(sampling: dict[str, Any] | None = None, **fields: Any) -> Scope:
@@ -101,16 +107,13 @@ def test_limits_that_end_answers_name_scopes(sampling: dict[str, Any], end: str 
     assert not found.limits or found.limits not in {other.limits for other in others}
 
 
-def test_so_is_a_logit_processor_and_an_adapter_is_no_limit() -> None:
+def test_a_logit_processor_is_a_limit_and_an_adapter_is_none() -> None:
     assert scope(custom_logit_processor="code").end == SHAPED
     assert scope(lora_path="a") == Scope("a")
-
-
-def test_what_is_nested_too_deeply_raises_nothing() -> None:
     nested: list[Any] = []
     for _ in range(100_000):
         nested = [nested]
-    assert scope({"regex": nested}) == Scope()
+    assert scope({"regex": nested}) == Scope()  # nothing is raised
 
 
 @pytest.mark.parametrize("junk", [None, "x", -1, 2**70, [None], {"a": 1}, 1.5, True])

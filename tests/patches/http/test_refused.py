@@ -37,12 +37,6 @@ def served(*parts: bytes, refused_at: int | None = None) -> list[dict[str, Any]]
     return sent
 
 
-def test_an_answer_is_passed_on() -> None:
-    start, *parts = served(b"a", b"b")
-    assert start["status"] == 200
-    assert [part["body"] for part in parts] == [b"a", b"b"]
-
-
 @pytest.mark.parametrize("parts", [(b"error",), (b"data: error", b"[DONE]")])
 def test_a_refusal_takes_its_place(parts: tuple[bytes, ...]) -> None:
     start, body = served(*parts, refused_at=0)
@@ -52,11 +46,12 @@ def test_a_refusal_takes_its_place(parts: tuple[bytes, ...]) -> None:
     assert (error["code"], error["metric"], error["predicted_ms"]) == (429, "ttft", 5000)
 
 
-def test_once_an_answer_has_begun_it_goes_on() -> None:
-    """One of several samples may be refused after another has begun."""
-    start, *parts = served(b"a", b"b", refused_at=1)
+@pytest.mark.parametrize("refused_at", [None, 1])
+def test_an_answer_is_passed_on(refused_at: int | None) -> None:
+    """Also once it has begun: of several samples one may be refused later."""
+    start, *parts = served(b"a", b"b", refused_at=refused_at)
     assert start["status"] == 200
-    assert len(parts) == 2
+    assert [part["body"] for part in parts] == [b"a", b"b"]
 
 
 def test_other_aborts_are_no_refusals() -> None:

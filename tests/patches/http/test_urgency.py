@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,19 +28,24 @@ def model(tmp_path: Path) -> str:
     return str(file)
 
 
-def test_those_of_whom_nobody_says_it_are_guessed(model: str) -> None:
+@pytest.mark.parametrize(
+    ("given", "text", "urgency"),
+    [
+        (NO_HINTS, "he bleeds", 1),
+        (Hints(session="a"), "good morning", 4),
+        (Hints(urgency=5), "he bleeds", 5),
+        (Hints(slo_class="bulk"), "he bleeds", 3),
+        (NO_HINTS, None, 3),
+    ],
+)
+def test_requests_of_unknown_urgency_are_guessed(
+    model: str, given: Hints, text: str | None, urgency: int
+) -> None:
     guess = UrgencyGuess(UrgencyConfig(model))
-    assert guess.hints(NO_HINTS, "he bleeds").urgency == 1
-    assert guess.hints(Hints(session="a"), "good morning") == Hints(session="a", urgency=4)
-    assert guess.hints(Hints(urgency=5), "he bleeds").urgency == 5
-    assert guess.hints(Hints(slo_class="bulk"), "he bleeds").urgency == 3
-    assert guess.hints(NO_HINTS, None) == NO_HINTS
-    assert guess.stats() == {
-        "num_guessed": {"1": 1, "4": 1},
-        "num_failed": 0,
-        "confusion": CONFUSION,
-    }
-    assert UrgencyGuess(UrgencyConfig()).hints(NO_HINTS, "he bleeds") == NO_HINTS
+    assert guess.hints(given, text) == replace(given, urgency=urgency)
+    num_guessed = {f"{urgency}": 1} if urgency in (1, 4) else {}
+    assert guess.stats() == {"num_guessed": num_guessed, "num_failed": 0, "confusion": CONFUSION}
+    assert UrgencyGuess(UrgencyConfig()).hints(given, text) == given
 
 
 def test_the_builtin_one_knows_complaints_and_takes_all_else_for_the_middle() -> None:
@@ -50,12 +56,9 @@ def test_the_builtin_one_knows_complaints_and_takes_all_else_for_the_middle() ->
     assert [guess.hints(NO_HINTS, text).urgency for text in others] == [3, 3, 3]
     # As docs/policies.md has it.
     counted = np.array(guess.stats()["confusion"])
-    found, flagged = counted[:2, :2].sum() / counted[:2].sum(), counted[:5, :2].sum(axis=1)
-    assert counted[:5].sum() == 925
-    assert counted[5].sum() == 3087
-    assert counted[5, :2].sum() == 0
-    assert round(float(found), 2) == 0.75
-    assert round(float(flagged.sum() / counted[:5].sum()), 2) == 0.38
+    assert (counted[:5].sum(), counted[5].sum(), counted[5, :2].sum()) == (925, 3087, 0)
+    found, flagged = counted[:2, :2].sum() / counted[:2].sum(), counted[:5, :2].sum() / 925
+    assert (round(float(found), 2), round(float(flagged), 2)) == (0.75, 0.38)
 
 
 def test_a_failed_guess_is_counted(model: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,12 @@ CLASSES = {
     "default": SloClass(0, 1.0, 5000.0, 100.0),
     "bulk": SloClass(-10, 0.5),
 }
+FAIR = {"default": SloClass(fair=True)}
 
 
 def claims(trust: str, classes: dict[str, SloClass] = CLASSES) -> SloClaims:
-    return SloClaims(SloConfig(trust=trust, default="default", classes=classes))
+    default = "default" if classes else ""
+    return SloClaims(SloConfig(trust=trust, default=default, classes=classes))
 
 
 @pytest.mark.parametrize(
@@ -36,6 +38,7 @@ def claims(trust: str, classes: dict[str, SloClass] = CLASSES) -> SloClaims:
 )
 def test_classes_need_trust(trust: str, header: str | None, priority: object, name: str) -> None:
     assert claims(trust).class_of(header, priority) == name
+    assert claims(trust, {}).class_of(header, priority) == ""
 
 
 @pytest.mark.parametrize(
@@ -51,8 +54,7 @@ def test_classes_need_trust(trust: str, header: str | None, priority: object, na
     ],
 )
 def test_priority_means_urgency(trust: str, priority: object, given: int, urgency: int) -> None:
-    none = SloClaims(SloConfig(trust=trust))
-    assert none.hints("", Hints(urgency=given), priority).urgency == urgency
+    assert claims(trust, {}).hints("", Hints(urgency=given), priority).urgency == urgency
 
 
 def test_a_class_says_how_urgent_its_requests_are() -> None:
@@ -60,50 +62,50 @@ def test_a_class_says_how_urgent_its_requests_are() -> None:
     assert emergencies.hints("triage", Hints(urgency=5), 0).urgency == 1
 
 
-def test_without_classes_nothing_is_said_of_a_request() -> None:
-    none = SloClaims(SloConfig(trust="header"))
-    assert none.class_of("interactive", 10) == ""
-    assert none.hints("", NO_HINTS) == NO_HINTS
-
-
-def test_if_all_claim_the_best_class_those_beyond_its_share_get_the_default() -> None:
+def test_claims_of_the_best_class_beyond_its_share_get_the_default() -> None:
     best = SloClass(priority=10, max_share=0.2)
     shared = claims("header", {"best": best, "default": SloClass()})
     granted = [shared.class_of("best", None) for _ in range(1000)]
     assert Counter(granted) == {"best": 200, "default": 800}
     assert max(Counter(granted[i : i + 100])["best"] for i in range(900)) <= 20
     assert shared.stats()["num_demoted"] == 800
-
-
-def test_a_share_is_there_again_when_others_have_come() -> None:
-    shared = claims("header", {"best": SloClass(priority=1, max_share=0.1), "default": SloClass()})
+    # The share is there again when others have come.
     for _ in range(3):
+        assert {shared.class_of(None, None) for _ in range(90)} == {"default"}
         assert [shared.class_of("best", None) for _ in range(10)] == ["best"] * 10
-        assert [shared.class_of(None, None) for _ in range(90)] == ["default"] * 90
 
 
-def test_a_client_may_ask_for_its_own_deadlines_but_for_none_below_the_floors() -> None:
+@pytest.mark.parametrize(
+    ("name", "asked", "promised", "num_clamped"),
+    [
+        ("interactive", NO_HINTS, (1000.0, 50.0), 0),
+        # No deadline is below the floor of its class.
+        ("interactive", Hints(ttft_slo_ms=0.001, tpot_slo_ms=70.0), (500.0, 70.0), 1),
+        ("bulk", Hints(tpot_slo_ms=70.0), (None, 70.0), 0),
+        ("bulk", NO_HINTS, (None, None), 0),
+    ],
+)
+def test_a_client_may_ask_for_its_own_deadlines(
+    name: str, asked: Hints, promised: tuple[float | None, ...], num_clamped: int
+) -> None:
     doors = claims("header")
-    assert doors.hints("interactive", NO_HINTS) == Hints(
-        weight=2.0, ttft_slo_ms=1000.0, tpot_slo_ms=50.0, slo_class="interactive"
-    )
-    asked = doors.hints("interactive", Hints(ttft_slo_ms=0.001, tpot_slo_ms=70.0))
-    assert (asked.ttft_slo_ms, asked.tpot_slo_ms) == (500.0, 70.0)
-    assert doors.stats()["num_clamped"] == 1
-    bulk = doors.hints("bulk", Hints(tpot_slo_ms=70.0))
-    assert (bulk.ttft_slo_ms, bulk.tpot_slo_ms, bulk.has_slo) == (None, 70.0, True)
-    assert not doors.hints("bulk", NO_HINTS).has_slo
-    assert doors.stats()["num_clamped"] == 1
+    found = doors.hints(name, asked)
+    assert (found.ttft_slo_ms, found.tpot_slo_ms) == promised
+    assert (found.slo_class, found.weight) == (name, CLASSES[name].weight)
+    assert doors.stats()["num_clamped"] == num_clamped
 
 
-def test_a_tenant_is_named_by_a_header_only_if_headers_are_trusted() -> None:
-    fair = {"default": SloClass(fair=True)}
-    for trust, tenant in (("header", "acme"), ("body", "client's"), ("none", "client's")):
-        found = claims(trust, fair).hints("default", Hints(tenant="client's"), tenant="acme")
-        assert (found.tenant, found.shares_fairly) == (tenant, True)
-    long = claims("header", fair).hints("default", NO_HINTS, tenant="x" * 1000)
-    assert len(long.tenant) == 256
-    assert not claims("header").hints("default", NO_HINTS, tenant="acme").shares_fairly
+@pytest.mark.parametrize(
+    ("trust", "tenant"), [("header", "acme"), ("body", "client's"), ("none", "client's")]
+)
+def test_a_tenant_is_named_by_a_header_only_if_headers_are_trusted(trust: str, tenant: str) -> None:
+    found = claims(trust, FAIR).hints("default", Hints(tenant="client's"), tenant="acme")
+    assert (found.tenant, found.shares_fairly) == (tenant, True)
+    assert not claims(trust).hints("default", NO_HINTS, tenant="acme").shares_fairly
+
+
+def test_a_long_name_of_a_tenant_is_cut() -> None:
+    assert len(claims("header", FAIR).hints("default", NO_HINTS, tenant="x" * 1000).tenant) == 256
 
 
 @pytest.mark.parametrize("weight", [1e-3, 1e3])
