@@ -131,18 +131,17 @@ class Overload:
         strict = STRICT if self._num_within < NUM_WITHIN else 1.0
         ttft_s, tpot_s = self.config.deadlines_s(job.hints)
         limit_s = strict * max(ttft_s, _MOST_SLOWDOWN * newcomer.first_s)
-        if newcomer.fresh is not None:
-            is_late = newcomer.ttft_s > limit_s
-        else:
-            slack_s = limit_s - newcomer.first_s
-            is_late = newcomer.waited_s(slack_s) > slack_s
-        if is_late:
-            return Refusal("ttft", newcomer.ttft_s, limit_s)
+        predicted_s = newcomer.ttft_s
+        if newcomer.fresh is None:
+            predicted_s = newcomer.first_s + newcomer.waited_s(limit_s - newcomer.first_s)
+        if predicted_s > limit_s:
+            return Refusal("ttft", predicted_s, limit_s)
         if math.inf in (ttft_s, tpot_s):
             return None
         in_time_s = ttft_s + newcomer.own.steps * tpot_s
         limit_s = strict * max(in_time_s, _MOST_SLOWDOWN * newcomer.alone_s)
-        slack_s = limit_s - newcomer.alone_s - newcomer.stopped_s(limit_s)
-        if newcomer.waited_s(slack_s) > slack_s:
-            return Refusal("ttlt", newcomer.ttlt_s, limit_s)
+        served_s = newcomer.alone_s + newcomer.stopped_s(limit_s)
+        predicted_s = served_s + newcomer.waited_s(limit_s - served_s)
+        if predicted_s > limit_s:
+            return Refusal("ttlt", predicted_s, limit_s)
         return None

@@ -75,3 +75,20 @@ def test_one_after_another_nothing_is_refused(server: SageServer) -> None:
     found = server.stats()["overload"]
     assert found["num_refused"]["ttft"] == before
     assert found["real_to_predicted"]["ttft"] > 0
+
+
+def test_after_a_burst_in_which_the_predictor_died_an_idle_server_admits(
+    server: SageServer,
+) -> None:
+    sampling = {"max_new_tokens": 4, "ignore_eos": True}
+    body = {"text": LONG_PROMPT, "sampling_params": sampling}
+
+    def ask(_: int = 0) -> int:
+        return requests.post(f"{server.url}/generate", json=body, timeout=300).status_code
+
+    worker = server.predictor_worker()
+    with ThreadPoolExecutor(64) as pool:
+        statuses = pool.map(ask, range(300))
+        worker.kill()
+    assert {*statuses} == {200, 429}
+    assert [ask() for _ in range(5)] == [200] * 5

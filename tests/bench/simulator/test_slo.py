@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -141,6 +143,27 @@ def test_more_requests_are_good_beyond_capacity_and_none_is_refused_at_low_load(
     assert shares[1] > shares[0] + 0.1
     assert shares[1] * len(protected.ttlt_s) > shares[0] * len(plain.ttlt_s)
     assert plain.num_refused == protected_by(policy, ON, mixed(300, 0.7, 2)).num_refused == 0
+
+
+def test_refusals_end_with_the_predictor_and_with_the_overload() -> None:
+    requests = mixed(900, 9.0, 6)
+    phases = [
+        requests[:300],
+        [replace(each, distribution=None) for each in requests[300:600]],  # the predictor is dead
+        requests[600:],
+        [replace(each, arrival_s=5000.0) for each in mixed(2000, 1.0, 7)],
+        [replace(each, arrival_s=each.arrival_s + 9000.0) for each in mixed(100, 0.7, 8)],
+    ]
+    result = protected_by("sage", ON, [*chain(*phases)])
+    admitted = Counter(result.arrival_s.tolist())
+    num_refused = [len(phase) - sum(admitted[at] for at in times_s(phase)) for phase in phases]
+    assert min(num_refused[0], num_refused[2]) > 30
+    assert 1000 < num_refused[3] < 2000
+    assert num_refused[1] == num_refused[4] == 0
+
+
+def times_s(phase: Sequence[SimRequest]) -> set[float]:
+    return {each.arrival_s for each in phase}
 
 
 # A prefill takes 0.1 s and 1 ms a token, a decode step 0.1 s.

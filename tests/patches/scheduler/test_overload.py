@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -43,6 +45,18 @@ def test_a_refused_request_is_aborted_and_one_that_waits_again_is_not() -> None:
     assert server.state.stats()["overload"]["num_refused"] == {"ttft": 1, "ttlt": 0}
     (begun,) = server.arrive(make_request([900], answer_tokens=3))
     assert not refuses(server, begun)
+
+
+def test_the_wall_clock_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decisions() -> list[bool]:
+        server, _ = server_of()
+        return [refuses(server, *server.arrive(make_request([900]))) for _ in range(120)]
+
+    steady = decisions()
+    assert 0 < sum(steady) < 120
+    jumps_s = cycle([0.0, 1e12])
+    monkeypatch.setattr(time, "time", lambda: next(jumps_s))
+    assert decisions() == steady
 
 
 def test_a_call_is_not_refused_for_its_own_prompts() -> None:

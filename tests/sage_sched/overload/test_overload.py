@@ -96,6 +96,7 @@ def test_whom_it_refuses(
     door.fill(*crowd)
     _, refusal = door.ask(*asks, **about)
     assert (None if refusal is None else refusal.metric) == refused
+    assert refusal is None or refusal.predicted_s > refusal.limit_s
 
 
 def test_it_is_off_by_default() -> None:
@@ -232,6 +233,18 @@ def test_an_answer_takes_longer_while_long_prompts_start() -> None:
     short, long = found
     assert short.ttft_s == long.ttft_s
     assert long.ttlt_s > 1.2 * short.ttlt_s
+
+
+@pytest.mark.parametrize("jump_s", [0.0, 1e6])
+def test_after_a_standstill_none_is_refused_at_low_load(jump_s: float) -> None:
+    door = Door()
+    for number in range(1200):
+        if number == 600:
+            door.now_s += jump_s
+        job, refusal = door.ask(500 if number % 2 else 5, input_tokens=500)
+        assert refusal is None
+        door.overload.ended(job)
+        door.now_s += 1.0
 
 
 def test_jobs_are_let_go_where_nothing_is_refused() -> None:
