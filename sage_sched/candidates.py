@@ -37,10 +37,6 @@ class Candidates:
     num_too_long: int = 0
     has_followers: bool = False
 
-    @classmethod
-    def all_of(cls, order: list[int]) -> Self:
-        return cls(order, len(order), len(order))
-
     def window(self, view: SchedulerView) -> list[Job]:
         """Return the jobs for which others may be preempted."""
         positions = self.order[: min(self.num_first, WINDOW)]

@@ -48,7 +48,8 @@ def decide(view: SchedulerView, policy: Policy, limits: Limits) -> Plan:
             return replace(plan, actions=tuple(preempted), budget=budget)
 
     joined = queue.take_joined()
-    candidates = Candidates.all_of(_order_by_cached(joined, policy, view))
+    order = _order_by_cached(joined, policy, view)
+    candidates = Candidates(order, len(order), len(order))
     candidates = candidates.without_held_back(policy, view)
     places = _places(joined, candidates.order, policy)
     candidates = candidates.without_followers(view)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bench.engines.baseline import Saturation, sustained
 from bench.experiment.spec import Load
-from bench.policies import deadline_rivals, programs, proserve_parts
+from bench.policies import deadline_rivals, programs, variants
 from bench.policies.arm import Arm
 from bench.policies.rival import by_arrival
 from bench.policies.routers import router_named
@@ -41,7 +41,7 @@ PREDICTION_DELAY_S = 0.002
 _CAPACITY_SEED = 1
 _RIVALS: dict[str, type[Policy]] = {
     **deadline_rivals.RIVALS,
-    **proserve_parts.PARTS,
+    **variants.PARTS,
     **programs.RIVALS,
 }
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from bench.policies import variants
 from bench.policies.fastserve import FastServe
-from bench.policies.lpt import Lpt
 from bench.policies.ltr import Ltr
 from bench.policies.sagesched import SageSched
-from bench.policies.ssjf import Ssjf
+from bench.policies.ssjf import Lpt, Ssjf
 from bench.policies.trail import Trail, TrailPrompt
 from bench.policies.uniboost import UniBoost
 from sage_sched.policy import Policy

@@ -44,14 +44,12 @@ class FastServe(Policy):
         self.max_preemptions = parameters.max_preemptions
 
     def on_arrival(self, job: Job) -> bool:
-        """Find the level that the job joins."""
         prefill_s = self.server.recompute_s(job.input_tokens, job.cached_input_tokens)
         quanta = prefill_s * 1e3 / self.parameters.quantum_ms
         job.memo = max(0, math.ceil(math.log2(quanta))) if quanta > 0 else 0
         return True
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        """Return its current level."""
         assert isinstance(job.memo, int)
         slots, pool = self.server.max_running_requests, self.server.kv_pool_tokens
         decoded_s = job.generated_tokens * self.server.step_time.decode_s(slots, pool)
@@ -62,5 +60,4 @@ class FastServe(Policy):
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:
-        """Preempt if the waiting job's level is better."""
         return self.key(waiting, view) < self.key(running, view)

@@ -47,19 +47,16 @@ class Ltr(Ssjf):
         self._patient: list[Job] = []
 
     def on_arrival(self, job: Job) -> bool:
-        """Compute its median length."""
         if job.distribution is None:
             return False
         job.memo = float(job.distribution.capped(job.max_new_tokens).quantile(0.5))
         return True
 
     def on_queued(self, job: Job) -> None:
-        """Watch the job's starvation bound."""
         if self._most_tokens < math.inf:
             insort(self._patient, job, key=lambda job: job.arrival)
 
     def on_pass(self, view: SchedulerView) -> None:
-        """Find the jobs that have reached the starvation bound."""
         while self._patient and self._starves(self._patient[0], view):
             self._patient.pop(0).changes()
 
@@ -67,6 +64,5 @@ class Ltr(Ssjf):
         return view.served_tokens - job.served_at_arrival_tokens > self._most_tokens
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        """Return the predicted median length, unless the job has starved."""
         starved = job.generated_tokens == 0 and self._starves(job, view)
         return _STARVED if starved else super().key(job, view)

@@ -33,11 +33,9 @@ class Attained(Policy):
         self._served_tokens: dict[str, int] = defaultdict(int)
 
     def on_end(self, job: Job, now_s: float) -> None:
-        """Add the job's service to its session's."""
         self._served_tokens[job.hints.session] += job.served_tokens
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        """Return the tokens that its session was served, including this job's."""
         return float(self._served_tokens[job.hints.session] + job.served_tokens)
 
     moves = True
@@ -53,15 +51,12 @@ class _TimeToLive(SessionReturns):
         self._ended_s: dict[str, float] = {}
 
     def came(self, session: str, now_s: float) -> None:
-        """Stop the session's time: it is here."""
         self._ended_s.pop(session, None)
 
     def left(self, session: str, now_s: float, next_in_s: float | None = None) -> None:
-        """Start the session's time."""
         self._ended_s[session] = now_s
 
     def rate(self, session: str, now_s: float) -> float:
-        """Return a rate above all others until the session's time is over."""
         if session not in self._ended_s:
             return math.inf if session else 0.0
         return _LITTLE if now_s - self._ended_s[session] < _TTL_S else 0.0
@@ -79,12 +74,10 @@ class Continuum(Policy):
         self._began: dict[str, int] = {}
 
     def on_arrival(self, job: Job) -> bool:
-        """Record when its session began."""
         self._began.setdefault(job.hints.session, job.arrival)
         return True
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        """Return when its session began."""
         return float(self._began[job.hints.session])
 
 
@@ -101,16 +94,13 @@ class ThunderAgent(Policy):
         self._sessions: dict[str, tuple[int, float]] = {}
 
     def on_arrival(self, job: Job) -> bool:
-        """Record that the session has grown."""
         self._sessions[job.hints.session] = job.input_tokens, math.inf
         return True
 
     def on_end(self, job: Job, now_s: float) -> None:
-        """Record that the session is absent, maybe for good."""
         self._sessions[job.hints.session] = job.input_tokens + job.generated_tokens, now_s
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        """Return its arrival; inf while its session pauses."""
         ahead = 0
         for session, (num_tokens, since_s) in self._sessions.items():
             ahead += num_tokens if view.now_s - since_s < _AWAY_S else 0

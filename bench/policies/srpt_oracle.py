@@ -45,12 +45,10 @@ class SrptOracle(Policy):
         return True
 
     def on_server(self, server: ServerFacts) -> None:
-        """Use the new step times for all costs."""
         super().on_server(server)
         self._cost = seconds_on(server)
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        """Return the remaining cost."""
         assert isinstance(job.memo, float)
         return job.memo - (self._spent(job, job.generated_tokens) if job.generated_tokens else 0.0)
 

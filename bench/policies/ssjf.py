@@ -1,4 +1,4 @@
-"""SSJF: serves the shortest predicted answer first, without preemption."""
+"""SSJF and LPT: serve the shortest or the longest predicted answer first, without preemption."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ class Ssjf(Policy):
     preemptive, and without a starvation bound."""
 
     def on_arrival(self, job: Job) -> bool:
-        """Compute its mean length."""
         if job.distribution is None:
             return False
         job.memo = job.mean_tokens()
         return True
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        """Return the predicted mean length."""
         assert isinstance(job.memo, float)
         return job.memo
+
+
+class Lpt(Ssjf):
+    """Longest processing time first (Graham 1969), by the predicted mean length. Not preemptive."""
+
+    def key(self, job: Job, view: SchedulerView) -> float:
+        return -super().key(job, view)

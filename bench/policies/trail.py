@@ -55,7 +55,6 @@ class TrailPrompt(Policy):
     Parameters = TrailParameters
 
     def on_arrival(self, job: Job) -> bool:
-        """Compute its predicted length."""
         if job.distribution is None:
             return False
         first_tokens = job.mean_tokens()
@@ -63,7 +62,6 @@ class TrailPrompt(Policy):
         return True
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        """Return the predicted remaining length."""
         memo, age = _memo(job), job.generated_tokens
         if age and age >= memo.limit_tokens:
             return _FIRST
@@ -72,7 +70,6 @@ class TrailPrompt(Policy):
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:
-        """Preempt if the waiting job has less left."""
         return self.key(waiting, view) < self.key(running, view)
 
     def _limit_tokens(self, first_tokens: float) -> float:

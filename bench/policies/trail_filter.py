@@ -64,7 +64,6 @@ class TrailFilter:
         self._width_tokens = width_tokens
 
     def refine(self, jobs: Sequence[Job], ages: Sequence[int], log_p: Floats) -> list[Job]:
-        """See sage_sched.probe.refining.Refiner."""
         p = np.exp(log_p)
         # If a job has two scores, they are applied in order of age. Scores with the same gap (more
         # than a token if a message was late) are applied together.

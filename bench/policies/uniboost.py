@@ -31,7 +31,6 @@ class UniBoost(Policy):
     Parameters = UniBoostParameters
 
     def on_arrival(self, job: Job) -> bool:
-        """Compute its boosted arrival."""
         window = self.parameters.boost_pools * self.server.kv_pool_tokens
         work_tokens = max(1, job.input_tokens - job.cached_input_tokens)
         boost = -window * math.log(-math.expm1(-work_tokens / window))
@@ -39,6 +38,5 @@ class UniBoost(Policy):
         return True
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        """Return the boosted arrival."""
         assert isinstance(job.memo, float)
         return job.memo

@@ -6,6 +6,8 @@ import heapq
 import math
 from collections.abc import Iterator
 
+import numpy as np
+
 from bench.simulator.request import Progress
 from sage_sched.job import Job
 from sage_sched.steps import StepTime
@@ -129,3 +131,27 @@ class DecodeBatch:
             return _EVER
         root = linear + math.sqrt(max(0.0, linear * linear + 4 * half_growth * seconds))
         return max(1, math.ceil(2 * seconds / root * (1 - 1e-12)))
+
+
+def num_on_time(
+    num_steps: int, first_s: float, growth_s: float, due_s: float, tpot_s: float
+) -> int:
+    """Return the number of decode steps whose token is on time. Each step takes growth_s longer
+    than the one before.
+
+    due_s: the deadline of the first token, from now; each further one has tpot_s more.
+    """
+    if num_steps == 1:
+        return int(first_s <= due_s)
+    if first_s + growth_s * (num_steps - 1) <= tpot_s:  # each token has more time than the last
+        last = num_steps - 1
+        if first_s <= due_s:
+            return num_steps
+        if num_steps * (first_s + growth_s * last / 2) > due_s + last * tpot_s:
+            return 0
+    before = np.arange(num_steps, dtype=np.float64)
+    number = before + 1
+    came_s = number * first_s + growth_s * (number * before / 2)
+    dues_s = np.full(num_steps, due_s)
+    dues_s[1:] += before[1:] * tpot_s
+    return int((came_s <= dues_s).sum())

@@ -12,8 +12,8 @@ import numpy as np
 
 from bench.policies.srpt_oracle import SrptOracle
 from bench.simulator import slices
+from bench.simulator.decode import num_on_time
 from bench.simulator.executor import PlannedEngine, scheduling_pass
-from bench.simulator.on_time import num_on_time
 from bench.simulator.prefill_adder import Part
 from bench.simulator.presets import Engine
 from bench.simulator.request import PAUSE_S, Progress, SimRequest

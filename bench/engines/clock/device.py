@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -58,26 +58,8 @@ class Device:
 
     def sped_up(self, sage: SageConfig) -> SageConfig:
         """Return the settings with every time divided by the speed."""
-        return replace(
-            sage,
-            predictor=replace(sage.predictor, deadline_ms=sage.predictor.deadline_ms / self.speed),
-            policy={
-                name: _faster(given, self.speed) for name, given in _all_parameters(sage).items()
-            },
-            slo=replace(
-                sage.slo,
-                classes={
-                    name: _faster(given, self.speed) for name, given in sage.slo.classes.items()
-                },
-            ),
-            decode=_faster(sage.decode, self.speed),
-            overload=_faster(sage.overload, self.speed),
-            step_time=sage.step_time and _faster(sage.step_time, self.speed),
-        )
-
-
-def _limit(flag: str, number: int | None) -> tuple[str, ...]:
-    return () if number is None else (flag, str(number))
+        faster: SageConfig = _faster(replace(sage, policy=_all_parameters(sage)), self.speed)
+        return faster
 
 
 def _all_parameters(sage: SageConfig) -> dict[str, Any]:
@@ -86,10 +68,23 @@ def _all_parameters(sage: SageConfig) -> dict[str, Any]:
     return {name: sage.policy.get(name, policy_type(name).Parameters()) for name in names}
 
 
-def _faster(parameters: Any, speed: float) -> Any:
-    """Return settings with every time divided by the speed. The name of a time ends in _ms."""
-    times_ms = (f.name for f in fields(parameters) if f.name.endswith("_ms"))
-    return replace(parameters, **{name: getattr(parameters, name) / speed for name in times_ms})
+def _faster(settings: Any, speed: float) -> Any:
+    """Return settings with every time in them divided by the speed. The name of a time ends in
+    _ms."""
+    if isinstance(settings, Mapping):
+        return {name: _faster(value, speed) for name, value in settings.items()}
+    if not is_dataclass(settings):
+        return settings
+    given = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    changed = {
+        name: value / speed if name.endswith("_ms") else _faster(value, speed)
+        for name, value in given.items()
+    }
+    return replace(settings, **changed)  # type: ignore[type-var]
+
+
+def _limit(flag: str, number: int | None) -> tuple[str, ...]:
+    return () if number is None else (flag, str(number))
 
 
 def device_note(settings: Mapping[str, Any]) -> str:
@@ -125,15 +120,9 @@ class DeviceUse:
     def between(cls, before: dict[str, Any], after: dict[str, Any], speed: float) -> Self:
         """Compare two internal states of a server. Raises KeyError if it has no device clock."""
         spent = {name: after[STATE][name] - number for name, number in before[STATE].items()}
-        return cls(
-            num_steps=spent["num_steps"],
-            device_s=spent["device_s"] * speed,
-            num_late=spent["num_late"],
-            late_s=spent["late_s"] * speed,
-            num_moves=spent["num_moves"],
-            moved_s=spent["moved_s"] * speed,
-            host_cpu_s=spent["cpu_s"],
-        )
+        host_cpu_s = spent.pop("cpu_s")
+        real = {name: n * speed if name.endswith("_s") else n for name, n in spent.items()}
+        return cls(**real, host_cpu_s=host_cpu_s)
 
     def problem(self) -> str:
         """Return why the run must not be counted, or ""."""

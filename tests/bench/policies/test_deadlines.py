@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bench.policies.deadline_rivals import RIVALS
-from bench.policies.proserve_parts import PARTS
+from bench.policies.variants import PARTS
 from sage_sched.app.config import DecodeConfig, SageConfig
 from sage_sched.job import Hints, Job
 from sage_sched.order import serving_order

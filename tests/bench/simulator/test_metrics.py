@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bench.simulator.on_time import num_on_time
+from bench.simulator.decode import num_on_time
 from bench.simulator.run_metrics import fairness_metrics, largest_overtaking, run_metrics
 
 SECONDS = st.floats(0.001, 2.0)
