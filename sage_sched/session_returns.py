@@ -56,7 +56,7 @@ class SessionReturns:
         self._unfinished: dict[str, int] = {}
         self._closed: set[str] = set()  # sessions in _unfinished that do not come back
         # For each session that is away: since when, and the prediction for its pause.
-        self._away: dict[str, tuple[float, float]] = {}
+        self._paused: dict[str, tuple[float, float]] = {}
         self._pauses: deque[tuple[float, float]] = deque(maxlen=_NUM_PAUSES)
         self._mean = 0.0
         self.saw_any = False
@@ -74,9 +74,9 @@ class SessionReturns:
             oldest = next(iter(self._unfinished))
             del self._unfinished[oldest]
             self._closed.discard(oldest)
-        if session not in self._away:
+        if session not in self._paused:
             return
-        since_s, predicted = self._away.pop(session)
+        since_s, predicted = self._paused.pop(session)
         pause_s = max(now_s - since_s, float(_AGES[0]))
         mean, number = self._known.pop(session, (0.0, 0))
         number = min(number + 1, _MOST_OWN)
@@ -103,18 +103,18 @@ class SessionReturns:
         predicted = (
             (number * mean + _OTHERS * self._mean) / (number + _OTHERS) if number else _FIRST
         )
-        self._away.pop(session, None)
+        self._paused.pop(session, None)
         if next_in_s is not None:
             predicted = math.log(max(next_in_s, float(_AGES[0])))
         self._num_first += predicted == _FIRST
         if predicted < math.inf:
-            self._away[session] = now_s, predicted
-        if len(self._away) > MOST_SESSIONS:
-            del self._away[next(iter(self._away))]
+            self._paused[session] = now_s, predicted
+        if len(self._paused) > MOST_SESSIONS:
+            del self._paused[next(iter(self._paused))]
 
     def closed(self, session: str) -> None:
         """Note that the session ends with its unfinished requests, as its client says."""
-        self._away.pop(session, None)
+        self._paused.pop(session, None)
         if session in self._unfinished:
             self._closed.add(session)
 
@@ -123,9 +123,9 @@ class SessionReturns:
         back, 0 if unknown."""
         if session in self._unfinished:
             return math.inf
-        if session not in self._away or not self._rates:
+        if session not in self._paused or not self._rates:
             return 0.0
-        since_s, predicted = self._away[session]
+        since_s, predicted = self._paused[session]
         age = min(max(0, int(np.searchsorted(_AGES, now_s - since_s)) - 1), len(_AGES) - 1)
         return float(self._rates[bisect_left(self._cuts, predicted)][age])
 
@@ -154,7 +154,7 @@ class SessionReturns:
         pauses are not counted yet. Old counts fade.
         """
         least_s = now_s - float(np.quantile(pauses_s, 0.95)) if pauses_s.size else now_s
-        pending = sum(f == _FIRST and since_s > least_s for since_s, f in self._away.values())
+        pending = sum(f == _FIRST and since_s > least_s for since_s, f in self._paused.values())
         num_known = max(self._num_first - pending, self._num_second)
         num_second = self._num_second
         if self._num_first > 2 * _NUM_PAUSES:

@@ -104,16 +104,18 @@ def _step_time(
 ) -> tuple[StepTime, str]:
     if given is not None:
         return given, "as given"
-    told = sage.get("step_time")
-    if told is None:
+    known = sage.get("step_time")
+    if known is None:
         raise WorkloadError(
             f"{source} says nothing of step times, as its policy is not one of sage-sched. Name a "
             "file of `sage-sched bench fit` with --step-time, or take a --preset"
         )
     names = StepTimeConfig.__dataclass_fields__
-    values = {name: told[name] for name in names}
+    values = {name: known[name] for name in names}
     try:
-        how = {"shipped": "shipped, as it has learned none yet"}.get(told["source"], told["source"])
+        how = {"shipped": "shipped, as it has learned none yet"}.get(
+            known["source"], known["source"]
+        )
         return parse_section(StepTimeConfig, "step_time", values).step_time(), how
     except ConfigError as error:
         raise WorkloadError(f"{source}: {error}") from error

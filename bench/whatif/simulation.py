@@ -177,7 +177,7 @@ def spans_of(requests: Sequence[Logged]) -> list[tuple[Span, ...]]:
 def _tokens_of_text_block(requests: Sequence[Logged]) -> int:
     """Return the tokens of a block of text, one number for the whole log; otherwise equal prompts
     would be cut differently."""
-    told = [request for request in requests if request.blocks and not request.block_tokens]
-    num_chars = sum(request.prompt_chars for request in told)
-    num_tokens = sum(request.input_tokens for request in told)
+    known = [request for request in requests if request.blocks and not request.block_tokens]
+    num_chars = sum(request.prompt_chars for request in known)
+    num_tokens = sum(request.input_tokens for request in known)
     return max(1, round(BLOCK_CHARS * num_tokens / num_chars)) if num_chars else 1

@@ -142,15 +142,15 @@ def with_said_pauses(requests: Sequence[SimRequest], rng: np.random.Generator) -
     """Return the same requests with clients' hints: about when the next step comes, and which is
     the last."""
     errors = rng.lognormal(0.0, _PAUSE_ERROR, len(requests))
-    told = []
+    hinted = []
     for request, after, error in zip(requests, (*requests[1:], None), errors, strict=True):
         if after is None or after.follows is None:
             hints = replace(request.hints, ends_session=True)
         else:
             pause_ms = max(LEAST_SLO_MS, after.pause_s * 1000 * float(error))
             hints = replace(request.hints, pause_ms=pause_ms)
-        told.append(replace(request, hints=hints))
-    return told
+        hinted.append(replace(request, hints=hints))
+    return hinted
 
 
 def _scaled(

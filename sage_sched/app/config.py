@@ -134,7 +134,7 @@ class DecodeConfig:
     max_gap_ms: Annotated[float, Meta(ge=1)] = 1000.0
     """Longest time between two tokens while others are prefilled. The cost of cutting prefills
     bounds it from below."""
-    max_away_ms: Annotated[float, Meta(ge=1)] = 60_000.0
+    max_swapped_ms: Annotated[float, Meta(ge=1)] = 60_000.0
     """Longest time that a swapped-out request waits. Then it goes first, and stays for 64 tokens
     or more. `makespan` ignores it."""
 
@@ -225,7 +225,7 @@ class SageConfig:
     def limits(self, policy: Policy) -> Limits:
         """Return the limits of a server that runs this policy."""
         decode = self.decode
-        most_away_s = decode.max_away_ms / 1e3 if policy.bounds_time_away else math.inf
+        most_away_s = decode.max_swapped_ms / 1e3 if policy.bounds_time_away else math.inf
         return Limits(
             Gap(decode.max_gap_ms / 1e3, not policy.has_deadlines, decode.cuts),
             SwapOutBound(most_away_s),

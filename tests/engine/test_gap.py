@@ -1,4 +1,4 @@
-"""decode.max_gap_ms and max_away_ms on real servers, by the times that their steps are said to
+"""decode.max_gap_ms and max_swapped_ms on real servers, by the times that their steps are said to
 take."""
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def test_who_was_away_for_long_comes_back_first(yielding: SageServer) -> None:
     trace = yielding.log.parent / "trace.jsonl"
     asked = crowd(12, seed=5)
     resumed = yielding.stats()["preemption"]["num_resumed"]
-    settings(yielding, {"schedule_policy": "fastserve", "decode": {"max_away_ms": "inf"}})
+    settings(yielding, {"schedule_policy": "fastserve", "decode": {"max_swapped_ms": "inf"}})
     before = trace.stat().st_size
     ask_together(yielding, asked)
     generate(yielding, SHORT_PROMPT, rid="without a bound")
@@ -65,10 +65,10 @@ def test_who_was_away_for_long_comes_back_first(yielding: SageServer) -> None:
     # Requests are preempted often, and none has a promise.
     assert yielding.stats()["preemption"]["num_resumed"] > resumed
     assert '"goes_first"' not in trace.read_text()[before:]
-    settings(yielding, {"decode": {"max_away_ms": 1.0}})
+    settings(yielding, {"decode": {"max_swapped_ms": 1.0}})
     before = trace.stat().st_size
     together = ask_together(yielding, asked)
-    settings(yielding, {"decode": {"max_away_ms": 60_000.0}})
+    settings(yielding, {"decode": {"max_swapped_ms": 60_000.0}})
     wait_until(lambda: '"goes_first"' in trace.read_text()[before:])
     assert differences(together, ask(yielding, asked, 1))[0] == 0
     assert yielding.stats()["num_policy_errors"] == 0

@@ -112,7 +112,7 @@ def _config(rng: random.Random, policies: set[str]) -> SageConfig:
     config: dict[str, Any] = {
         "decode": {
             "max_gap_ms": rng.choice([1.0, 50.0, 1000.0, math.inf]),
-            "max_away_ms": rng.choice([1.0, 500.0, 60_000.0, math.inf]),
+            "max_swapped_ms": rng.choice([1.0, 500.0, 60_000.0, math.inf]),
         },
         "policy": {},
     }
