@@ -137,8 +137,11 @@ class Pace:
         return work.prompts_s + work.prefills * self.start_s
 
     def first_s(self, work: Work) -> float:
-        """Return how long the prompts of new jobs take together, with a decode step between."""
-        return work.prompts_s + self.server.step_time.prefill_base_s + self.step_s
+        """Return how long new jobs take to their first tokens, with a decode step after each
+        prefill."""
+        most_together = min(MOST_TOGETHER, self.server.max_running_requests)
+        num_prefills = max(1.0, work.prefills / most_together)
+        return work.prompts_s + num_prefills * (self.server.step_time.prefill_base_s + self.step_s)
 
     def alone_s(self, work: Work) -> float:
         """Return how long one new job takes in a full batch."""

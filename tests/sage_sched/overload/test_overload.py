@@ -99,6 +99,15 @@ def test_whom_it_refuses(
     assert refusal is None or refusal.predicted_s > refusal.limit_s
 
 
+def test_a_crowd_that_starts_ahead_of_the_order_takes_several_prefills() -> None:
+    door = Door()
+    for _ in range(1000):
+        door.ask(5, any_waits=False, input_tokens=1)
+    refusal = door.ask(5)[1]
+    assert refusal is not None
+    assert refusal.metric == "ttft"
+
+
 def test_it_is_off_by_default() -> None:
     door = Door(config=OverloadConfig())
     door.fill(300, 500)
