@@ -94,8 +94,8 @@ def _hints(fields: Mapping[str, Any], names: tuple[str, ...]) -> Hints:
 
 
 def decode_asked(custom_params: object) -> tuple[str, float, float] | None:
-    """Return the client's id, arrival and begin of processing (see encode_asked), or None if
-    absent."""
+    """Return the client's id, the arrival and the start of processing (see encode_asked), or None
+    if absent."""
     match custom_params.get(_ASKED) if isinstance(custom_params, Mapping) else None:
         case [str() as rid, float() as came_s, float() as begun_s, *_]:
             return rid, came_s, begun_s

@@ -201,7 +201,7 @@ class Refined:
     """The distribution of an answer's length at one age, refined by the tokens that it has so far.
 
     lengths: of the whole answer, not decreasing, shape (n,).
-    weights: shape (n,), summing to 1; 0 if the length does not exceed age_tokens.
+    weights: shape (n,), summing to 1. Lengths up to age_tokens have weight 0.
     """
 
     age_tokens: int

@@ -22,8 +22,8 @@ class IndexTable:
     """The Gittins index at every refresh boundary, and past the longest length that was seen. A
     subclass may compute another index.
 
-    With X the request's cost, the index at age a is the least cost per completion that going on
-    from a can have (SageSched, section 3.3; Gittins 1989):
+    Let X be the request's cost. The index at age a is the least expected cost per completion of
+    going on from a (SageSched, section 3.3; Gittins 1989):
 
         inf over D > a of E[min(X, D) - a | X > a] / P(X <= D | X > a)
 
@@ -54,7 +54,7 @@ class IndexTable:
     ) -> None:
         """Make a table for a request.
 
-        max_tokens: the cap on the answer. interval_tokens: distance of the boundaries.
+        max_tokens: the cap on the answer. interval_tokens: the distance between two boundaries.
         cached_tokens: see set_cost.
         """
         self._input_tokens = input_tokens
@@ -142,7 +142,7 @@ class IndexState:
 class Indices:
     """The Gittins index of each job of a policy, kept in Job.index_state.
 
-    cost_on: the cost model of a server. table_type: the kind of index.
+    cost_on: returns the cost model of a server. table_type: the kind of index.
     """
 
     cost_on: Callable[[ServerFacts], Cost] = staticmethod(seconds_on)

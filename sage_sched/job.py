@@ -30,7 +30,7 @@ class Hints:
     session: the conversation or program that it belongs to; "" if unknown.
     pause_ms: how long after its answer the session's next request is expected; None if unknown.
     ends_session: whether it is the session's last request.
-    tenant: who pays for it, if tenants share fairly; "" if unknown.
+    tenant: the user or customer that it belongs to, if tenants share fairly; "" if unknown.
     Clients do not set these (see sage_sched.slo.classes):
     slo_class: its class; "" if none.
     first_token_weight: how many further tokens its first one counts for, 0.001 to 1000.
@@ -98,12 +98,13 @@ class Job:
     arrival: how many requests came before it.
     input_tokens: length of its prompt.
     max_new_tokens: the cap on its answer, at least 1.
-    distribution: of its answer's length, predicted from its prompt; None if unknown.
+    distribution: the distribution of its answer's length, predicted from its prompt; None if
+        unknown.
     served_at_arrival_tokens: the server's work until its arrival, prefill and decode.
     arrival_s: when it came, on the clock of SchedulerView.now_s; from its first pass on.
     has_fixed_length: whether it goes on to its cap (SGLang's ignore_eos).
     keeps_memory: whether its KV outlives its answer (a streaming session's).
-    level: its priority, as the server's operator lets clients set it; smaller goes before all
+    level: its priority, if the server's operator lets clients set one; smaller levels go before all
         others (sage_sched.order).
     generated_tokens: its age. Set by grow() alone.
     prefilled_tokens: how much of its prompt is prefilled, while it is being chunked.

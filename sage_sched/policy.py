@@ -30,8 +30,8 @@ class Policy(ABC):
     Every tensor-parallel rank runs its own copy, and all copies must decide alike. So a policy uses
     no clock and no randomness, only jobs, views and its parameters.
 
-    Parameters: its settings, a frozen dataclass whose fields all have defaults; the section
-        `[policy.NAME]` of the configuration file.
+    Parameters: its settings in the section `[policy.NAME]`: a frozen dataclass whose fields all
+    have defaults.
     variants: other names for a policy of ours, and the parameters that each fixes.
     moves: whether keys change while jobs wait, without a change of the job. If so, each plan puts
         all waiting jobs in order.
@@ -46,8 +46,8 @@ class Policy(ABC):
     max_preemptions: a job that was preempted this often is not preempted for other jobs any more.
     plan_by_s: when it wants the next plan, by SchedulerView.now_s, even if nothing has changed.
     revision: how often its server's step times have changed.
-    retention: how to predict when sessions come back, if their KV is kept for that; see
-        sage_sched.limits.
+    retention: makes the predictor of when sessions come back (sage_sched.limits); None if their KV
+        is not kept for that.
     queue: the waiting jobs, in order.
     """
 
@@ -70,7 +70,7 @@ class Policy(ABC):
     ) -> None:
         """Make a policy for a server whose facts may change later (on_server).
 
-        indices: the Gittins indices of a policy that uses them; kept up to date here.
+        indices: the Gittins indices of the policy, if it uses them. They are kept up to date here.
         """
         self.parameters = parameters
         self.server = server

@@ -38,8 +38,8 @@ def admissions_of(
     positions: their positions in SchedulerView.waiting.
     prefill_tokens: the most that the pass prefills.
 
-    If no job may be preempted, admissions matter only beside a chunk: otherwise the engine itself
-    finds out how many jobs have room.
+    If no job may be preempted, admissions matter only while a prompt is chunked. At other times the
+    engine itself finds out how many jobs have room.
     """
     chunked = view.chunked
     if not window or (not view.can_swap and (chunked is None or view.batch_is_full)):

@@ -16,8 +16,8 @@ def shared_prefix_followers(order: Sequence[int], view: SchedulerView) -> list[i
 
     Another job computes the beginning of their prompt first, and computing it twice would take
     longer than one more prefill step. That job is chunked, comes earlier in the order, or runs and
-    has no token yet (SGLang's overlap plans a pass before the last one's KV is in the radix tree).
-    A job that goes first never waits.
+    has no token yet. (Under overlap SGLang plans a pass before the KV of the previous pass is in
+    the radix tree.) A job that goes first never waits.
     """
     begun = [job for job in view.running if not job.generated_tokens] + view.chunked_jobs
     computing: list[tuple[Job, int | Job]] = [(job, job) for job in begun]

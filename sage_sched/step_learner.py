@@ -30,8 +30,8 @@ _PRIOR_ERROR = 0.5
 # Relative errors above this many standard deviations are outliers; the least standard deviation.
 _OUTLIER, _LEAST_SPREAD = 1.5, 0.01
 _MAX_ROUNDS, _TOLERANCE = 30, 1e-4
-# The least share of a typical step that its tokens take, because noise can hide a slope and other
-# code divides by it; and the token coefficient of each kind of step.
+# The tokens of a typical step take at least this share of it, because noise can hide their slope,
+# and other code divides by it. Below: the token coefficient of each kind of step.
 _LEAST_SHARE = 1e-3
 _OF_TOKENS = (2, 6)
 # Step times are learned from the latest MEMORY_STEPS steps, and again after INTERVAL_STEPS more.

@@ -143,10 +143,10 @@ def seconds_on(server: ServerFacts) -> Cost:
     each decode step.
 
     A request is charged for the time that it adds to a decode step, for itself and for each KV
-    token that it holds. It is also charged a share of the step's fixed time, for its share of the
-    pool and for its share of the slots, because either may keep other requests out. Charging only
-    the scarce resource gains nothing: mean TTLT under sage is 0.998 of that with both charges if
-    only the pool is charged and full, 1.006 if only the slots are charged and full, and 1.006 if
+    token that it holds. It is also charged a part of the step's fixed time, by its share of the
+    pool and by its share of the slots, because lack of either keeps other requests out. Charging
+    only the scarce resource gains nothing: mean TTLT under sage is 0.998 of that with both charges
+    if only the pool is charged and full, 1.006 if only the slots are charged and full, and 1.006 if
     neither is charged and the server mostly prefills (600 requests, 4 seeds). Charging only the
     wrong resource costs up to a fifth.
     """

@@ -36,11 +36,12 @@ class SchedulerView:
     served_tokens: tokens prefilled and decoded by the server so far.
     num_arrivals: how many requests have come. num_arrivals_planned: how many had come when the last
         plan was made; -1 if another plan is due.
-    waiting: jobs in the queue. swapped: those of them whose KV is in host memory.
+    waiting: jobs in the queue. swapped: the waiting jobs with KV in host memory.
     running: jobs that decode. chunked: the job in the middle of its prefill.
     batch_is_full: SGLang's mark: no request is admitted until one leaves.
     free_slots: how many more jobs may run.
-    free_tokens, evictable_tokens, locked_tokens: of the KV pool; together all of it.
+    free_tokens, evictable_tokens, locked_tokens: the parts of the KV pool, which add up to all of
+        it.
     host_free_tokens: KV for which host memory has room.
     page_size: tokens of a page of KV.
     step_tokens: KV that the next decode step takes, in whole pages.

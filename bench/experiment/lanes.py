@@ -31,8 +31,8 @@ class Lane:
 
 
 def picture(lanes: Sequence[Lane]) -> str:
-    """Return HTML, with text outside the stretching SVG, so that it is readable on a narrow screen
-    too; "" if there are no lanes."""
+    """Return HTML; "" if there are no lanes. Its text is outside the SVG, which stretches, so that
+    it is readable on a narrow screen too."""
     if not lanes:
         return ""
     end_s = max(float(lane.last_s.max() - lane.arrival_s.min()) for lane in lanes)

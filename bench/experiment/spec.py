@@ -29,12 +29,12 @@ class Load:
     rate: requests per second, or "2x" for twice the rate that capacity_by sustains.
     mix: the loads of one mix differ only in their rate.
     arrivals: one of bench.workloads.arrivals.LOADS, or RECORDED.
-    num_requests: per run; None for the number of the arrivals.
+    num_requests: the requests of a run; None for the number that the arrivals have.
     preset, engine: the engine, and its fields that differ.
     nodes: the number of engines.
     apart: whether prefill and decode are separate: `nodes` engines prefill, and as many others
         decode.
-    capacity_by: a policy; TUNED for the best of the experiment's tuning.
+    capacity_by: a policy, or TUNED for the best setting of the experiment's tuning.
     measured: results cover the requests between two shares of the arrivals, which leaves out the
         beginning of a queue and its drain.
     ttft_slo_ms, tpot_slo_ms: the SLO of a good request.
@@ -190,8 +190,8 @@ class Options:
     data: the folder of datasets.
     output: for all files that servers write.
     jobs: parallel simulations.
-    model: the servers'; None for a small one.
-    server_flags: SGLang's; None for those of a CPU.
+    model: the model of the servers; None for a small one.
+    server_flags: flags of SGLang; None for CPU_FLAGS.
     server_env: the servers' environment, if server_flags are given.
     """
 

@@ -163,8 +163,8 @@ def renewed(page: str, records_of: Callable[[str], Sequence[Record]]) -> str:
 def figure(named: str, records_of: Callable[[str], Sequence[Record]]) -> str:
     """Return one number as tables show it.
 
-    named: `EXPERIMENT;LOAD;ARM;METRIC`, or `ARM/REFERENCE` for their median ratio. `;ENGINE` may
-        follow. The default is sim. With `EXPERIMENT;MIX;ARMS;good@0.99` the result is
+    named: `EXPERIMENT;LOAD;ARM;METRIC`. `ARM/REFERENCE` in place of ARM gives their median ratio.
+        `;ENGINE` may follow; the default is sim. With `EXPERIMENT;MIX;ARMS;good@0.99` the result is
         goodput.figure. Raises ValueError if no record holds it.
     """
     name, load, arms, metric, *engine = named.split(";")

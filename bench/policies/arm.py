@@ -15,13 +15,13 @@ from sage_sched.fields import ConfigError, parse_section
 class Arm:
     """One row of a table.
 
-    policy: as bench.policies.rival.Rival writes it, tuned if it is SGLang's. label: of the row;
-        by default the policy.
+    policy: the name of a policy, with settings as bench.policies.rival.Rival writes them. label:
+        the heading of the row; by default the policy.
     settings: sections of our policies' configuration that differ from the defaults.
     engine: fields of the engine that differ from the load's.
     preempt: whether requests may leave the engine.
-    predictor: of lengths. wrong_by: a factor on all predicted lengths. noise: whether a
-        uniform distribution is mixed in.
+    predictor: the predictor of lengths. wrong_by: a factor on all predicted lengths. noise: whether
+        a uniform distribution is mixed in.
     said_by: the source of urgency levels, if a workload has several. In a workload of agents,
         "client" adds hints about when a session's next step comes and which is its last.
     dispatch: the router before the engines, if a load has several.

@@ -17,9 +17,9 @@ class GoRouting(Router):
     loaded that is not full. If all are full, it takes the least loaded. If no node gains, it takes
     any.
 
-    A node's gain is the gain of its first tokens that will be on time, if each comes only after all
-    waiting prefills of the node (eq. 8: the estimate that is the same for all requests; section
-    4.3).
+    A node's gain is the gain of its waiting first tokens that will be on time. Each is assumed to
+    come after all waiting prefills of the node, the one of the two estimates of eq. 8 that is the
+    same for all requests (section 4.3).
 
     The paper gives no numbers for its thresholds; other values are no better on recordings.
 

@@ -15,8 +15,8 @@ from sage_sched.session_returns import SessionReturns
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
 
-# Continuum's time-to-live, which it sets by the durations of tool calls. 30 s was the best of 6, 12
-# and 30 s on the tuning half of the recorded sessions.
+# The time-to-live of Continuum, which derives it from the durations of tool calls. The best of 6,
+# 12 and 30 s on the tuning half of the recorded sessions.
 _TTL_S = 30.0
 # A rate so low that no other request has to wait for it. If admission set room aside for all that
 # KV, sessions would take twice the time.

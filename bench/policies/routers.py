@@ -31,7 +31,7 @@ class TotalRequests(Router):
 
 
 class PowerOfTwo(Router):
-    """Picks two random nodes, and of these the one with fewer unfinished requests (routers'
+    """Draws two random nodes, and picks the one with fewer unfinished requests (routers'
     power_of_two)."""
 
     def pick(self, view: ClusterView) -> int:
@@ -51,8 +51,9 @@ class CacheAware(Router):
     """SGLang's router with its own defaults.
 
     If one node has both 64 more requests than another and half as many again, it picks the node
-    with the fewest requests. Else it picks the node with the longest cached prefix, if that is 0.3
-    of the prompt; else the fewest requests (SGLang: the smallest tree).
+    with the fewest requests. Otherwise it picks the node with the longest cached prefix, if that is
+    at least 0.3 of the prompt. If it is shorter, it picks the node with the fewest requests
+    (SGLang: with the smallest tree).
     """
 
     _most_more, _most_times, _least_share = 64, 1.5, 0.3

@@ -24,7 +24,7 @@ class UniBoost(Policy):
     and Scully 2024, which minimizes the tail's decay in an M/G/1 queue).
 
     arrival: in served tokens, the clock that all ranks share.
-    w: the known part of the work, the prompt's uncached tokens.
+    w: the part of the work that is known: the uncached tokens of the prompt.
     1/g: boost_pools KV pools of tokens.
     """
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from predictor_store.torchvision_schemas import define_missing
 
-# Fields of the GGUF file that are not used after this.
+# Fields of the GGUF file's config that do not hold for the converted model.
 _NOT_KEPT = ("quantization_config", "_name_or_path", "_model_name_or_path")
 
 

@@ -31,9 +31,9 @@ from sage_sched.steps import attended_pairs
 class Node:
     """SGLang's event loop, without overlap: requests that have come, a pass, a step.
 
-    Decode steps without an event between them are taken in one leap. If running requests can be
-    preempted, preemption is decided anew at every event, and when the age of one of them reaches a
-    refresh boundary. on_finish is called with each request that has its last token.
+    Decode steps without an event between them are taken in one leap. Preemption is decided at every
+    event, and whenever the age of a running request reaches a refresh boundary. on_finish is called
+    with each request that has its last token.
 
     Two things differ from SGLang. Without overlap of scheduling and compute, a finish is known a
     step sooner. The request id, a tie-break of hrrn, is the arrival number.
@@ -203,8 +203,9 @@ class Node:
         if not len(state.decode):
             state.stale_prefill_tokens = num_tokens
         if state.chunked is not None or not len(state.decode):
-            # get_next_batch_to_run: the chunked request leaves the batch again, as if it ended;
-            # and if nothing ran, the prefill batch is the running one, with a flag of its own.
+            # As in get_next_batch_to_run: the chunked request leaves the batch again, as if it had
+            # ended. If nothing ran, the prefill batch becomes the running batch, with a flag of its
+            # own.
             state.is_full = False
         for part in parts:
             progress = part.progress

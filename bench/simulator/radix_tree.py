@@ -22,7 +22,7 @@ class TreeNode:
     last_use: when it was matched last, a count.
     on_device, on_host: where its KV is, in one of them or in both. If it is on the device, so are
         all nodes above it.
-    session: the session that used it last, and whose latest sequence it is in; "" if none.
+    session: the session that used it last, if it is in that session's latest sequence; else "".
     """
 
     __slots__ = (

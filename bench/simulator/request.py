@@ -49,11 +49,11 @@ class Progress:
     """A request in the engine. A policy sees only its Job.
 
     index: its place in the run's requests.
-    age_offset, served_offset: while decoding, generated and served tokens less the batch's step
-        counter; else unused.
+    age_offset, served_offset: used while decoding: generated and served tokens minus the batch's
+        step counter.
     prefilled_tokens: the prefilled part of the chunked request.
-    node, tree_tokens: while on the device, the node of the radix tree at which the known part of
-        its sequence ends, and the length of that part.
+    node, tree_tokens: used while on the device: the radix tree's node where the known part of its
+        sequence ends, and the length of that part.
     swapped: whether its KV is in host memory.
     token_s: when its newest token came.
     longest_gap_s: between two of its tokens.

@@ -64,9 +64,10 @@ def fairness_metrics(
     """Return metrics of fairness. The arguments give each request's arrival, its last token and its
     time alone on the engine, shape (requests,).
 
-    jain_percent: Jain's index of the slowdowns (time to the last token over that alone): 100 if all
-        are equal.
-    slowdown_*: the mean slowdown of the shortest and of the longest third, by answer and by prompt.
+    jain_percent: Jain's index of the slowdowns: 100 if all are equal. A slowdown is the time to the
+        last token, divided by that time alone on the engine.
+    slowdown_*: the mean slowdown of the third with the shortest, and with the longest, answers or
+        prompts.
     largest_overtaking: see largest_overtaking().
     """
     slowdown = (last_s - arrival_s) / alone_s
@@ -87,9 +88,9 @@ def _by_thirds(name: str, slowdown: Numbers, tokens: NDArray[np.int64]) -> dict[
 
 
 def largest_overtaking(arrival_s: Numbers, last_s: Numbers, alone_s: Numbers) -> float:
-    """Return the largest overtaking of a request: the work of later arrivals that ended before
-    it, over its own work and the unfinished work at its arrival. Work: seconds alone. A bound
-    on regret bounds it."""
+    """Return the largest overtaking of a request: the work of later arrivals that ended before it,
+    divided by the sum of its own work and the unfinished work at its arrival. Work: seconds alone.
+    A bound on regret bounds it."""
     largest = 0.0
     for came_s, ended_s, own_s in zip(arrival_s, last_s, alone_s, strict=True):
         overtook = (arrival_s > came_s) & (last_s < ended_s)

@@ -120,9 +120,9 @@ class LpmPolicy(StockPolicy):
 class HrrnPolicy(StockPolicy):
     """Highest response ratio next: prefill tokens since the arrival per uncached prompt token.
 
-    SGLang adds batch.extend_num_tokens to its clock at every forward. A decode batch keeps the
-    count of the prefill batch that it began as (later ones are merged into it), so each decode step
-    adds it again. Ties by arrival; SGLang uses the random request id.
+    SGLang adds batch.extend_num_tokens to its clock at every forward. A decode batch begins as a
+    prefill batch, into which later ones are merged. It keeps the count of that first batch, so each
+    decode step adds it again. Ties by arrival; SGLang uses the random request id.
     """
 
     counts_stale_prefill: ClassVar[bool] = True

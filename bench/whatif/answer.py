@@ -27,8 +27,8 @@ _FAR_OFF = 0.15
 class Answer:
     """The answer.
 
-    tables: comparisons by the supposed caps; "" if the log has the caps, else two, the less
-        flattering first.
+    tables: comparisons by the name of the supposed caps. If the log has caps, there is one, named
+        "". If not, there are two, the less flattering first.
     notes: the facts on which it rests, and cautions, as text.
     good: by policy, the share of good requests at each multiple of the log's rate, with the caps of
         the first table.

@@ -169,8 +169,8 @@ def good_table(good: Mapping[str, Sequence[float]], multiples: Sequence[float]) 
 
 
 def endings(ended_s: Mapping[str, float], policy: str) -> str:
-    """Return a line for each policy under which the scheduler ends, and a remark if this one
-    survives; "" if there is none."""
+    """Return a line for each policy under which the scheduler ends, and a remark if it survives
+    under `policy`; "" if it ends under none."""
     lines = [
         f"{name}: SGLang's scheduler ends here after {at_s:.0f} s, out of KV memory"
         for name, at_s in ended_s.items()

@@ -28,8 +28,9 @@ def links_of(engine: Engine, requests: Sequence[Logged]) -> list[Link]:
     """Return a link for each request, in order of arrival.
 
     A request follows its parent, or the last request of its session that had ended when it came. If
-    the log has no ends, it follows the last of its session, and its pause is the time between the
-    two arrivals, less the engine's time for the first one alone.
+    the log does not say when requests ended, it follows the last request of its session. Its pause
+    is then the time between the two arrivals, minus the time that the earlier request takes alone
+    on the engine.
     """
     by_id: dict[str, int] = {}
     by_session: dict[str, list[int]] = {}

@@ -33,8 +33,8 @@ class Outcome:
     none.
 
     usual: as in Predictions.
-    ended_s: when the scheduler ran out of KV memory and ended, as SGLang's does, which leaves no
-        results; None if it served the whole log.
+    ended_s: when the scheduler ended because KV memory ran out, as SGLang's does: then there are no
+        results. None if it served the whole log.
     """
 
     policy: str

@@ -1,7 +1,7 @@
 """Sessions of coding agents: each step waits for the answer to the one before.
 
-A recorded session gives the start of each step, the lengths of its prompt and answer, and the
-number of its prompt's tokens that an earlier step's prompt began with. It has no text.
+A recorded session has no text. For each step it gives the start, the lengths of prompt and answer,
+and the length of the prefix that the prompt shares with the prompt of an earlier step.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from sage_sched.job import LEAST_SLO_MS, Hints
 from sage_sched.steps import attended_pairs
 
 TRACE = "trace_agentic_coding.jsonl.gz"
-# A client that predicts its next step is wrong by a factor whose logarithm has this deviation:
-# within a factor of two in two thirds of its steps.
+# The standard deviation of the logarithm of a client's error when it predicts its next pause. Two
+# thirds of its predictions are right within a factor of two.
 _PAUSE_ERROR = 0.7
 # Answers are predicted by this number of quantiles of other sessions' lengths.
 _NUM_QUANTILES = 64
@@ -38,7 +38,8 @@ class Step(NamedTuple):
     """One request of a session.
 
     start_s: after the session's first.
-    parent: the step with whose prompt this one's begins, for shared_tokens; None for none.
+    parent: the earlier step with which its prompt shares a prefix of shared_tokens; None if there
+        is none.
     """
 
     start_s: float
@@ -103,9 +104,9 @@ def requests_of(
 ) -> list[SimRequest]:
     """Return the steps of sessions, session by session.
 
-    A step comes after the answer to the one before and a pause: the time between their recorded
-    starts, less the engine's time for the first alone, at most max_pause_s. Only the first
-    max_steps of each session count.
+    A step comes after the answer to the previous step and a pause. The pause is the time between
+    the recorded starts of the two, minus the time that the previous step takes alone on the engine;
+    at most max_pause_s. Only the first max_steps of each session count.
 
     starts_s: when each session begins, increasing.
     """

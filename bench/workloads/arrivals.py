@@ -12,18 +12,18 @@ from bench.workloads.datasets import checked_rows
 from bench.workloads.prompts import WorkloadError
 from sage_sched.fields import ConfigError
 
-# pulse: a number of Poisson arrivals, as in the paper; most are served after the last has come.
-# sustained: Poisson arrivals, long enough that the time after the last matters little. bursts: as a
-# pulse, but with gamma gaps that vary four times as much. crowds: 40 at once, at Poisson's times.
-# batch: all at once.
+# pulse: a few hundred Poisson arrivals, as in the paper; most requests are served after the last
+# has arrived. sustained: Poisson arrivals, long enough that the time after the last matters little.
+# bursts: as a pulse, but with gamma gaps that vary four times as much. crowds: 40 at once, at
+# Poisson's times. batch: all at once.
 LOADS = ("pulse", "sustained", "bursts", "crowds", "batch")
 # An experiment may use this too: a stretch of the arrival times in RECORDING.
 RECORDED = "recorded"
 RECORDING = "trace_azure2023_conv.jsonl.gz"
 CROWD = 40
 PULSE_REQUESTS = 300
-# The length of a sustained load, in service times of a full server: five times the mean TTLT if a
-# request waits as long as it is then served.
+# The length of a sustained load, in service times of a full server. If a request waits for one
+# service time, this is five times the mean TTLT.
 SUSTAINED_SERVICE_TIMES = 10.0
 BURST_VARIATION = 4.0
 

@@ -10,8 +10,9 @@ load_mixed: four classes, two of short and two of long answers.
                     come with them: lengths are drawn from internlm2-chat-20b-ExPO's answers to
                     those AlpacaEval prompts that ask to write something.
 
-A drawn length depends on nothing but the prompt's hash: within these two classes no predictor can
-do better than the class's distribution, which understates what one could do on real traffic.
+A drawn length depends only on the prompt's hash. So within these two classes no predictor can be
+better than the distribution of the class, and results understate the gain of predictors on real
+traffic.
 
 All raise WorkloadError, naming file and row, where one is unusable.
 """

@@ -32,7 +32,7 @@ from bench.workloads.prompts import (
 )
 from bench.workloads.source import Purpose, Source
 
-# mixed: real prompts, half of them with drawn lengths; generated prompts without a data folder.
+# mixed: real prompts, half of them with drawn lengths; without a data folder, generated prompts.
 _OF_DATA: dict[str, Callable[[Path], Workload]] = {
     "mixed": datasets.load_mixed,
     "real": datasets.load_real,

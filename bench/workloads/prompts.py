@@ -44,8 +44,8 @@ class Workload:
     """Requests for the history and for evaluation.
 
     description: their origin.
-    zipf: 0: all prompts differ. Above 0: prompts are repeated, the k-th most popular one in
-        proportion to k ** -zipf.
+    zipf: the exponent of popularity: the k-th most popular prompt is repeated in proportion to k **
+        -zipf. If it is 0, all prompts differ.
     num_samples: how many requests with the same prompt arrive one after another.
     """
 
@@ -83,7 +83,7 @@ class Workload:
     ) -> list[WorkloadRequest]:
         """Return requests, with equal numbers of each class, in random order.
 
-        again: whether requests are repeated if there are too few, in another order each time; else
+        again: if there are too few, whether requests are repeated, in another order each time, or
             fewer are returned. Prompts under Zipf's law are always repeated.
         """
         pool = [r for r in (self.history if from_history else self.evaluation) if is_wanted(r)]

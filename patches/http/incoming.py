@@ -35,10 +35,10 @@ class Incoming:
         requests.
     hints: the hints for the scheduler.
     expected_tokens: the length that a gateway expects; None if it expects none.
-    came_s, begun_s: arrival, and when no pause held it back any more, by time.monotonic; 0 until
-        then.
+    came_s, begun_s: when it arrived, and when SGLang began to process it (a pause may hold it
+        back), by time.monotonic. 0 until then.
     is_internal: see is_internal().
-    refusals: where a refusal has to go (patches/http/refused.py); None if nowhere.
+    refusals: the place for a refusal (patches/http/refused.py); None if it needs none.
     tell_at_tokens: the age at which the history gets a message that the answer goes on.
     """
 

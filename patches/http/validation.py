@@ -60,9 +60,9 @@ _MOST_REGEX_STEPS = 1e6
 def check_body(obj: GenerateReqInput, route: str | None) -> None:
     """Raise ValueError for a body that must not reach SGLang's code.
 
-    That is a body whose custom_params are no object, which asks for more samples than the HTTP
-    process has memory for, whose session_params have values of other types, or which has fields
-    that only a route of SGLang may set.
+    These are bodies with custom_params that are no object, with more samples than the HTTP process
+    has memory for, with session_params of other types, or with fields that only a route of SGLang
+    may set.
 
     route: the name of the route's function; None if the request did not come by HTTP.
     """

@@ -1,7 +1,7 @@
 """`sage-sched explain`: explains one request, or all waits, by a trace (--sage-trace).
 
-A trace is a list of events, mappings as patches/scheduler/trace.py writes them: `t` is seconds
-since its server began the trace, `is` the kind of event, `rid` the request.
+A trace is a list of events, written by patches/scheduler/trace.py. In each event, `t` is the
+seconds since the server began the trace, `is` the kind of event, and `rid` the request.
 """
 
 from __future__ import annotations

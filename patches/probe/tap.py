@@ -51,8 +51,8 @@ class Tap:
     def capture(self, captured: Any, sample_rows: torch.Tensor | None) -> None:
         """Capture the logits and states of a forward pass.
 
-        captured: the layers' outputs, as a list or packed into one tensor, with a row for each
-            token whose logits the pass computes.
+        captured: the outputs of the layers, as a list or packed into one tensor. They have a row
+            for each token for which the pass computes logits.
         sample_rows: the rows that a token is sampled from; None for all.
         """
         if isinstance(captured, torch.Tensor):

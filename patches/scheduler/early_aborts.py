@@ -42,8 +42,8 @@ class EarlyAborts:
         self._expire(abort.sent_s)
 
     def after(self, scheduler: Scheduler, request: TokenizedGenerateReqInput) -> None:
-        """Abort a request that has just come, if its abort was sent after it came: its id may have
-        been used before.
+        """Abort a request that has just come, if an abort of its id was sent after it came. An
+        earlier abort was for another request with the same id.
 
         An abort of all requests spares requests that a pause held back, because their processing
         had not begun.

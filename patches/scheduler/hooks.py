@@ -116,9 +116,9 @@ def _arrivals(hooks: Hooks) -> None:
 
     @hooks.at("sglang.srt.session.session_controller.Session.create_req", AFTER)
     def after_create_turn(req: Req, self: Any, *args: Any, **kw: Any) -> None:
-        # SGLang refuses a turn while another one runs. The refused turn must leave the session:
-        # else SGLang, on matching it with the tree, would free the session for a third turn, and
-        # two would share its KV.
+        # SGLang refuses a turn while another one runs. The refused turn must leave the session.
+        # Otherwise SGLang would free the session for a third turn when it matches the refused turn
+        # with the tree, and two turns would share its KV.
         if self.streaming and req.to_finish is not None:
             req.session = None
 

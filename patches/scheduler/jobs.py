@@ -92,7 +92,8 @@ class Jobs(Listener):
     def dated(self, reqs: Sequence[Req], now_s: float, clock: str) -> None:
         """Set the arrival times of requests anew, because another policy may use the clock.
 
-        now_s: on the clock of the ticks, or near it: the next tick sets them again.
+        now_s: the time on the clock of the ticks. It may be inexact, because the next tick sets the
+            arrival times again.
         clock: the name of that clock. The ranks of several hosts must compute the same times.
         """
         self.now_s = max(self.now_s, now_s)

@@ -44,8 +44,9 @@ def host_tier_tokens(scheduler: Scheduler) -> int | None:
     """Return the tokens of the hierarchical cache's host memory that copies may take; None without
     such a cache.
 
-    That is all but the size of the device pool: SGLang may keep as much of it for the device's own
-    KV, and does not free that part. A decode server without a radix tree has all of it for copies.
+    That is its size minus the size of the device pool: SGLang may fill a part of that size with KV
+    that is also on the device, and does not free it. A decode server without a radix tree has all
+    of it for copies.
     """
     if _backend(scheduler) == "cpu_tensor":
         return None
@@ -192,9 +193,9 @@ def swap_in(
     """Bring requests back to the device. Return the batch to merge into the running one (None if it
     would be empty), and the requests that have to wait on.
 
-    After the first request without room, no further one is brought back. Trap: no request may have
-    been swapped out since the last step was launched, because a result still in flight would be
-    taken for one of its own.
+    After the first request without room, no further one is brought back. Trap: call this only if no
+    request was swapped out since the last step was launched. A result in flight would be taken for
+    a result of a returned request.
 
     running: the requests that decode with them.
     """

@@ -25,8 +25,8 @@ class SwapMeter:
     """Measures the seconds to move a token one way. Rank 0 measures; all ranks use its figure from
     the same move on.
 
-    The unit is seconds of the step times, as for all costs: if the server's steps take half as long
-    as configured, a move counts twice.
+    As for all costs, the unit is a second of the configured step times: if steps take half as long
+    as configured, the time of a move counts twice.
 
     The figure is a median, weighted by tokens, so a stall during some moves does not count. After a
     longer stall moves are so expensive that the server makes none, and so none corrects the figure.

@@ -36,8 +36,8 @@ class Observation:
 class Observations:
     """Iterates over the observations in files and folders, and counts the other rows.
 
-    tokenizer: if there is one, an answer's text is as good as a recorded length, and prompts that
-    are token ids are read.
+    tokenizer: if given, it counts the tokens of answers without a recorded length, and decodes
+    prompts that are token ids.
     """
 
     def __init__(

@@ -41,11 +41,11 @@ class Clock:
         self.num_naive = 0
 
     def read(self, value: object, unit: str | None = None, usual: str = "") -> float:
-        """Return a time: in seconds if it is a date or its unit is known, else unchanged (see
-        scale).
+        """Return a time, in seconds if it is a date or its unit is known. Other times are unchanged
+        (see scale).
 
-        unit: of the format or the field's name. usual: the unit to take unless it is implausible.
-        Raises RowError.
+        unit: the unit that the format or the field's name gives. usual: the unit to assume unless
+        it is implausible. Raises RowError.
         """
         if isinstance(value, datetime):
             return self._of_date(value)

@@ -47,7 +47,8 @@ class ReadOptions:
 class Counts:
     """Counts the rows of a file.
 
-    left_out: by reason; first: the place and details of the first row of each reason.
+    left_out: the number of rows left out, by reason. first: the place and details of the first such
+        row, by reason.
     other: rows that are no requests.
     filtered: rows left out by the user's filters.
     """

@@ -12,8 +12,8 @@ from sage_sched.distribution import LengthDistribution
 class LoggedRequest:
     """One request of a log. A default value means that the row does not say it.
 
-    arrival: on the log's clock, in the unit of its Clock. end: of its last token, on the same
-        clock.
+    arrival: the time of arrival, in the unit of the log's Clock. end: the time of its last token,
+        in the same unit.
     output_tokens: with reasoning. output: the answer's text, None if it is missing.
     cap_tokens: its max_new_tokens; 0 if it has none, so that the rest of the context is its cap.
     is_cut: whether the answer did not end by the model's own choice.
@@ -21,8 +21,9 @@ class LoggedRequest:
     blocks: of the prompt; each number identifies its block and all before it. block_tokens: their
         size.
     ttlt_s: the time to the last token.
-    session: names the conversation or program of the request; "" for none. id, parent: the request,
-        and the request whose answer it waited for. pause_s: between that answer and this request.
+    session: names the conversation or program of the request; "" for none. id, parent: the ids of
+        the request, and of the request whose answer it waited for. pause_s: the time between that
+        answer and this request.
     forecast: the prediction of a server in shadow mode.
     """
 

@@ -17,8 +17,8 @@ _MOST_FILES = 5
 _ORDER = ("arrival", "input", "output", "cap", "blocks")
 # Below this rate, a log of more than an hour has gaps without traffic, or another unit.
 _LEAST_RATE, _LONG_S = 0.01, 3600.0
-# Limits of plausibility: the share of answers of one length; the rank correlation of places and
-# arrivals; the ratio of the log's time to the time of its middle 98 %.
+# Limits of plausibility, for the share of answers of one length, the rank correlation of places and
+# arrivals, and the ratio of the log's span to the span of its middle 98 %.
 _SAME_SHARE, _LEAST_ORDER, _FAR = 0.9, 0.3, 100.0
 # Fewer requests do not show any of this.
 _LEAST_REQUESTS = 20

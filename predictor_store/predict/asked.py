@@ -27,8 +27,8 @@ _Name = Annotated[str, msgspec.Meta(max_length=200)]
 class Session:
     """The answers of a session so far.
 
-    lengths: of the last NUM_RECENT uncut answers, in tokens, the newest last. total_tokens: of the
-        last prompt and its answer.
+    lengths: the lengths of the last NUM_RECENT uncut answers, in tokens, the newest last.
+        total_tokens: the length of the last prompt with its answer.
     """
 
     num_answers: int = 0
@@ -51,7 +51,7 @@ OWN, STOPPED, SHAPED = ".", "|", "="
 class Scope(NamedTuple):
     """The limits of some answers. They decide which requests these answers help to predict.
 
-    adapter: of LoRA; "" for none.
+    adapter: the LoRA adapter; "" for none.
     limits: names the request's other options that decide where an answer ends; "" for none.
     end: OWN if an answer ends by itself, and so helps to predict any request. STOPPED if one of the
         limits ended it: without them it would have been longer. SHAPED if its words are not the

@@ -20,7 +20,8 @@ DEFAULT_ENCODER = PredictorConfig().encoder
 # Almost any text has more tokens in this many characters than either encoder reads. So the rest of
 # a long text need not be tokenized.
 MAX_CHARS = 2_000
-# By the names of predictor.encoder. searched: the columns that a search reads; None: all of them.
+# The encoders by their names in predictor.encoder. Each has `searched`, the columns that a search
+# reads; None: all of them.
 ENCODER_TYPES: dict[str, type[StaticEncoder] | type[MiniLM]] = {
     "static": StaticEncoder,
     "minilm": MiniLM,

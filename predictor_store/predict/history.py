@@ -42,7 +42,8 @@ Fitted = tuple[LengthScore, NDArray[np.float64]] | None
 class Fitting(NamedTuple):
     """A fit to a copy of the records, so that the history can be used meanwhile.
 
-    slots, stamps: int64, of the records, see Place. fit: runs the fit, see LengthScore.fit.
+    slots, stamps: int64, the places of the records (see Place). fit: runs the fit, see
+        LengthScore.fit.
     """
 
     slots: NDArray[np.int64]

@@ -120,8 +120,8 @@ class ModelHistory:
         record.
 
         Short answers end first. Without this, a young history would know only these, and its
-        predictions would be too short. record: censored. place: the result of goes_on() for this
-        answer before.
+        predictions would be too short. record: a censored one. place: the result of the previous
+        goes_on() for this answer.
         """
         self.counts["num_going_on"] += 1
         if place is not None:
@@ -131,8 +131,8 @@ class ModelHistory:
     def record(
         self, record: Record, forecast: Forecast, session: str, place: Place | None = None
     ) -> None:
-        """Record an ended answer. forecast: from forecast(). session: see Asked. place: from
-        goes_on()."""
+        """Record an ended answer. forecast: the result of forecast(). session: see Asked. place:
+        the result of the last goes_on()."""
         if session:
             had = self._sessions.pop(session, NEW_SESSION)
             self._sessions[session] = had.after(

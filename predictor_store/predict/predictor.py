@@ -17,8 +17,8 @@ from sage_sched.distribution import LengthDistribution, Source
 NUM_NEAREST = 256
 # Distinct lengths that are sent with a request.
 MAX_ATOMS = 64
-# How fast weight falls with distance in meaning, for the near and for the wide neighbourhood; and
-# how many near records weigh as much as the wide ones.
+# How fast weight falls with distance in meaning, in the near and in the wide neighbourhood.
+# _WIDE_WORTH: how many near records weigh as much as all wide ones.
 _NEAR_SLOPE, _WIDE_SLOPE = 15.0, 5.0
 _WIDE_WORTH = 16.0
 # How fast weight falls with distance in score, as a share of the score's error. It falls more
@@ -111,11 +111,10 @@ def _weights(
     """Return the records' weights, and the weight of general lengths. Their sum is 1, or 0 if there
     are neither.
 
-    There are four neighbourhoods, each wider than the one before: the same prompt, prompts near in
-    meaning and in score, prompts less near in meaning, and prompts anywhere. Each counts in
-    proportion to its evidence. Records of one prompt share weight: one prompt that was asked a
-    hundred times is one neighbour. All constants are the best or next to it on each of six datasets
-    (docs/predictor.md).
+    There are four neighbourhoods, from narrow to wide: the same prompt, prompts near in meaning and
+    in score, prompts less near in meaning, and all prompts. Each counts in proportion to its
+    evidence. Records of one prompt share weight: one prompt that was asked a hundred times is one
+    neighbour. All constants are the best or next to it on each of six datasets (docs/predictor.md).
     """
     same = cosines >= SAME_COSINE
     alike = 1 / np.sqrt(history.num_of_same_prompt(slots))

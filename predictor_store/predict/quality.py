@@ -21,8 +21,8 @@ LEAST_TO_TELL = 50
 class Forecast:
     """The prediction for an answer before it began.
 
-    said: for this prompt; None if there was no prediction. blind: the distribution of all lengths
-        at that time.
+    said: the prediction for this prompt; None if there was none. blind: the distribution of all
+        lengths at that time.
     """
 
     said: LengthDistribution | None = None
@@ -67,8 +67,9 @@ class RollingQuality:
         return changes
 
     def summary(self) -> dict[str, Any]:
-        """Return the number of answers, mean CRPS in tokens, its gain over the blind
-        distribution's, the share in the central 80 %, and Spearman's rho of the mean."""
+        """Return the number of answers, the mean CRPS in tokens, the share of CRPS saved compared
+        with the blind distribution, the share of answers in the central 80 %, and Spearman's rho of
+        predicted means and lengths."""
         scored = self._scored
         if not scored:
             return {"widened": self.widened, "num_answers": 0}

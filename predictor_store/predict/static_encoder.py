@@ -36,8 +36,9 @@ class StaticEncoder:
     """Encodes texts in one thread."""
 
     num_dimensions = 2 * NUM_DIMENSIONS
-    # A search over the first principal axes of the whole and of the first tokens finds the same
-    # neighbours as a search over all axes (docs/predictor.md).
+    # The first principal axes of both parts of a vector: the mean of all tokens, and the mean of
+    # the first tokens. A search over these finds the same neighbours as a search over all axes
+    # (docs/predictor.md).
     searched: NDArray[np.int64] | None = np.r_[:128, NUM_DIMENSIONS : NUM_DIMENSIONS + 64]
 
     def __init__(self, num_threads: int | None = None) -> None:

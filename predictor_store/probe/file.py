@@ -39,7 +39,7 @@ class ProbeFile:
 
     w1: (inner, hidden). b1: (inner,). w2: (bins, inner). b2: (bins,).
     layer: the layer whose output it reads, from 0; for a prompt, at its last token.
-    fingerprint: of the model. edges: of the bins.
+    fingerprint: the fingerprint of the model. edges: the edges of the bins.
     """
 
     w1: NDArray[np.float32]

@@ -22,7 +22,7 @@ Prediction = tuple[int, int, NDArray[np.float64], NDArray[np.float64]]
 class Score:
     """The score over answers at one age.
 
-    mae: of the mean, tokens. crps: tokens.
+    mae: the mean absolute error of the predicted mean, in tokens. crps: in tokens.
     covered: the share of central 80 % intervals that held the truth.
     number: of answers.
     """

@@ -61,8 +61,8 @@ class Prompt:
     """A client's prompt.
 
     came_s: when it came. finished: answers that ended before it was embedded.
-    vector, forecast: set once it is embedded. place: of the record of its answer while the answer
-        grows.
+    vector, forecast: set once it is embedded. place: the place of its answer's record while the
+        answer grows.
     """
 
     came_s: float

@@ -80,7 +80,7 @@ class Record:
     """One answered prompt.
 
     vector: float32, shape (dimension,), see predictor_store.predict.embedder.
-    input_tokens: of the prompt; 0 if unknown.
+    input_tokens: the length of the prompt; 0 if unknown.
     censored: the answer was cut off at output_tokens by its cap.
     scope: the traffic it belongs to, such as a LoRA adapter's name; "" for the base model's.
     """

@@ -47,8 +47,8 @@ class UrgencyHead:
     biases: shape (classes,).
     temperature: divides the sums before they become probabilities.
     under_cost: how much worse a guess of one level too few is than a guess of one too many.
-    confusion: for held-out prompts of each level (1 to 5, and none), how many were guessed to be of
-        1 to 5; six rows of five, () if it was not counted.
+    confusion: counts of held-out prompts: a row for each true level (1 to 5, and none), a column
+        for each guessed level (1 to 5). () if it was not counted.
     """
 
     weights: NDArray[np.float32]

@@ -132,8 +132,8 @@ class DecodeConfig:
     """Bounds on the time between two tokens. inf: no bound."""
 
     max_gap_ms: Annotated[float, Meta(ge=1)] = 1000.0
-    """Longest time between two tokens while others are prefilled. The cost of cutting prefills
-    bounds it from below."""
+    """Longest time between two tokens while others are prefilled. If it is too short for the cost
+    of cutting prefills, a longer one holds."""
     max_swapped_ms: Annotated[float, Meta(ge=1)] = 60_000.0
     """Longest time that a swapped-out request waits. Then it goes first, and stays for 64 tokens
     or more. `makespan` ignores it."""
@@ -149,7 +149,7 @@ class DecodeConfig:
 class StepTimeConfig:
     """The duration of this server's steps. Without this section the server learns it.
 
-    It begins with the defaults (sage_sched.steps), derived for Qwen3-32B in bfloat16 on one H800
+    The server begins with the defaults, derived for Qwen3-32B in bfloat16 on one H800
     PCIe from published figures (65.6 GB of weights, 262,144 bytes of KV a token, 2.0 TB/s at 80 %,
     756 TFLOPS at 50 %).
     """

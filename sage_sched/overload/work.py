@@ -58,8 +58,9 @@ class Work:
     def ahead_of(cls, place: Floats, rows: Floats, *, ties: bool) -> Work:
         """Return the work that jobs take before a newcomer.
 
-        A job leaves its place as its answer grows. Until its index has risen to the newcomer's it
-        takes at most as many times the work of its place, and no more than to its end.
+        A job leaves its place as its answer grows. Until its index has risen to the newcomer's, it
+        takes the work of its place, multiplied at most by the ratio of the two indices, and no more
+        than the work to its end.
 
         place: a row. rows: shape (jobs, NUM_COLUMNS). ties: whether jobs of the same place go
         before.

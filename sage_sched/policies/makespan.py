@@ -35,8 +35,8 @@ class _Outlook:
     """The prediction for a job, at its age in whole intervals.
 
     lengths, weights: the distribution of the answer's length, above its age.
-    left_tokens: the mean rest of the answer. work: these tokens' share of the server, in decode
-        steps of the whole server.
+    left_tokens: the mean rest of the answer. work: the share of the server that these tokens take,
+        in decode steps of the whole server.
     rate: the rate and the resulting log_need, see Makespan.
     """
 

@@ -102,7 +102,7 @@ class StarvedShare:
     ) -> Job | None:
         """Return the waiting job that goes first; None if none does. Call once a pass.
 
-        candidates: waiting jobs, by arrival; the starved ones are among them.
+        candidates: waiting jobs by arrival, including all starved ones.
         """
         first, work = self.first, view.served_tokens - self._served_tokens
         self._served_tokens = view.served_tokens

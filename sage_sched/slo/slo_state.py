@@ -98,10 +98,12 @@ class Worth:
 class SloState:
     """The state of a job with an SLO, kept in Job.memo.
 
-    worth: of its answer. exec_s: seconds that its next token takes by the model of step times.
+    worth: the worth of its answer. exec_s: seconds that its next token takes, by the model of step
+        times.
     due_s: that token's deadline, by SchedulerView.now_s.
     looked_at: the values that density depends on, see Waiting.look.
-    is_urgent, key: of the last pass. column: its place in Waiting; None if it does not wait.
+    is_urgent, key: the results of the last pass. column: its place in Waiting; None if it does not
+        wait.
     """
 
     deadlines: Deadlines
@@ -219,7 +221,7 @@ class Waiting:
 
         begun: the first num_running of them run.
         late_steps: the steps until each job's tokens are in time again, those of begun first.
-        before: the values that the densities depend on. cost: of an answer by its length.
+        before: the values that the densities depend on. cost: the cost of an answer by its length.
         """
         tokens = np.where(late_steps > 0, np.minimum(late_steps, 1e9) + 1, 0.5)
         late = (np.floor(np.log2(tokens)) + 1).astype(np.int64)

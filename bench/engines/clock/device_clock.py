@@ -152,7 +152,8 @@ def install(folder: Path, model: DeviceModel) -> dict[str, str]:
 
 def register() -> None:
     """Install the clock in this process. Entry point of the group sglang.srt.plugins. Trap: SGLang
-    only logs failures here; the bench notices them by the missing state."""
+    only logs failures here. The bench notices a failure because the server's state lacks the
+    clock."""
     if f"{_MANAGERS}.scheduler" not in sys.modules:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType

@@ -2,10 +2,10 @@
 
 The clock gives the time of a step; the host must only be faster. SGLang's attention in plain
 PyTorch goes through a batch request by request, and most of the rest is logits over the whole
-vocabulary. Here a token attends to the newest tokens of its request, for all requests at once, and
-a decoded token is one of the most frequent words. Of a Llama of one layer, embeddings, attention
-and head are computed. A mixture of experts is computed whole, except for that attention. In a model
-of more layers the hidden states matter, so its attention covers all tokens.
+vocabulary. Here attention covers only the newest tokens of each request, for all requests at once,
+and a decoded token is one of the most frequent words. Of a Llama of one layer, embeddings,
+attention and head are computed. A mixture of experts is computed whole, except for that attention.
+In a model of more layers the hidden states matter, so its attention covers all tokens.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Answer:
 
     seen: pairs of a time and the tokens of the answer that the client had, both rising.
     late_s: how long after its time it was sent, because the client was busy.
-    error: "" if it went well, or if it was refused; else only sent_s counts.
+    error: "" if it went well or was refused. After an error only sent_s means anything.
     is_refused: whether the server refused it because of its load. It then has no tokens.
     """
 
@@ -129,8 +129,8 @@ def drive(
 ) -> list[Answer]:
     """Send each request at its arrival time and wait for all the answers.
 
-    follows: for each request, the index of the request whose answer it waits for: it is sent its
-        pause after that. None if it is sent at its arrival time.
+    follows: for each request, the index of the request whose answer it waits for, or None. With an
+        index it is sent after that answer and its pause, not at its arrival time.
     timeout_s: a request fails if it is not answered this long after the last arrival, and after it
         was sent.
     label: of the progress bar.

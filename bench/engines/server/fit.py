@@ -21,8 +21,8 @@ from bench.workloads.prompts import Workload, WorkloadError, sample
 from sage_sched.app.config import StepTimeConfig
 from sage_sched.fields import ConfigError
 
-# Requests in flight, and tokens of their answers: from a single request to full slots or a full
-# pool. Prompts of all lengths make the prefills.
+# Phases of load: the number of requests in flight, and the tokens of each answer. They go from a
+# single request to full slots or a full pool. Prompts of all lengths make the prefills.
 PHASES = ((1, 48), (4, 96), (16, 64), (32, 192), (64, 32), (96, 256))
 
 
