@@ -44,8 +44,8 @@ _CAPACITY_SEED = 1
 _VOCABULARY = 16384
 # Token ids below this are reserved for special tokens.
 _FIRST_TOKEN_ID = 1000
-# If streamed more often than every 16th, tokens cost a small host more than decoding does. At real
-# speed or slower the client sees each token.
+# The client gets every 16th token, because streaming each one costs a small host more than
+# decoding. At real speed or slower it gets every token.
 _STREAM_INTERVAL = 16
 
 

@@ -31,8 +31,7 @@ class Part:
 class PassResult:
     """The result of a pass.
 
-    parts: of the prefill step.
-    moved_tokens: swapped out and in.
+    parts: the parts of the prefill step. moved_tokens: the tokens swapped out and in.
     """
 
     parts: list[Part] = field(default_factory=list)

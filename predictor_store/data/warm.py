@@ -50,7 +50,8 @@ def warm_store(
     config: StoreConfig,
     encoder: str = DEFAULT_ENCODER,
 ) -> int:
-    """Put observations, oldest first, into the store in the folder path. Return its records.
+    """Put observations, oldest first, into the store in the folder path. Return the number of its
+    records.
 
     Makes the store if there is none. If it is killed, the store is valid and has some of them.
     Raises StoreError, also if the disk is full.
@@ -144,7 +145,8 @@ def _warm(args: argparse.Namespace, say: Callable[..., None]) -> dict[str, Any]:
 
 
 def uniform_sample(rows: Iterable[T], size: int, seed: int = 0) -> list[T]:
-    """Return size of the rows in their order, each equally likely (Vitter 1985, algorithm R)."""
+    """Return a sample of `size` rows, in their order, each equally likely (Vitter 1985, algorithm
+    R)."""
     chosen: list[tuple[int, T]] = []
     rng = random.Random(seed)
     for i, row in enumerate(rows):

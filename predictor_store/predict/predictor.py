@@ -87,7 +87,8 @@ def within_session(said: LengthDistribution, lengths: Sequence[int]) -> LengthDi
 def prior(history: History) -> LengthDistribution | None:
     """Return the distribution for any prompt: all records, equally weighted, and general lengths.
 
-    None if there are neither. An end by limits counts as an end only if there are no other ends.
+    None if there are neither. Answers that were ended by limits count as longer, unless there are
+    no others.
     """
     strange = history.strange(history.number_of(""))
     if strange.all():

@@ -85,8 +85,8 @@ class LengthScore:
 
 def _rest_worth(deviations: NDArray[np.float64], counts: NDArray[np.int64], spread: float) -> float:
     """Return half an answer, plus twice the ratio of the variance within prompts to the variance
-    between them. (For the mean of a normal distribution once would do. A distribution's shape needs
-    more.)"""
+    between them. (To estimate only the mean of a normal distribution, that ratio once would be
+    right. The shape of a distribution needs more answers.)"""
     num_repeats = int((counts - 1).sum())
     if num_repeats < _MIN_REPEATS:
         return PRIOR_WORTH
@@ -100,13 +100,13 @@ class GeneralLength:
     """Predicts a length before any answer has ended: a level, which differs from server to server,
     a term for the prompt, and an error.
 
-    fingerprint: of the embedder that made the vectors.
+    fingerprint: the fingerprint of the embedder that made the vectors.
     weights: float64, shape (dimension,), for a prompt's term.
     errors: float64, rising, equally likely.
-    level: before any answer has ended.
+    level: the level before any answer has ended.
     level_worth: how many ended answers weigh as much as this level.
-    logs: float64, rising, equally likely, of the length of an answer to an unknown prompt on an
-        unknown server.
+    logs: float64, rising: equally likely logarithms of an answer's length, if prompt and server are
+        unknown.
     """
 
     fingerprint: str

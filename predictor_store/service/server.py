@@ -34,8 +34,8 @@ class Server:
     ) -> None:
         """Make a server.
 
-        parent: the process that this one ends with. beside: runs in the same loop, until it is
-        cancelled.
+        parent: the id of a process; when that ends, this server stops. beside: runs in the same
+        loop, until it is cancelled.
         """
         self._worker = worker
         self._router = router

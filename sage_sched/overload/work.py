@@ -14,9 +14,9 @@ from sage_sched.policy import Policy
 from sage_sched.starts import MOST_TOGETHER
 from sage_sched.steps import ServerFacts
 
-# The columns of a job's row: its level and key, as in sage_sched.waiting_queue; the seconds that
-# its prompt adds to a prefill; 1 if that prefill is still to come, else 0; the decode steps at its
-# place and to its end; its tokens until now.
+# The columns of a job's row: level and key, as in sage_sched.waiting_queue; the seconds that its
+# prompt adds to a prefill; the number of prefills to come, 1 or 0; the decode steps while it keeps
+# its place, and those to its end; its tokens so far.
 NUM_COLUMNS = 7
 _LEVEL, _KEY, _PROMPT, _PREFILLS, _QUANTUM, _MEAN, _TOKENS = range(NUM_COLUMNS)
 # A row is made anew after this many tokens of the answer. Tokens are counted at this interval.
@@ -111,11 +111,11 @@ class Pace:
     @classmethod
     def of(cls, work: Work, server: ServerFacts, together: float, rate: float | None) -> Pace:
         """work: of the jobs that fill the batches, at least one. together: how many jobs have
-        shared a prefill of late. rate: at which jobs start ahead of the order, each in the place of
-        another; None if they start in turn.
+        shared a prefill of late. rate: the rate of jobs that start ahead of the order, each in
+        place of another job; None if jobs start in turn.
 
-        A full batch holds such jobs until many share a prefill (sage_sched.starts). A batch with
-        room does not, so its starts cost more than those of a full one.
+        In a full batch such jobs are held until many share a prefill (sage_sched.starts). In a
+        batch with room they are not, so each start costs more.
         """
         kv_tokens, step_time = work.kv / work.jobs, server.step_time
         batch = max(1.0, min(server.max_running_requests, server.kv_pool_tokens / kv_tokens))

@@ -21,8 +21,8 @@ from sage_sched.app.config import SageConfig
 from sage_sched.app.registry import policy_names
 
 # For a host without an accelerator. Float16, SGLang's choice for a float32 model, is 3 times slower
-# on a CPU. While the server starts, SGLang takes memory that other processes use for its weights.
-# The fraction bounds that.
+# on a CPU. Memory that other processes take while a server starts looks like its weights to SGLang.
+# The fraction bounds that error.
 CPU_ENGINE_FLAGS = (
     "--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32",
     "--mem-fraction-static", "0.5",
