@@ -74,24 +74,27 @@ class StepLearner:
 
     def learn(self) -> None:
         """Learn from the latest steps. There must be at least one."""
-        steps = self._steps[: self.num_steps]
         if self._num_learned:
             self.error = self._error()
-        self.step_time = fit(steps[:, :-1], steps[:, -1], self.step_time)
+        self.step_time = fit(*self._latest(), self.step_time)
         self._num_learned = self.num_steps
 
     def factor(self, step_time: StepTime) -> float:
         """Return the median ratio of the latest steps' time to the time by step_time; 1 without any
         step."""
+        return factor(*self._latest(), step_time)
+
+    def _latest(self) -> tuple[Array, Array]:
+        """Return the work and the seconds of the latest steps."""
         steps = self._steps[: self.num_steps]
-        return factor(steps[:, :-1], steps[:, -1], step_time)
+        return steps[:, :-1], steps[:, -1]
 
     def errors(self, step_time: StepTime) -> dict[str, float]:
         """Return the mean relative error of step_time on the latest steps, by kind of step
         (MAPE)."""
-        steps = self._steps[: self.num_steps]
-        shares = np.abs(steps[:, :-1] @ np.array(astuple(step_time)) / steps[:, -1] - 1)
-        prefills, decodes = steps[:, 0] > 0, steps[:, 5] > 0
+        work, seconds = self._latest()
+        shares = np.abs(work @ np.array(astuple(step_time)) / seconds - 1)
+        prefills, decodes = work[:, 0] > 0, work[:, 5] > 0
         kinds = {"prefill": prefills & ~decodes, "decode": ~prefills, "mixed": prefills & decodes}
         return {name: float(shares[of].mean()) for name, of in kinds.items() if of.any()}
 

@@ -117,9 +117,7 @@ class SchedulerView:
 
     def uncached_tokens(self, job: Job) -> int:
         """Return the tokens that a prefill computes for a waiting job, in whole pages."""
-        return self._in_pages(job.input_tokens + job.generated_tokens - job.cached_tokens)
-
-    def _in_pages(self, num_tokens: int) -> int:
+        num_tokens = job.input_tokens + job.generated_tokens - job.cached_tokens
         return -(-num_tokens // self.page_size) * self.page_size
 
     @property

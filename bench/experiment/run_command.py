@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from tqdm import tqdm
 
-from bench.engines.server.server import ServerError
 from bench.experiment import goodput, records
 from bench.experiment.records import Record
 from bench.experiment.run import changed
 from bench.experiment.run import run as run_experiment
 from bench.experiment.spec import ENGINES, Experiment, Options
 from bench.experiment.table import aligned, plain
-from bench.workloads.prompts import WorkloadError
 from predictor_store.terminal import add_json, at_least_one, print_json
-from sage_sched.fields import ConfigError
+from sage_sched.errors import UserError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0, 1 if a run was invalid, or 2, with a line on stderr, if it cannot be run."""
+    """Return 0, or 1 if a run was invalid. Raises UserError if it cannot be run."""
     folder = records.FOLDER if args.record else args.output / "records"
     try:
         experiment = changed(
@@ -62,9 +59,8 @@ def run(args: argparse.Namespace) -> int:
             server_flags=args.server_flags, jobs=args.jobs,
         )  # fmt: skip
         found = run_experiment(experiment, options, lambda made: _keep(made, file, args.record))
-    except (ConfigError, ServerError, WorkloadError, ValueError) as error:
-        print(f"sage-sched bench run: {error}", file=sys.stderr)
-        return 2
+    except ValueError as error:  # an unknown policy, for example
+        raise UserError(str(error)) from error
     valid = [record for record in found if not record.problem]
     status = int(len(valid) < len(found))
     if args.json:

@@ -21,6 +21,8 @@ class DecodeBatch:
     A leap of n steps costs the same for all n, because only values are kept that steps do not
     change. These are, for each request, the step at which it finishes, its age less the step
     counter, and the step, modulo the page size, at which it needs a page.
+
+    context_tokens: of the next step, including the tokens that it writes.
     """
 
     def __init__(self, page_size: int) -> None:
@@ -30,7 +32,7 @@ class DecodeBatch:
         self._finishes: list[tuple[int, int, Progress]] = []
         self._num_joined = 0
         self._page_due = [0] * page_size
-        self._context_tokens = 0
+        self.context_tokens = 0
         self.step = 0
 
     def __len__(self) -> int:
@@ -40,11 +42,6 @@ class DecodeBatch:
         """Iterate in order of joining."""
         return iter(self._members)
 
-    @property
-    def context_tokens(self) -> int:
-        """The context tokens of the next step, including the tokens that it writes."""
-        return self._context_tokens
-
     def join(self, progress: Progress) -> None:
         """Add a request whose prefill is done, or which is back on the device, with at least a
         token to come."""
@@ -53,7 +50,7 @@ class DecodeBatch:
         progress.finish_step = progress.request.output_tokens - progress.age_offset
         self._members[progress] = None
         self._progress_of[progress.job] = progress
-        self._context_tokens += progress.fill_tokens
+        self.context_tokens += progress.fill_tokens
         self._page_due[(self.step - progress.kv_tokens) % self._page_size] += 1
         self._num_joined += 1
         heapq.heappush(self._finishes, (progress.finish_step, self._num_joined, progress))
@@ -63,7 +60,7 @@ class DecodeBatch:
         self.sync(progress)
         del self._members[progress]
         del self._progress_of[progress.job]
-        self._context_tokens -= progress.fill_tokens
+        self.context_tokens -= progress.fill_tokens
         self._page_due[(self.step - progress.kv_tokens) % self._page_size] -= 1
         progress.finish_step = -1
 
@@ -114,18 +111,18 @@ class DecodeBatch:
     def leap(self, num_steps: int) -> None:
         """Give all members num_steps tokens."""
         self.step += num_steps
-        self._context_tokens += num_steps * len(self)
+        self.context_tokens += num_steps * len(self)
 
     def seconds(self, step_time: StepTime, num_steps: int) -> float:
         """Return the time of num_steps."""
         growth = step_time.decode_kv_token_s * len(self)
-        first_s = step_time.decode_s(len(self), self._context_tokens)
+        first_s = step_time.decode_s(len(self), self.context_tokens)
         return num_steps * first_s + growth * (num_steps * (num_steps - 1) / 2)
 
     def steps_to_pass(self, step_time: StepTime, seconds: float) -> int:
         """Return the fewest steps, at least 1, that take this many seconds."""
         half_growth = step_time.decode_kv_token_s * len(self) / 2
-        first_s = step_time.decode_s(len(self), self._context_tokens)
+        first_s = step_time.decode_s(len(self), self.context_tokens)
         linear = first_s - half_growth
         if not seconds < math.inf or first_s <= 0:
             return _EVER

@@ -235,9 +235,7 @@ class Node:
     def _first_token(self, progress: Progress) -> None:
         progress.job.grow(progress.generated_tokens + 1)
         if progress.first_token_s >= 0:
-            progress.longest_gap_s = max(progress.longest_gap_s, self.now_s - progress.token_s)
-            _note_pause(progress, self.now_s)
-            self.gaps[round((self.now_s - progress.token_s) * GAPS_PER_S)] += 1
+            self._note_gap(progress, self.now_s)
         progress.token_s = self.now_s
         if progress.first_token_s < 0:
             progress.first_token_s = self.now_s
@@ -283,10 +281,9 @@ class Node:
                 progress.num_next_on_time += num_on_time(
                     steps, first_s, growth_s, due_s, deadlines.tpot_s
                 )
-            gap_s = self.now_s + first_s - progress.token_s
-            _note_pause(progress, self.now_s + first_s)
-            self.gaps[round(gap_s * GAPS_PER_S)] += 1
-            progress.longest_gap_s = max(progress.longest_gap_s, gap_s, last_s * (steps > 1))
+            self._note_gap(progress, self.now_s + first_s)
+            if steps > 1:
+                progress.longest_gap_s = max(progress.longest_gap_s, last_s)
             progress.token_s = self.now_s + seconds
         self.gaps[round(seconds / steps * GAPS_PER_S)] += (steps - 1) * len(decode)
         self.now_s += seconds
@@ -295,6 +292,14 @@ class Node:
         decode.leap(steps)
         for progress in decode.finished():
             self._finish(progress)
+
+    def _note_gap(self, progress: Progress, token_s: float) -> None:
+        """Record the gap before a token that comes at this time."""
+        gap_s = token_s - progress.token_s
+        self.gaps[round(gap_s * GAPS_PER_S)] += 1
+        progress.longest_gap_s = max(progress.longest_gap_s, gap_s)
+        if gap_s >= PAUSE_S:
+            progress.pauses_s.append((progress.token_s, token_s))
 
     def _finish(self, progress: Progress) -> None:
         state = self.state
@@ -310,12 +315,6 @@ class Node:
 
     def _retract(self) -> None:
         self.state.retract()
-
-
-def _note_pause(progress: Progress, token_s: float) -> None:
-    """Record the gap before a token that comes at this time, if it is a pause."""
-    if token_s - progress.token_s >= PAUSE_S:
-        progress.pauses_s.append((progress.token_s, token_s))
 
 
 def _due_s(progress: Progress, token: int) -> float:

@@ -27,6 +27,11 @@ class Cached:
     evictable_tokens: int
     host_tokens: int
 
+    @property
+    def locked_tokens(self) -> int:
+        """The part that other requests hold on the device."""
+        return self.num_tokens - self.evictable_tokens - self.host_tokens
+
 
 class KvPool:
     """Pages of KV: held, evictable, or free. Holding more pages than are free evicts the rest.
@@ -104,8 +109,7 @@ class KvPool:
         device."""
         if progress.swapped and not self._shares_again:
             return 0
-        cached = self.cached(progress)
-        return cached.num_tokens - cached.evictable_tokens - cached.host_tokens
+        return self.cached(progress).locked_tokens
 
     def alone_tokens(self, progress: Progress) -> int:
         """Return the tokens that become free or evictable when a running request leaves."""

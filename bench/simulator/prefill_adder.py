@@ -70,13 +70,14 @@ class PrefillAdder:
             self._continue_chunk(state.chunked, waiting)
         admitted = set()
         for candidate in waiting:
-            if self._room > 0 and self._is_spent():
+            if self._room > 0 and (self._input_left <= 0 or self._chunk_left <= 0):
                 break
             if not state.has_adapter(candidate, self._adapters):
                 continue
             cached = state.pool.cached(candidate)
             if state.is_full or not self._fits(candidate, cached):
-                state.is_full |= self._holds_any()
+                # Whether a request that can be preempted runs, or is about to.
+                state.is_full |= bool(self.result.parts) or state.runs_any
                 break
             if not self._admit(candidate, cached):
                 break
@@ -89,24 +90,12 @@ class PrefillAdder:
             state.queue = [progress for progress in state.queue if progress not in admitted]
         return self.result
 
-    def _is_spent(self) -> bool:
-        """Whether the pass's compute budget is spent."""
-        return self._input_left <= 0 or self._chunk_left <= 0
-
-    def _holds_any(self) -> bool:
-        """Whether a request that can be preempted runs, or is about to."""
-        return bool(self.result.parts or len(self.state.decode))
-
     def _whole_pages(self, num_tokens: int) -> int:
         return max(1, num_tokens // self._page) * self._page
 
-    def _clipped(self, num_tokens: int) -> int:
-        return min(num_tokens, self.state.engine.clip_max_new_tokens)
-
     def _fits(self, progress: Progress, cached: Cached) -> bool:
         needed_tokens = self._reserve.needed_tokens(progress.job)
-        shared_tokens = cached.num_tokens - cached.evictable_tokens - cached.host_tokens
-        return self._slots > 0 and needed_tokens - shared_tokens < self._room
+        return self._slots > 0 and needed_tokens - cached.locked_tokens < self._room
 
     def _charge(self, num_tokens: int, answer_tokens: int) -> int:
         """Subtract tokens from the room, and return them in full pages."""
@@ -151,7 +140,8 @@ class PrefillAdder:
         """Return the tokens to reserve. SGLang's _update_prefill_budget counts generated tokens
         twice."""
         job = progress.job
-        return self._clipped(job.generated_tokens + self._reserve.left_tokens(job))
+        num_tokens = job.generated_tokens + self._reserve.left_tokens(job)
+        return min(num_tokens, self.state.engine.clip_max_new_tokens)
 
     def _prefill(
         self, progress: Progress, done_tokens: int, new_tokens: int, answer_tokens: int

@@ -144,7 +144,7 @@ def changed(
     return other
 
 
-def with_noise(predict: Predict, max_tokens: int, share: float = 0.2) -> Predict:
+def with_noise(predict: Predict, max_tokens: int) -> Predict:
     """Mix in a uniform distribution, one part to four (SageSched, Fig. 11)."""
     uniform = LengthDistribution.from_samples(np.linspace(1, max_tokens, 64).astype(int), "prior")
-    return changed(predict, lambda found: found.mixed(uniform, share))
+    return changed(predict, lambda found: found.mixed(uniform, 0.2))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ from bench.engines.server.options import configure_servers, servers_of
 from bench.engines.server.policy_server import PolicyServers, scheduler_state
 from bench.engines.server.server import ServerError
 from bench.workloads.prompt_source import load_workload
-from bench.workloads.prompts import Workload, WorkloadError, sample
+from bench.workloads.prompts import Workload, sample
 from sage_sched.app.config import StepTimeConfig
-from sage_sched.fields import ConfigError
+from sage_sched.errors import UserError
 
 # Phases of load: the number of requests in flight, and the tokens of each answer. They go from a
 # single request to full slots or a full pool. Prompts of all lengths make the prefills.
@@ -31,13 +30,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0, or 2, with a line on stderr, if nothing could be learned."""
-    try:
-        workload = load_workload(args.data, args.workload)
-        learned = learn(servers_of(args, {}), workload)["step_time"]
-    except (ConfigError, ServerError, WorkloadError, ValueError) as error:
-        print(f"sage-sched bench fit: {error}", file=sys.stderr)
-        return 2
+    """Return 0. Raises UserError if nothing could be learned."""
+    workload = load_workload(args.data, args.workload)
+    learned = learn(servers_of(args, {}), workload)["step_time"]
     file = args.output / "step_time.yaml"
     file.write_text(as_yaml(learned), encoding="utf-8")
     print(f"{file.read_text(encoding='utf-8')}\nfor --sage-config: {file}")
@@ -50,7 +45,7 @@ def as_yaml(learned: dict[str, Any]) -> str:
     learned: the server's report (see patches.scheduler.calibration).
     """
     if learned["error"] is None:
-        raise ValueError(f"{learned['num_steps']} steps are too few to learn from")
+        raise UserError(f"{learned['num_steps']} steps are too few to learn from")
     head = (
         f"# learned from {learned['num_steps']} steps; half of the steps took at most "
         f"{learned['error']:.1%} more or less than predicted\n"
