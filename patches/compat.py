@@ -115,7 +115,7 @@ def thinking_of(chat: object) -> object:
 
 def drop_ended(running_batch: Batch) -> None:
     """Remove ended requests from the running batch, as Scheduler.get_next_batch_to_run of 0.5.23
-    does before a pass. They hold no KV to free, and a policy that was switched to does not know
+    does before a pass. They hold no KV to free, and a policy that has just taken over does not know
     them."""
     if _release() != "0.5.22":
         return

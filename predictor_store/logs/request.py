@@ -18,8 +18,8 @@ class LoggedRequest:
     cap_tokens: its max_new_tokens; 0 if it has none, so that the rest of the context is its cap.
     is_cut: whether the answer did not end by the model's own choice.
     prompt: the text from which a server would predict. ids: the prompt's token ids.
-    blocks: of the prompt; each number identifies its block and all before it. block_tokens: their
-        size.
+    blocks: the prompt in blocks of block_tokens. Each number identifies the prompt up to the end of
+        its block.
     ttlt_s: the time to the last token.
     session: names the conversation or program of the request; "" for none. id, parent: the ids of
         the request, and of the request whose answer it waited for. pause_s: the time between that

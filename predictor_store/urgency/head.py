@@ -23,8 +23,8 @@ BUILTIN = Path(__file__).with_name("builtin.safetensors")
 NUM_LEVELS = 5
 # The level at which a prompt without a level is served.
 MIDDLE = 3
-# On the triage data of its first trial, this finds four fifths of levels 1 and 2, and flags a third
-# of all prompts.
+# With this cost, the model of the first trial found four fifths of levels 1 and 2 in its triage
+# data, and flagged a third of all prompts.
 UNDER_COST = 8.0
 _NUM_CLASSES = NUM_LEVELS + 1
 _NUM_WORDS = 1 << 15
@@ -46,7 +46,8 @@ class UrgencyHead:
     weights: float32, shape (words, classes): levels 1 to 5, and none.
     biases: shape (classes,).
     temperature: divides the sums before they become probabilities.
-    under_cost: how much worse a guess of one level too few is than a guess of one too many.
+    under_cost: the loss of a guess that is one level too low in urgency, if one level too high
+        costs 1.
     confusion: counts of held-out prompts: a row for each true level (1 to 5, and none), a column
         for each guessed level (1 to 5). () if it was not counted.
     """
