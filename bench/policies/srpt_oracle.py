@@ -23,7 +23,7 @@ class SrptOracleParameters:
     """Settings of srpt-oracle."""
 
     preempt_margin: Annotated[float, Meta(ge=0, le=MOST)] = 0.5
-    """A waiting request preempts a running one if this much more is left of the running one, as a
+    """A waiting request preempts a running one if the rest of the running one costs more by this
     share."""
 
 
@@ -58,7 +58,7 @@ class SrptOracle(Policy):
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:
-        """Preempt if the waiting job has less left, by preempt_margin, with the price of the move
-        added to it."""
+        """Preempt if the rest of the waiting job, plus the price of the move, costs less than the
+        rest of the running job by preempt_margin."""
         margin = 1.0 + self.parameters.preempt_margin
         return bool(margin * (self.key(waiting, view) + price_s) < self.key(running, view))

@@ -77,7 +77,7 @@ class EngineState:
     is_full: SGLang's flag; no admission until a request leaves.
     can_swap: whether requests are swapped out.
     num_arrivals_planned: see SchedulerView.
-    headroom: the last plan's.
+    headroom: the headroom of the last plan.
     queue: waiting requests, as SGLang's waiting_queue.
     chunked: the request in the middle of its prefill, or None.
     parked: requests of a prefill that is between two slices (slices.py).

@@ -17,8 +17,8 @@ from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints
 from sage_sched.slo import SloClass, SloConfig
 
-# For each recording: its file, its fields, and the divisor of its lengths, with which a pool of
-# 72,000 tokens holds a few dozen requests.
+# For each recording: its file, its fields, and the divisor of its lengths. With these divisors a
+# pool of 72,000 tokens holds a few dozen requests.
 RECORDINGS = {
     "azure": ("trace_azure2023_conv.jsonl.gz", "input_tokens", "output_tokens", 1),
     "sharegpt": ("sharegpt_prompts.jsonl.gz", "prompt_tokens", "output_tokens", 1),

@@ -56,7 +56,7 @@ class SchedulerState:
     preemption: None while no request may be preempted.
     last_preemption: the latest preemption, kept even while none is allowed, because it may still
         hold copies.
-    headroom: the last plan's.
+    headroom: the headroom of the last plan.
     num_arrivals_planned: arrivals when the last plan was made; -1 if a new plan is needed.
     room: on a decode server, which requests may enter the KV pool.
     """
@@ -213,8 +213,8 @@ class SchedulerState:
         except Exception:
             self.failures.count("choose whom to retract")
             order = list(default)
-        # Retract prompts of embeddings last: SGLang restarts their answers, although the client has
-        # seen tokens.
+        # Retract requests with input_embeds last: SGLang restarts their answers, although the
+        # client has seen tokens.
         return sorted(order, key=lambda position: reqs[position].input_embeds is None)
 
     def stats(self) -> dict[str, Any]:
@@ -237,9 +237,9 @@ def _warn_of_tpot(scheduler: Scheduler, config: SageConfig) -> None:
     does_both = not (queues.only_prefills(scheduler) or queues.only_decodes(scheduler))
     if config.slo.has_tpot_slo and does_both and not scheduler.is_mixed_chunk:
         logger.warning(
-            "classes are promised a TPOT, and without --enable-mixed-chunk running requests "
-            "wait while others are prefilled: a TPOT of less than %d times what a decode step "
-            "and a prefill's fixed time take is not kept then",
+            "some classes have a TPOT SLO, and without --enable-mixed-chunk running requests "
+            "wait while others are prefilled. A TPOT below %d times the duration of a decode step "
+            "plus the fixed time of a prefill cannot be kept then",
             FEW_CUTS,
         )
 
