@@ -21,7 +21,7 @@ def expected_left_tokens(job: Job, expected_share: float) -> float:
     if job.distribution is None:
         return max(1.0, expected_share * most_left)
     known = job.distribution if not age_tokens else job.distribution.surviving(age_tokens)
-    # Past the longest known length, as much remains as has passed.
+    # Past the longest known length, as much remains as the answer has so far.
     mean_tokens = 2 * age_tokens if known is None else known.mean()
     return min(max(1.0, mean_tokens - age_tokens), most_left)
 

@@ -21,7 +21,8 @@ class Followed(Generic[Item]):
 
     def look(self, items: Sequence[Item]) -> tuple[list[Item], list[Item], int, int]:
         """Return the items that have gone and come since the last look, and the start and end of
-        the unchanged part: the longest part that was last in the previous list too."""
+        the unchanged part: the items that were behind the first HEAD ones at the last look, if they
+        are still in a row."""
         left, self._left = self._left, [*items]
         start = end = len(items)
         if len(left) > HEAD and left[HEAD] in self._left[: 2 * HEAD]:

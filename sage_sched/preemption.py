@@ -199,7 +199,7 @@ def plan_admissions(
         left = [entry for entry in left if entry[2] not in gone]
         admissions.append(Admission(newcomer, tuple(victims)))
         if newcomer in view.swapped:
-            also_tokens = 0  # now the free tokens are less by them
+            also_tokens = 0  # now subtracted from free_tokens
         else:
             also_tokens += _also_reserved(newcomer, view)
             prefill_tokens -= view.uncached_tokens(newcomer)

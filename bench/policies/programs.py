@@ -1,5 +1,4 @@
-"""Schedulers for agents' programs, here sessions. Each is reduced to what its paper adds to an
-order.
+"""Schedulers for agents' programs, here sessions. Each has only the order of its paper.
 
 All of them fill memory as ours do, and none needs a prediction.
 """
@@ -18,8 +17,8 @@ from sage_sched.view import SchedulerView
 # The time-to-live of Continuum, which derives it from the durations of tool calls. The best of 6,
 # 12 and 30 s on the tuning half of the recorded sessions.
 _TTL_S = 30.0
-# A rate so low that no other request has to wait for it. If admission set room aside for all that
-# KV, sessions would take twice the time.
+# The rate of an absent session: low enough that admission sets no room aside for its KV. If it did,
+# sessions would take twice the time.
 _LITTLE = 1e-6
 # An absent session counts as running for this long (ThunderAgent): the better of 10 and 30 s.
 _AWAY_S = 10.0

@@ -71,7 +71,7 @@ class PredictorClient:
         self._next_handle = 0
         self._prior: LengthDistribution | None = None
         self._worker_stats: Stats | None = None
-        # Counts of the workers before this one.
+        # Counts of all previous workers.
         self._past = Counter[str]()
         self._counts = Counter[str]()
         self._latencies_ms = deque[float](maxlen=_LATENCY_WINDOW)
@@ -155,8 +155,9 @@ class PredictorClient:
     def stats(self) -> dict[str, Any]:
         """Return the counters since start.
 
-        Present values: the latencies, quality (RollingQuality.summary), num_awaited (pending
-        predictions), num_records and num_unwritten. A service counts for all clients of the model.
+        Not counted since start, but true now: the latencies, quality (RollingQuality.summary),
+        num_awaited (pending predictions), num_records and num_unwritten. The numbers of a service
+        are for all its clients with this model.
         """
         latencies = self._latencies_ms or [0.0]
         counts = dict.fromkeys([f"num_predicted_{source}" for source in (*SOURCES, "none")], 0)
@@ -195,8 +196,8 @@ class PredictorClient:
             answer.set_result(Prediction(handle, self._prior))
 
     def _read_here(self) -> None:
-        """Let the running loop read from the present worker. Requests that wait for the one before
-        get the prior."""
+        """Let the running loop read from the present worker. Requests that wait for a previous
+        worker get the prior."""
         loop, link = asyncio.get_running_loop(), self._link
         if self._reading is not None:
             was_in, was, fd = self._reading
@@ -221,7 +222,7 @@ class PredictorClient:
             for message in link.heard():
                 self._take(message)
         except ValueError as error:
-            logger.error("the prediction worker is hung up on: %s", error)
+            logger.error("closed the connection to the prediction worker: %s", error)
             link.kill()
 
     def _take(self, message: messages.ToClient) -> None:
