@@ -92,7 +92,8 @@ def _adapters(
 
 
 def num_arrivals(scheduler: Scheduler, jobs: Jobs) -> int:
-    """Return the number of arrivals that a plan can see, or could have seen."""
+    """Return the number of requests that have arrived and that plans see, or have seen before they
+    ended."""
     return jobs.num_arrivals - len(queues.unseen(scheduler))
 
 

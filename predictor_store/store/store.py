@@ -63,8 +63,8 @@ class Store:
 
     Opening raises StoreError if the folder is in use, damaged, or made with another embedder.
     Writing never raises: if the disk is full, also at the opening, records are kept, tried again
-    later, and counted. If the file is removed or replaced, later records are written to the present
-    one, or to a new one.
+    later, and counted. If the file is replaced, later records are written to the file in its place.
+    If it is removed, they are written to a new one.
     """
 
     def __init__(self, config: StoreConfig, embedder: str, dimension: int) -> None:
@@ -264,7 +264,8 @@ def _note(connection: sqlite3.Connection, key: str, value: str) -> None:
 
 
 def _merge_log(connection: sqlite3.Connection) -> bool:
-    """Write the write-ahead log into the file. Return False if a reader of both prevents it."""
+    """Write the write-ahead log into the file. Return False if another process that reads both
+    prevents it."""
     is_busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     return not is_busy
 
