@@ -1,7 +1,8 @@
 """Parses the sections of the configuration, and describes the values that their fields allow.
 
-A section is a frozen dataclass whose fields all have defaults. A field's annotation says its range,
-the end of its name its unit, and the text below it its meaning (sage_sched.app.schema).
+A section is a frozen dataclass whose fields all have defaults. The annotation of a field gives its
+range, the end of its name gives its unit, and the text below it explains it
+(sage_sched.app.schema).
 """
 
 from __future__ import annotations

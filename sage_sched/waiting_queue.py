@@ -49,7 +49,7 @@ def place_of(job: Job, policy: Ranking, view: SchedulerView) -> Place:
     if job.goes_first:
         return job.level, -math.inf, job.arrival
     key = policy.key(job, view) if job.is_ranked else 0.0
-    if math.isnan(key):  # it would make the order depend on the queue's
+    if math.isnan(key):  # else the order would depend on the queue's
         raise ValueError(f"the key of {job} is not a number")
     return math.inf if key == math.inf else job.level, key, job.arrival
 
@@ -74,9 +74,9 @@ class Moving:
 class WaitingQueue:
     """The waiting jobs of one policy, in order.
 
-    A job is placed when it joins, and again when something that its place depends on has changed:
-    the job notes that itself (Job.watch). So a plan touches only the jobs that come, go or change,
-    and the first of the order.
+    A job is placed when it joins, and again when its place may have changed, which the job notes
+    itself (Job.watch). So a plan touches only the first jobs of the order, and jobs that come, go
+    or change.
 
     interleaving: from the limits of the pass (sage_sched.limits).
     joined: jobs that have joined since take_joined.

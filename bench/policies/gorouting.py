@@ -18,8 +18,7 @@ class GoRouting(Router):
     any.
 
     A node's gain is the gain of its waiting first tokens that will be on time. Each is assumed to
-    come after all waiting prefills of the node, the one of the two estimates of eq. 8 that is the
-    same for all requests (section 4.3).
+    come after all waiting prefills of the node (section 4.3, eq. 8).
 
     The paper gives no numbers for its thresholds; other values are no better on recordings.
 

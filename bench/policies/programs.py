@@ -1,4 +1,4 @@
-"""Schedulers for agents' programs, here sessions. Each has only the order of its paper.
+"""The orders of schedulers for agents' programs. A session is a program here.
 
 All of them fill memory as ours do, and none needs a prediction.
 """

@@ -72,8 +72,8 @@ def _switched(schedule_policy: str, settings: str) -> None:
 
 
 def _unfinished(scheduler: Scheduler) -> list[Req]:
-    """Return all unfinished requests in no particular order, the same on all ranks: they wait, wait
-    for their grammar, are being prefilled, or run."""
+    """Return all unfinished requests: they wait, wait for their grammar, are being prefilled, or
+    run. All ranks return the same requests."""
     batches = [batch for batch in scheduler._collect_inflight_batches() if batch is not None]
     found = [
         *queues.waiting(scheduler),

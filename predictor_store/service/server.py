@@ -62,7 +62,7 @@ class Server:
 
     def run(self) -> None:
         """Serve until stop(), or until the parent has ended. Then it no longer listens."""
-        # Not the loop that the process prefers: uvloop has a clock of its own.
+        # Always asyncio's own loop: uvloop, which the process may prefer, has another clock.
         try:
             with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
                 runner.run(self._run())
