@@ -31,7 +31,7 @@ def named(argv: Sequence[str]) -> dict[str, Any]:
     with contextlib.suppress(ImportError):
         importlib.import_module("sglang.srt.server_args").ServerArgs.add_cli_args(parser)
     for flag in FLAGS:
-        if flag not in parser._option_string_actions:  # the plugin adds them too
+        if flag not in parser._option_string_actions:  # the plugin may have added them already
             parser.add_argument(flag)
     if "--config" in argv and "--config" in parser._option_string_actions:
         argv = _merged(parser, argv)

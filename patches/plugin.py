@@ -166,7 +166,7 @@ def _activate_main(server_args: Any) -> None:
         return
     if hasattr(server_args, "_sage_config"):
         _refuse_store(server_args)
-    else:  # no command line (Engine API): the worker reports a bad store
+    else:  # the Engine API has no command line: the worker reports a bad store
         _prepare(server_args, None, None)
     is_shadowed = _is_shadowed(server_args)
     if not is_shadowed:  # first, because importing the hooks needs some of these calls

@@ -76,7 +76,7 @@ def ask(address: str, key: str, body: Any = None) -> Any:
         try:
             with _OPENER.open(request, timeout=_TIMEOUT_S) as answer:
                 said = answer.read(_MOST_BYTES)
-                if answer.length:  # the rest is missing
+                if answer.length:  # the answer is incomplete
                     raise http.client.IncompleteRead(said, answer.length)
                 return json.loads(said)
         except urllib.error.HTTPError as error:

@@ -35,6 +35,6 @@ def read_config(path: str | None) -> SageConfig:
 def _sections(text: str, form: str) -> Any:
     try:
         return tomllib.loads(text) if form == "TOML" else yaml.safe_load(text) or {}
-    except Exception as error:  # for dates, numbers and tags PyYAML raises Python's own errors
+    except Exception as error:  # PyYAML raises any error of Python for dates, numbers and tags
         # The error says which line. YAML's message has several lines.
         raise ConfigError(f"it is not {form}: {' '.join(str(error).split())}") from error

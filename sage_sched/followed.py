@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 
-# A plan puts this many jobs in order, the first ones. The other jobs stay behind them as they are.
+# A plan orders at most this many jobs. The others stay behind them in their present order.
 HEAD = 256
 
 

@@ -165,7 +165,7 @@ class Indices:
             job.distribution, self._cost, **sizes, cached_tokens=job.cached_input_tokens
         )
         job.index_state = IndexState(table, MeanCost(job.distribution, num_steps, **sizes))
-        self.of(job)  # here and not in a plan, which may have to rank many
+        self.of(job)  # computed here, because a plan may have to rank many
         return True
 
     def on_server(self, server: ServerFacts) -> None:

@@ -177,7 +177,7 @@ def plan_admissions(
     admissions = []
     also_tokens = 0
     for newcomer, needed_tokens in candidates:
-        if newcomer in view.swapped:  # or it would overtake a job for which the engine has no room
+        if newcomer in view.swapped:  # else it could overtake a job without room
             needed_tokens += also_tokens
         place = (math.inf, math.inf)  # no job is preempted for a job that the policy cannot rank
         if newcomer.is_ranked:

@@ -54,7 +54,7 @@ class SessionReturns:
         # sessions' last requests.
         self._known: dict[str, tuple[float, int]] = {}
         self._unfinished: dict[str, int] = {}
-        self._closed: set[str] = set()  # sessions in _unfinished that do not come back
+        self._closed: set[str] = set()  # sessions in _unfinished that do not return
         # For each session that is away: since when, and the prediction for its pause.
         self._paused: dict[str, tuple[float, float]] = {}
         self._pauses: deque[tuple[float, float]] = deque(maxlen=_NUM_PAUSES)

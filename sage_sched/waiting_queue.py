@@ -49,7 +49,7 @@ def place_of(job: Job, policy: Ranking, view: SchedulerView) -> Place:
     if job.goes_first:
         return job.level, -math.inf, job.arrival
     key = policy.key(job, view) if job.is_ranked else 0.0
-    if math.isnan(key):  # else the order would depend on the queue's
+    if math.isnan(key):  # the order would depend on the queue's order
         raise ValueError(f"the key of {job} is not a number")
     return math.inf if key == math.inf else job.level, key, job.arrival
 
@@ -116,7 +116,7 @@ class WaitingQueue:
         again = {job for job in ran if job in self._entries}.difference(gone)
         came = sorted([*came, *again], key=_arrival)
         left = [job for job in sorted([*gone, *again], key=_arrival) if self._remove(job)]
-        for job in came:  # before any call that may raise
+        for job in came:  # done before any call that may raise
             if job.watch is None:
                 job.watch = self._changed
         self._coming.update(dict.fromkeys(came))

@@ -117,7 +117,7 @@ def _simulated(
     jobs: int,
 ) -> Iterator[Outcome]:
     """Yield the metrics of each arm and seed as they are ready."""
-    _ = loaded.rate_per_s  # once, and not in each process
+    _ = loaded.rate_per_s  # computed once, not in each process
     simulate = partial(_simulate, loaded, columns, purpose)
     progress = partial(tqdm, desc=f"{loaded.load.name}: {purpose}", unit="run")
     todo = [*runs]

@@ -20,7 +20,7 @@ from predictor_store.predict.minilm import sentence_transformer
 _WHITENING = 0.25
 _RANK_POWER = 1.5
 _BATCH_SIZE = 512
-_MOST = 127  # of int8
+_MOST = 127  # the largest int8
 
 
 def distilled(alone: NDArray[np.float32]) -> NDArray[np.float32]:

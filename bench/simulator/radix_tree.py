@@ -180,7 +180,7 @@ class RadixTree:
             _, last_use, _, node = heapq.heappop(self._leaves)
             parent = node.parent
             if parent is None or not self._is_evictable(node) or node.last_use != last_use:
-                continue  # gone, held, or used since
+                continue  # removed, locked, or used since it was noted
             if self._host is not None and not node.on_host and self._host.writes_back:
                 self.waited_tokens += len(node) if self._write(node) else 0
             node.on_device = False

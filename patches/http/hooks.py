@@ -99,7 +99,7 @@ def tell_early_abort(manager: Manager, rid: str, abort_all: bool) -> None:
     (patches/scheduler/early_aborts.py)."""
     if (state := manager.rid_to_state.get(rid)) is not None:
         is_early = not state.dispatched
-    else:  # it may be waiting in another process
+    else:  # the request may be in another process
         is_early = rid != "" and manager.server_args.tokenizer_worker_num > 1
     if abort_all or is_early:
         begins = "" if abort_all else short_id(rid)

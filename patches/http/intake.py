@@ -104,7 +104,8 @@ def _session_of(manager: TokenizerManager, obj: GenerateReqInput) -> str:
     """Return a name for a request's SGLang session; "" if it has none."""
     params = obj.session_params
     name = params.get("id") if isinstance(params, dict) else None
-    # Without that flag session_id names the client, and SGLang keeps nothing by it.
+    # Without --enable-session-radix-cache session_id names the client, and SGLang keeps no KV for
+    # it.
     if manager.server_args.enable_session_radix_cache:
         name = name or obj.session_id
     return carrier.session_of(name) if isinstance(name, str) and name else ""
@@ -127,7 +128,7 @@ def _predict(
     kept = incoming(obj)
     if kept.is_internal or not ours.predicts:
         return
-    if text is None:  # no client may go without a prediction, and so without a rank
+    if text is None:  # otherwise a client could avoid being ranked
         kept.prediction = asyncio.get_running_loop().create_future()
         kept.prediction.set_result(Prediction(None, ours.client.prior))
         return

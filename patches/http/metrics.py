@@ -70,5 +70,5 @@ def _say(series: Series, stats: dict[str, Any]) -> None:
     for name, measure in _RATIOS.items():
         if num_scored >= LEAST_TO_TELL and measure in quality:
             series.set(name, quality[measure])
-        else:  # a restarted worker has too few again
+        else:  # after a restart there are too few answers again
             series.unset(name)

@@ -244,6 +244,6 @@ def _ways(parsed: Iterable[tuple[Any, Any]]) -> float:
             num *= sum(map(_ways, of[1]))
         elif kind in (sre.SUBPATTERN, sre.ATOMIC_GROUP, sre.ASSERT, sre.ASSERT_NOT):
             num *= _ways(of if kind == sre.ATOMIC_GROUP else of[-1])
-        elif kind not in _ONE_WAY:  # references to groups
+        elif kind not in _ONE_WAY:  # a reference to a group, for example
             return math.inf
     return num

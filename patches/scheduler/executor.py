@@ -179,7 +179,7 @@ def _can_park(scheduler: Scheduler, running_batch: Batch) -> bool:
 
 def _has_room_for_chunk(scheduler: Scheduler, running_batch: Batch, budget: Budget) -> bool:
     """Whether the KV pool has room for the next chunk and a decode step."""
-    if scheduler.is_hybrid_swa:  # there SGLang lets a chunk wait
+    if scheduler.is_hybrid_swa:  # with hybrid attention SGLang lets a chunk wait
         return running_batch.is_empty() or bool(running_batch.check_decode_mem())
     chunked = scheduler.chunked_req
     assert chunked is not None

@@ -128,7 +128,7 @@ def _arrivals(hooks: Hooks) -> None:
 
 
 def _passes(hooks: Hooks, process: _Process) -> None:
-    """Make passes follow the policy's plan, and retractions its order."""
+    """Make passes follow the policy's plan, and retractions follow the policy's order."""
 
     @hooks.at(f"{_SCHEDULER}.get_new_batch_prefill", AROUND, "running_batch")
     def around_prefill_pass(original: Any, self: Scheduler, running_batch: Batch) -> Any:

@@ -26,7 +26,7 @@ def free_bytes(cgroup: Path = _CGROUP) -> int:
             cached = int(stat["inactive_file"]) + int(stat["active_file"])
             free = min(free, int(limit) - current + cached)
     except (OSError, ValueError, KeyError):
-        pass  # the container has no limit
+        pass  # without a limit on the container
     return max(0, free)
 
 

@@ -63,7 +63,7 @@ class Jobs(Listener):
         )
         if self._mode == "prefill":  # a prefill server generates one token
             job.max_new_tokens, job.distribution = 1, _ONE_TOKEN
-        elif self._mode == "decode":  # its prompt is prefilled elsewhere
+        elif self._mode == "decode":  # the prompt is prefilled on another server
             job.cached_tokens = job.input_tokens
         self.num_arrivals += 1
         self._limits.arrived(job)

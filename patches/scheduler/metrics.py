@@ -115,7 +115,7 @@ def _as_it_is(scheduler: Scheduler, req: Req) -> Job:
     """Return a copy of a running request's Job at its current age. The original must stay as it is,
     because ranks that do not report do not update theirs here."""
     job: Job = copy(req.sage.job)
-    job.watch = None  # the copy is in no order, and must not notify one
+    job.watch = None  # the copy is in no queue, and must not notify one
     job.grow(len(req.output_ids))
     job.held_tokens = scheduler.sage.jobs.held_tokens(req)
     return job

@@ -74,7 +74,7 @@ class WaitListener(Listener):
             req.sage.waits.ends()
 
     def stepped(self, batch: Batch, result: Any) -> None:
-        if result is None:  # on a decode server requests run from here on
+        if result is None:  # a decode server's request runs from here on
             for req in batch.reqs:
                 req.sage.waits.ends()
 

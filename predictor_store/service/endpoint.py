@@ -206,5 +206,5 @@ def remove_dead(path: Path) -> None:
             path.unlink()
             return
         except BlockingIOError:
-            pass  # it is hung
+            pass  # the service hangs
     raise PredictorError(f"another service listens on {path}: stop it, or name another path")

@@ -93,7 +93,7 @@ def _offers() -> dict[str, list[tuple[str, Callable[[], object]]]]:
     for name in RIVALS:
         offers[name] = [("bench.policies", partial(_rival, name))]
     for point in entry_points(group=ENTRY_POINT_GROUP):
-        if point.name not in SGLANG_POLICIES:  # these names stay SGLang's
+        if point.name not in SGLANG_POLICIES:  # these names are reserved for SGLang's policies
             offers.setdefault(point.name, []).append((point.value, point.load))
     return offers
 

@@ -172,7 +172,7 @@ class Makespan(Policy):
         if is_longer.any():
             weights = outlook.weights[is_longer]
             outlook.lengths, outlook.weights = outlook.lengths[is_longer], weights / weights.sum()
-        else:  # it is expected to go on for as long as it has been going
+        else:  # the rest is expected to be as long as the answer so far
             end_tokens = max(age_tokens + 1, min(2 * age_tokens, job.max_new_tokens))
             outlook.lengths, outlook.weights = np.array([float(end_tokens)]), np.ones(1)
         outlook.age_tokens, outlook.rate = age_tokens, -1.0

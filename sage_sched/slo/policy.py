@@ -202,7 +202,7 @@ class Proserve(Policy):
         patient = takewhile(partial(self._waits_long, view=view), (job for _, job in self._patient))
         for starved, candidates in zip(self._starved, (late, patient), strict=True):
             for pick in (starved.first, starved.choose(candidates, view, self.queue)):
-                if pick is not None:  # the last pick, and this pass's
+                if pick is not None:  # the previous pick, and this pass's
                     pick.changes()
 
     def _is_late(self, job: Job, view: SchedulerView) -> bool:
@@ -246,7 +246,7 @@ class Proserve(Policy):
         if ours.density == "expected":
             # In each decode step, a late job catches up by its TPOT less the step's time. Prefills
             # are cut to allow that (_CATCH_UP).
-            catching_s = np.clip(tpot_s - step_s, 1e-6, 1e6)  # and not inf: no TPOT
+            catching_s = np.clip(tpot_s - step_s, 1e-6, 1e6)  # tpot_s may be inf
             waiting.look(begun, num_running, missing_s / catching_s, looked_at, self._slo_cost)
             density = np.append([p.density for _, p in begun], waiting.columns[DENSITY])
         queue = Queue(exec_s, remain_s, density)

@@ -92,7 +92,7 @@ def device_note(settings: Mapping[str, Any]) -> str:
     clock."""
     if "device clock" not in settings:
         return ""
-    pace = "" if settings["speed"] == 1 else f", {settings['speed']:g} times as fast as life"
+    pace = "" if settings["speed"] == 1 else f", {settings['speed']:g} times as fast as reality"
     return (
         f"device clock: {settings['device clock']}{pace} (real servers with a small model, whose "
         "steps take as long as a model of that GPU says; no GPU was measured)"

@@ -165,7 +165,7 @@ def register() -> None:
     written = json.loads(Path(os.environ[_MODEL_FILE]).read_text(encoding="utf-8"))
     model = DeviceModel(StepTime(**written["step_time"]), written["swap_token_s"])
     clock = DeviceClock(model)
-    seen = SimpleNamespace(device_s=0.0)  # of device_s, when the last result was
+    seen = SimpleNamespace(device_s=0.0)  # device_s when the last result was
 
     def around_run_batch(original: Any, self: Any, batch: Any, *args: Any, **kw: Any) -> Any:
         if batch.forward_mode.is_prebuilt() or batch.forward_mode.is_idle():

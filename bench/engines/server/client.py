@@ -138,7 +138,7 @@ def drive(
         real time.
     """
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection a request
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one connection per request
     answers: dict[int, Answer] = {}
     followers = defaultdict[int | None, list[int]](list)
     for number in range(len(bodies)):

@@ -48,5 +48,5 @@ def _git(*arguments: str) -> str:
     git = ["git", "-C", str(Path(__file__).parent), *arguments]
     try:
         return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    except OSError:  # there is no git
+    except OSError:  # git is not installed
         return ""

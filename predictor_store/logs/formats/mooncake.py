@@ -37,7 +37,7 @@ def lengths_of(row: Row, block_tokens: int) -> LoggedRequest:
     if input_tokens is not None and len(blocks) >= _LEAST_BLOCKS:
         least = -(-input_tokens // len(blocks))
         if not block_tokens < 2 * least < 3 * block_tokens:
-            block_tokens = 1 << (least - 1).bit_length()  # of another trace in this format
+            block_tokens = 1 << (least - 1).bit_length()  # another trace of this format
     return LoggedRequest(
         input_tokens=input_tokens,
         output_tokens=row.tokens("output", "output_length"),

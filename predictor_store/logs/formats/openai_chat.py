@@ -59,7 +59,7 @@ def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
     if data.get("error"):
         raise RowError("that failed", str(data["error"])[:80])
     request = answered(row, response, response_field)
-    if request.output_tokens is None and response_field:  # usage beside the response
+    if request.output_tokens is None and response_field:  # usage is outside the response
         of_row = answered(row, data, "")
         request.input_tokens, request.output_tokens = of_row.input_tokens, of_row.output_tokens
     if request.output_tokens is None:

@@ -72,7 +72,7 @@ def is_known_column(name: str) -> bool:
 
 
 def _is_row(row: Mapping[str, Any]) -> bool:
-    if isinstance(row.get("observations"), list):  # a trace of Langfuse's, around its requests
+    if isinstance(row.get("observations"), list):  # a trace of Langfuse, which contains requests
         return False
     names = {plain_name(name)[0] for name in row}
     has_answer = not names.isdisjoint((*OUTPUT, *ANSWER))
@@ -152,7 +152,7 @@ def _count(
         if name in fields and _is_count(name, fields[name][1]):
             field, value, _ = fields[name]
             if isinstance(value, str) and name in _COUNTS and prompt:
-                continue  # an answer that is a number
+                continue  # the answer itself is a number
             row.used(meaning, field)
             return whole(value, field)
     return None
@@ -161,7 +161,7 @@ def _count(
 def recorded_lengths(row: Row) -> tuple[int | None, int | None]:
     """Return input and output tokens if the row has fields for them. Raises RowError."""
     fields = _fields_of(row.data)
-    is_chat = True  # a field that may be a text or a number is a text
+    is_chat = True  # such a field is the text, not its length
     return (
         _count(row, "input", fields, INPUT, is_chat),
         _count(row, "output", fields, OUTPUT, is_chat),
