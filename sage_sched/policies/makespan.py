@@ -20,6 +20,8 @@ from sage_sched.view import SchedulerView
 _INTERVAL_TOKENS = 64
 # All keys are computed again when the batch turns out larger by this factor.
 _SCALE_STEP = 1.1
+# The batch has ended when so little work is left: 1.1 ** 40 is 45. Interactive requests may go on.
+_NEXT_BATCH_STEPS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ class Makespan(Policy):
 
     def _rescale(self) -> None:
         scale = math.ceil(math.log(max(self._work, 1.0), _SCALE_STEP))
-        if scale > self._scale or not self._rate:
+        if scale > self._scale or scale < self._scale - _NEXT_BATCH_STEPS or not self._rate:
             self._scale = scale
             self._rate = self.parameters.risk / _SCALE_STEP**scale
 
