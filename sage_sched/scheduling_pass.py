@@ -94,8 +94,9 @@ def run_pass(engine: Engine[Request]) -> None:
     left = engine.resume(back) if back else []
     if left:
         _plan_again(engine)
-        # No request behind the first one overtakes it. A plan can be wrong about the room: KV that
-        # a new request shares only with its victim counts as freed, and as held already.
+        # No request behind the first one overtakes it. A plan can be wrong about the room: if a new
+        # request shares KV with its victim alone, that KV counts twice, as freed by the victim and
+        # as shared.
         behind = entering[entering.index(left[0]) :]
         left = [request for request in behind if request in left or request in fresh]
         fresh = [request for request in fresh if request not in left]

@@ -75,8 +75,8 @@ class Tally:
 class Attainment:
     """Measures SLO attainment. Requests without an SLO do not count.
 
-    tallies: by class. Metrics have SGLang's names (sglang/benchmark/goodput.py) and, as there, take
-    a request's mean time per output token. TDG takes each token's own time.
+    tallies: by class. Metrics have the names of SGLang's goodput.py (sglang/benchmark), and use the
+    mean time per output token of a request, as it does. TDG uses the time of each token.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Attainment:
     def metrics(self, duration_s: float) -> dict[str, Any]:
         """Return the metrics by SGLang's names, shares in [0, 1]; empty if no request had an SLO.
 
-        duration_s: of the run, for request_goodput.
+        duration_s: the duration of the run, for request_goodput.
         """
         total, by_class = self._total, sorted(self.tallies.items())
         num_requests = total.num_requests
