@@ -224,8 +224,8 @@ class _DecodeNode(Node):
         self._move(state.planned_pass().moved_tokens)
 
     def give_room(self, waiting: Sequence[Progress], reserved_tokens: int) -> None:
-        """Resume and admit as SGLang's resume_retracted_reqs and pop_preallocated, up to the first
-        request that does not fit.
+        """Resume and admit requests as SGLang's resume_retracted_reqs and pop_preallocated do, up
+        to the first request that does not fit.
 
         reserved_tokens: tokens to keep free for each admitted request.
         """
@@ -249,8 +249,7 @@ class _DecodeNode(Node):
         running, clip_tokens = state.decode, state.engine.clip_max_new_tokens
 
         def most_tokens(one: Progress) -> int:
-            """Return the most tokens that a request may need in addition to the present ones, up to
-            its cap."""
+            """Return the KV of a request at its cap, minus the KV of the running requests."""
             cap_tokens = min(one.request.max_new_tokens, clip_tokens)
             return one.request.input_tokens + cap_tokens - running.context_tokens
 

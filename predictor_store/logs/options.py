@@ -14,14 +14,14 @@ from predictor_store.logs.registry import BY_NAME
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=sorted(BY_NAME), default="", metavar="NAME",
-        help="of the logs, one of those that sage-sched formats lists (default: as recognised)",
+        help="the format of the logs, as `sage-sched formats` names it (default: it is recognised)",
     )  # fmt: skip
     parser.add_argument(
-        "--time-unit", choices=UNITS, help="of times that are plain numbers (default: as found)"
+        "--time-unit", choices=UNITS, help="the unit of plain numbers as times (default: a guess)"
     )
     parser.add_argument(
         "--tz", type=_zone, metavar="ZONE",
-        help="of dates without a zone, as Europe/Berlin or +02:00 (default: UTC)",
+        help="the zone of dates without one, such as Europe/Berlin or +02:00 (default: UTC)",
     )  # fmt: skip
 
 
@@ -40,5 +40,5 @@ def _zone(text: str) -> tzinfo:
         return ZoneInfo(text)
     except (ValueError, OSError, KeyError) as error:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no time zone, as Europe/Berlin or +02:00"
+            f"{text!r} is no time zone, such as Europe/Berlin or +02:00"
         ) from error
