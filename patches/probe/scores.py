@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -14,9 +15,10 @@ from patches.listener import Listener
 from patches.messages import Scores
 from patches.probe.recorder import Recorder
 from predictor_store.probe.file import ProbeFile
+from sage_sched.job import Job
 from sage_sched.limits import Limits
 from sage_sched.policy import Policy
-from sage_sched.probe import Refining, from_steps, in_steps
+from sage_sched.probe import Refiner, from_steps, in_steps
 
 logger = logging.getLogger(__name__)
 
@@ -61,32 +63,40 @@ class Probing(Listener):
         self._reads = True
         self._num_running = 0
         self._num_held_back = 0
+        self._refiner: Refiner | None = None
+        # Weak references, so that it keeps no request alive.
+        self._jobs: WeakValueDictionary[int, Job] = WeakValueDictionary()
         self.switched("", policy, Limits(), ())
 
     def switched(
         self, name: str, policy: Policy, limits: Limits, unfinished: Sequence[Req]
     ) -> None:
         """Refine the jobs of another policy, for which why_no_probe has returned ""."""
-        # The user of the scores; None if the policy uses none.
-        self.refining: Refining | None = None
+        self._policy, self._refiner = policy, None
         if policy.refiner is not None and self.probe is not None:
-            self.refining = Refining(policy.refiner(self.probe.edges), policy)
+            self._refiner = policy.refiner(self.probe.edges)
+        self._why_stopped, self._num_scores = "", 0
+        self._jobs.clear()
         self._drop(len(self._steps))
         for req in unfinished:
             self.arrived(req)
 
     def arrived(self, req: Req) -> None:
         job = req.sage.job
-        if self.refining is not None and job.is_ranked:
-            self.refining.arrived(job)
+        if self._refiner is not None and job.is_ranked:
+            self._jobs[job.arrival] = job
 
     def weights_updated(self) -> None:
         """Stop using the probe, which was trained on other weights. From now on only the prompt
         counts."""
         self.is_stale = True
-        if self.refining is not None:
+        if self._refiner is not None:
             logger.warning("the model's weights were updated: its probe is not used any more")
-            self.refining.stop("the model's weights were updated")
+            self._why_stopped = "the model's weights were updated"
+            refined = [job for _, job in sorted(self._jobs.items()) if job.refined is not None]
+            for job in refined:
+                job.revise(None)
+            self._policy.on_predictions(refined)
 
     def read(self, batch: Batch, commits: Sequence[Any], logits: Any, states: Any) -> None:
         """Read the committed tokens of a step. Never raises, because an error would end the server.
@@ -96,7 +106,7 @@ class Probing(Listener):
         states: (rows, layers, hidden); None if not recorded.
         """
         try:
-            if self._reads and self.refining is not None and logits is not None:
+            if self._reads and self._refiner is not None and logits is not None:
                 self._score(batch, commits, logits)
             if self.recorder is not None and states is not None:
                 self.recorder.read(batch, commits, states)
@@ -128,7 +138,7 @@ class Probing(Listener):
 
     def polled(self) -> Scores | None:
         """Return new scores for all ranks, or None."""
-        if self.refining is None or not self._steps or self._holds_back():
+        if self._refiner is None or not self._steps or self._holds_back():
             return None
         return Scores(
             number=self._number,
@@ -153,27 +163,34 @@ class Probing(Listener):
             self._failures.count("take in scores")
 
     def _take_in(self, scores: Scores) -> None:
-        if self.refining is None:
+        if self._refiner is None:
             return
         # Rank 0 need not repeat delivered scores.
         self._drop(len(self._steps) - (self._number - scores.number) if self._steps else 0)
-        if scores.arrivals:
-            steps = np.frombuffer(scores.steps, np.int8).reshape(len(scores.arrivals), -1)
-            self.refining.scored(scores.arrivals, scores.ages, from_steps(steps))
+        if not scores.arrivals or self._why_stopped:
+            return
+        log_p = from_steps(np.frombuffer(scores.steps, np.int8).reshape(len(scores.arrivals), -1))
+        jobs = [self._jobs.get(arrival) for arrival in scores.arrivals]
+        rows = [row for row, job in enumerate(jobs) if job is not None]
+        if rows:
+            known = [job for job in jobs if job is not None]
+            refined = self._refiner.refine(known, [scores.ages[row] for row in rows], log_p[rows])
+            self._num_scores += len(refined)
+            self._policy.on_predictions(refined)
 
     def ended(self, req: Req, was_aborted: bool) -> None:
         job = req.sage.job
         if was_aborted:  # its length says nothing
             return
-        if self.refining is not None:
-            self.refining.ended(job)
+        self._jobs.pop(job.arrival, None)
         if self.recorder is not None:
             self.recorder.ended(req, job.generated_tokens)
 
     def stats(self) -> dict[str, Any]:
+        about = {"num_scores": self._num_scores, "stopped": self._why_stopped}
         return {
             "probe": {
-                **({} if self.refining is None else self.refining.stats()),
+                **({} if self._refiner is None else about),
                 "num_not_finite": self._num_not_finite,
                 "recorder": None if self.recorder is None else self.recorder.stats(),
             }

@@ -1,17 +1,15 @@
-"""Feeds a probe's scores to the predictions of running requests."""
+"""The interface of refiners, and the encoding of a probe's scores in messages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
-from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sage_sched.distribution import Floats
 from sage_sched.job import Job
-from sage_sched.policy import Policy
 
 # Edges of the bins: in bin b more than edges[b] and at most edges[b + 1] tokens are left. Shape
 # (bins + 1,), from 0.
@@ -48,49 +46,3 @@ def from_steps(steps: NDArray[np.int8]) -> Floats:
     log_p = steps * _STEP_NATS
     normalized: Floats = log_p - np.log(np.exp(log_p).sum(axis=-1, keepdims=True))
     return normalized
-
-
-class Refining:
-    """Feeds scores to a refiner. Every tensor-parallel rank has one and gets the same scores."""
-
-    def __init__(self, refiner: Refiner, policy: Policy) -> None:
-        self._refiner = refiner
-        self._policy = policy
-        # Weak references, so that it keeps no request alive.
-        self._jobs: WeakValueDictionary[int, Job] = WeakValueDictionary()
-        self._why_stopped = ""
-        self._num_scores = 0
-
-    def arrived(self, job: Job) -> None:
-        self._jobs[job.arrival] = job
-
-    def scored(self, arrivals: Sequence[int], ages: Sequence[int], log_p: Floats) -> None:
-        """Pass scores to the jobs of these arrivals; log_p: see Refiner.refine. Passes on the
-        policy's errors."""
-        if self._why_stopped:
-            return
-        jobs = [self._jobs.get(arrival) for arrival in arrivals]
-        known = [row for row, job in enumerate(jobs) if job is not None]
-        if not known:
-            return
-        refined = self._refiner.refine(
-            [job for job in jobs if job is not None], [ages[row] for row in known], log_p[known]
-        )
-        self._num_scores += len(refined)
-        self._policy.on_predictions(refined)
-
-    def ended(self, job: Job) -> None:
-        """Note that the job's answer is complete."""
-        self._jobs.pop(job.arrival, None)
-
-    def stop(self, why: str) -> None:
-        """Ignore scores from now on, because the model has changed."""
-        self._why_stopped = why
-        seen = [job for _, job in sorted(self._jobs.items()) if job.refined is not None]
-        for job in seen:
-            job.revise(None)
-        self._policy.on_predictions(seen)
-
-    def stats(self) -> dict[str, object]:
-        """Return the counters for /server_info."""
-        return {"num_scores": self._num_scores, "stopped": self._why_stopped}

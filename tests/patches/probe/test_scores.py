@@ -88,6 +88,6 @@ def test_after_an_update_of_weights_scores_count_no_more(rank: Rank) -> None:
 
 def test_an_error_in_the_policy_is_counted(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = read(rank, 1)
-    monkeypatch.setattr(rank.probing.refining, "scored", fail)
+    monkeypatch.setattr(rank.probing._refiner, "refine", fail)
     rank.probing.scored(scores)
     assert rank.failures.num_failures == 1
