@@ -118,6 +118,7 @@ def test_no_client_names_its_class() -> None:
         ({"__sage_asked": ["a", "early", 0.0]}, 100.0),
         ({"__sage_asked": ["a", 90.0, 90.5, "another host's"]}, 100.0),
         ({"__sage_asked": 3}, 100.0),
+        *(({"__sage_asked": value}, 100.0) for value in (5, [], ["a", 1, 2])),
         ({}, 100.0),
         (None, 100.0),
     ],

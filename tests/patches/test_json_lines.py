@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import stat
 from pathlib import Path
@@ -15,7 +14,6 @@ from patches.compat import UnsupportedServerError
 from patches.json_lines import JsonLines
 from patches.ops.explain_command import events_of
 from patches.refusals import refuse_place
-from sage_sched import cli
 from tests.engine.serving import wait_until
 
 
@@ -82,15 +80,3 @@ def test_a_place_that_takes_no_file_is_refused_at_the_start(tmp_path: Path) -> N
             refuse_place("--sage-trace", str(tmp_path / name))
     refuse_place("--sage-trace", str(tmp_path / "new.jsonl"))
     assert [*tmp_path.iterdir()] == [tmp_path / "link"]
-
-
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "trace.jsonl"
-    path.write_text(json.dumps(ended("a")) + '\nhalf a li\n[1]\n"x"\n')
-    assert cli.main(["explain", "a", str(path)]) == 0
-    assert "ends with 3 tokens" in capsys.readouterr().out
-    assert cli.main(["explain", "b", str(path)]) == 2
-    assert "knows no request b" in capsys.readouterr().err
-    assert cli.main(["explain", "--summary", str(path)]) == 0
-    assert cli.main(["explain", str(path)]) == 2
-    assert cli.main(["explain", "a", str(tmp_path / "nowhere")]) == 2

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.managers.io_struct import msgpack_decode, msgpack_encode
 
 from patches.carrier import short_id
 from patches.scheduler.early_aborts import EarlyAborts
@@ -57,7 +58,7 @@ def test_an_abort_of_all_reaches_a_batch_that_waits_for_its_predictions(
         manager.held_back = lambda: manager.abort("", abort_all=True)
     tokenized, aborts, aborted = manager.receive(generate(["a", "b", "c"])), EarlyAborts(), []  # type: ignore[arg-type]
     for message in manager.sent:
-        aborts.add(message)
+        aborts.add(msgpack_decode(msgpack_encode(message)))
     scheduler: Any = SimpleNamespace(abort_request=lambda message: aborted.append(message.rid))
     for number, each in enumerate(tokenized):
         request: Any = SimpleNamespace(rid=number, sampling_params=each.sampling_params)

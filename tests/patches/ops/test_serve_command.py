@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from patches.flags import named
+from patches.ops import serve_command
 from patches.ops.serve_command import with_policy
 
 SAGE = ["--schedule-policy", "sage"]
@@ -38,6 +39,16 @@ def test_the_model_is_where_sglang_looks_for_it(argv: list[str], tmp_path: Path)
     (tmp_path / "server.yaml").write_text("model-path: M\n")
     argv = [arg.format(file=tmp_path / "server.yaml") for arg in argv]
     assert with_policy(argv) == [*argv, *SAGE, "--model-path", "M"]
+
+
+def test_without_a_model_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    become: list[list[str]] = []
+    monkeypatch.setattr("os.execv", lambda program, command: become.append(command))
+    assert serve_command.run(["--port", "30000"]) == 2
+    assert not become
+    for argv in (["--model-path", "M"], ["M"], ["--help"]):
+        serve_command.run(argv)
+    assert len(become) == 3
 
 
 def test_flags_are_found_by_any_name_and_in_the_file(tmp_path: Path) -> None:

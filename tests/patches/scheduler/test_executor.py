@@ -145,31 +145,28 @@ def test_sglangs_timeouts_do_not_count_the_time_after_a_preemption(
     assert queue == before
 
 
-class TestLimitOnTheQueue:
-    """--max-queued-requests counts neither swapped requests nor the first on an idle server."""
+def test_a_request_that_sglang_drops_at_the_limit_on_the_queue_is_gone(full: FullServer) -> None:
+    before = [*full.waiting]
+    for request in before[::2]:
+        request.kv.retraction_backup = object()
+    assert without_started(full.scheduler, lambda: full.waiting.pop(1)) is before[3]
+    assert full.waiting == [*before[:3], *before[4:]]
 
-    def test_a_request_that_sglang_drops_is_gone(self, full: FullServer) -> None:
-        before = [*full.waiting]
-        for request in before[::2]:
-            request.kv.retraction_backup = object()
-        dropped = without_started(full.scheduler, lambda: full.waiting.pop(1))
-        assert dropped is before[3]
-        assert full.waiting == [*before[:3], *before[4:]]
 
-    @pytest.mark.parametrize(
-        ("is_idle", "num_swapped", "num_queued"), [(True, 0, 4), (False, 0, 5), (True, 2, 3)]
-    )
-    def test_others_queue(
-        self, full: FullServer, is_idle: bool, num_swapped: int, num_queued: int
-    ) -> None:
-        before = [*full.waiting]
-        for request in before[1 : 1 + num_swapped]:
-            request.kv.retraction_backup = object()
-        full.scheduler.is_fully_idle = lambda ignore_waiting: is_idle and ignore_waiting
-        seen = without_started(full.scheduler, lambda: [*full.waiting])
-        assert len(seen) == num_queued
-        assert (before[0] in seen) == (not is_idle or num_swapped > 0)
-        assert full.waiting == before
+@pytest.mark.parametrize(
+    ("is_idle", "num_swapped", "num_queued"), [(True, 0, 4), (False, 0, 5), (True, 2, 3)]
+)
+def test_the_limit_counts_neither_swapped_requests_nor_the_first_on_an_idle_server(
+    full: FullServer, is_idle: bool, num_swapped: int, num_queued: int
+) -> None:
+    before = [*full.waiting]
+    for request in before[1 : 1 + num_swapped]:
+        request.kv.retraction_backup = object()
+    full.scheduler.is_fully_idle = lambda ignore_waiting: is_idle and ignore_waiting
+    seen = without_started(full.scheduler, lambda: [*full.waiting])
+    assert len(seen) == num_queued
+    assert (before[0] in seen) == (not is_idle or num_swapped > 0)
+    assert full.waiting == before
 
 
 @pytest.mark.parametrize(

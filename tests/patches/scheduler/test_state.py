@@ -71,50 +71,37 @@ def test_hints_come_with_and_without_a_prediction(server: Server) -> None:
     assert malformed.sage.job.is_ranked
 
 
-def test_the_order_does_not_depend_on_the_queues_old_order(server: Server) -> None:
-    # A queue that one rank alone has reordered must not make it decide otherwise than the others.
-    lengths = [[10 * i] * 9 if i % 3 else [] for i in range(12, 0, -1)]
-    reqs = server.arrive(*map(make_request, lengths))
-    assert server.ordered(reqs) == server.ordered(reqs[5:] + reqs[:5])
-
-
-class TestFailingPolicy:
+def test_if_the_policy_fails_plans_are_first_come_first_served(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """It costs the order of a pass, and one log line."""
+    long_one, short_one = queue = server.queue(make_request(LONG), make_request(SHORT))
+    assert server.ordered() == [short_one, long_one]
+    assert server.state.retention_order(queue, [0, 1]) == [1, 0]
+    monkeypatch.setattr(Sage, "key", fail)
+    monkeypatch.setattr(Sage, "on_arrival", fail)
+    for req in queue:
+        req.output_ids = array("q", [1])  # retracted, so ranked anew
+    for _ in range(3):
+        assert server.ordered(queue[::-1]) == [long_one, short_one]
+    assert server.state.retention_order(queue, [0, 1]) == [0, 1]
+    assert server.stats()["num_policy_errors"] == 4
+    assert len(caplog.records) == 1
+    (newcomer,) = server.arrive(make_request([10]))
+    assert not newcomer.sage.job.is_ranked
+    monkeypatch.undo()
+    assert server.ordered(queue) == [short_one, long_one]
 
-    def test_plans_are_first_come_first_served(
-        self, server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        long_one, short_one = queue = server.queue(make_request(LONG), make_request(SHORT))
-        assert server.ordered() == [short_one, long_one]
-        monkeypatch.setattr(Sage, "key", fail)
-        monkeypatch.setattr(Sage, "on_arrival", fail)
-        for req in queue:
-            req.output_ids = array("q", [1])  # retracted, so ranked anew
-        for _ in range(3):
-            assert server.ordered(queue[::-1]) == [long_one, short_one]
-        assert server.stats()["num_policy_errors"] == 3
-        assert len(caplog.records) == 1
-        (newcomer,) = server.arrive(make_request([10]))
-        assert not newcomer.sage.job.is_ranked
-        monkeypatch.undo()
-        assert server.ordered(queue) == [short_one, long_one]
 
-    def test_sglang_retracts(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-        running = server.arrive(make_request(LONG), make_request(SHORT))
-        assert server.state.retention_order(running, [0, 1]) == [1, 0]
-        for req in running:
-            req.output_ids = array("q", [1])
-        monkeypatch.setattr(Sage, "key", fail)
-        assert server.state.retention_order(running, [0, 1]) == [0, 1]
-        assert server.stats()["num_policy_errors"] == 1
-
-    def test_other_calls_are_counted(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-        (req,) = server.arrive(make_request(SHORT))
-        for name in ("on_server", "on_end"):
-            monkeypatch.setattr(Sage, name, fail)
-        server.state.updated(StepTimes(seconds=[1.0] * 7, source="learned"))
-        server.state.end(req, was_aborted=False)
-        assert server.stats()["num_policy_errors"] == 2
+def test_other_errors_of_the_policy_are_counted(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (req,) = server.arrive(make_request(SHORT))
+    for name in ("on_server", "on_end"):
+        monkeypatch.setattr(Sage, name, fail)
+    server.state.updated(StepTimes(seconds=[1.0] * 7, source="learned"))
+    server.state.end(req, was_aborted=False)
+    assert server.stats()["num_policy_errors"] == 2
 
 
 def test_a_retracted_request_counts_with_its_age(server: Server) -> None:
