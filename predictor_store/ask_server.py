@@ -44,7 +44,7 @@ def add_key(parser: argparse.ArgumentParser, whose: str) -> None:
     parser.add_argument(
         "--key-file",
         metavar="FILE",
-        help=f"with {whose} (default: the environment variable {_KEY_VARIABLE})",
+        help=f"a file with {whose} (default: the environment variable {_KEY_VARIABLE})",
     )
 
 

@@ -29,7 +29,7 @@ OURS = "sage"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--simulate", action="store_true", help="in the simulator: a minute, and no server"
+        "--simulate", action="store_true", help="use the simulator: takes a minute, and no server"
     )
     parser.add_argument("--seeds", type=int, help="how many runs of each policy (3)")
     parser.add_argument(

@@ -28,16 +28,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--jobs", type=at_least_one, default=1, help="simulations at a time (default: 1)"
     )
     parser.add_argument("--seeds", type=at_least_one, help="default: the experiment's")
-    parser.add_argument("--loads", nargs="+", default=(), metavar="LOAD", help="these alone")
+    parser.add_argument("--loads", nargs="+", default=(), metavar="LOAD", help="only these loads")
     parser.add_argument(
-        "--arms", nargs="+", default=(), metavar="POLICY", help="these in its place"
+        "--arms",
+        nargs="+",
+        default=(),
+        metavar="POLICY",
+        help="these policies instead of the experiment's",
     )
     parser.add_argument("--data", type=Path, metavar="DIR", help="the folder of datasets")
-    parser.add_argument("--model-path", type=Path, metavar="DIR", help="of servers")
-    parser.add_argument("--server-flags", type=shlex.split, metavar="FLAGS", help="of servers")
+    parser.add_argument("--model-path", type=Path, metavar="DIR", help="the model of servers")
+    parser.add_argument("--server-flags", type=shlex.split, metavar="FLAGS", help="SGLang's flags")
     parser.add_argument(
         "--output", type=Path, default=Path("results"), metavar="DIR",
-        help="for records and what servers write (default: %(default)s)",
+        help="the folder for records and servers' files (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--record", action="store_true", help="keep the records in bench/records, for pages"

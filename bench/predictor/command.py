@@ -28,7 +28,7 @@ _HEADER = (
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "datasets", nargs="*", metavar="DATASET", help="as `sage-sched warm` takes them"
+        "datasets", nargs="*", metavar="DATASET", help="answered prompts, as for `sage-sched warm`"
     )
     parser.add_argument(
         "--filter", action="append", default=[], type=field_and_value, metavar="FIELD=VALUE",
@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     names = (*SETS, MIXED)
     parser.add_argument(
         "--sets", nargs="+", choices=names, default=names, metavar="NAME",
-        help=f"of --data; default: {', '.join(names)}",
+        help=f"the sets of --data; default: {', '.join(names)}",
     )  # fmt: skip
     parser.add_argument(
         "--limit", type=at_least_one, metavar="N",

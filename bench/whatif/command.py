@@ -52,7 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "log", nargs="+", type=Path, metavar="LOG",
-        help="in any of the formats that sage-sched formats lists; files, or folders of such",
+        help="files or folders of logs, in any format that `sage-sched formats` lists",
     )  # fmt: skip
     add_options(parser)
     engine = parser.add_mutually_exclusive_group(required=True)
@@ -60,36 +60,36 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--server",
         type=server_url,
         metavar="URL",
-        help="of your server: its memory, flags and step times",
+        help="your server, which gives its memory, flags and step times",
     )
     engine.add_argument(
-        "--server-info", type=Path, metavar="FILE", help="what its /server_info has answered"
+        "--server-info", type=Path, metavar="FILE", help="a saved answer of its /server_info"
     )
     engine.add_argument(
         "--preset", choices=PRESETS, help="an engine by its data sheets, if there is no server"
     )
     add_key(parser, "--server, if it has an --api-key")
-    parser.add_argument("--step-time", metavar="FILE", help="what sage-sched bench fit has written")
+    parser.add_argument("--step-time", metavar="FILE", help="a file by `sage-sched bench fit`")
     parser.add_argument(
         "--policy", type=simulated_policy, metavar="NAME",
-        help="yours, as fcfs or fcfs@conservativeness=0.3,clip=1024 (docs/benchmarking.md). "
-        "Default: the server's, or fcfs",
+        help="your policy, such as fcfs or fcfs@conservativeness=0.3,clip=1024 "
+        "(docs/benchmarking.md). Default: the server's, or fcfs",
     )  # fmt: skip
     parser.add_argument(
         "--policies", nargs="+", type=simulated_policy, default=DEFAULT_POLICIES, metavar="NAME",
-        help="to compare it with (default: %(default)s)",
+        help="the policies to compare it with (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--max-new-tokens", type=at_least_one, metavar="N",
-        help="of requests of which the log does not say it (default: both the longest answer's "
-        "length and the rest of the context are tried)",
+        help="the cap of requests without one in the log (default: tries both the longest "
+        "answer's length and the rest of the context)",
     )  # fmt: skip
     parser.add_argument(
-        "--load", type=_factor, default=1.0, metavar="X", help="requests come X times as fast"
+        "--load", type=_factor, default=1.0, metavar="X", help="requests arrive X times as fast"
     )
     parser.add_argument(
         "--multiples", nargs="+", type=_factor, default=(1.0, 1.25, 1.5, 2.0, 3.0), metavar="X",
-        help="of the log's rate, at which good requests are counted (default: 1 1.25 1.5 2 3)",
+        help="count good requests at these multiples of the log's rate (default: 1 1.25 1.5 2 3)",
     )  # fmt: skip
     parser.add_argument(
         "--ttft-ms", type=_factor, default=2000.0, metavar="MS",
@@ -105,12 +105,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--seeds", type=at_least_one, default=3,
-        help="of supposed predictions, where there are no prompts (default: %(default)s)",
+        help="the number of seeds of supposed predictions, for logs without prompts "
+        "(default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--store", type=Path, metavar="DIR",
-        help="what the predictor begins with; it must not know this log's answers (default: what "
-        "is shipped)",
+        help="the store with which the predictor begins; it must not know this log's answers "
+        "(default: only the coefficients of the package)",
     )  # fmt: skip
     parser.add_argument("--sage-config", metavar="FILE", help="settings of our policies")
     parser.add_argument(
@@ -123,7 +124,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--output", type=Path, default=Path("results/whatif"), metavar="DIR",
-        help="for picture and summary (default: %(default)s)",
+        help="the folder for picture and summary (default: %(default)s)",
     )  # fmt: skip
     add_json(parser)
 

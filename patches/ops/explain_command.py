@@ -46,8 +46,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--sage-trace has written; or, with --summary, who waited for whom and why."
     )
     parser.add_argument("rid", nargs="?", help="the request's id (meta_info.id of its answer)")
-    parser.add_argument("file", type=Path, help="what --sage-trace names")
-    parser.add_argument("--summary", action="store_true", help="of all requests")
+    parser.add_argument("file", type=Path, help="the file of --sage-trace")
+    parser.add_argument("--summary", action="store_true", help="explain the waits of all requests")
     add_json(parser)
 
 

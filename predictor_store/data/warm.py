@@ -78,8 +78,8 @@ def warm_store(
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "datasets", nargs="+", metavar="DATASET",
-        help="prompts with answers or their lengths, in any of the formats that sage-sched formats "
-        "lists; files, or folders of such",
+        help="files or folders of prompts with answers or their lengths, in any format "
+        "that `sage-sched formats` lists",
     )  # fmt: skip
     add_options(parser)
     add_store(parser)

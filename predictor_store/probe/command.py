@@ -14,7 +14,7 @@ from predictor_store.terminal import add_json, print_found, speaker
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recording", type=Path, metavar="DIR", help="the folder in probe.record")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="for the probe")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write")
     add_json(parser)
 
 

@@ -32,14 +32,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--listen",
         metavar="ADDRESS",
-        help=f"for servers: {ALLOWED} (then with a token, from {_TOKEN}); default: "
+        help=f"the address for servers: {ALLOWED} (then with a token, from {_TOKEN}); default: "
         "predictor.service of the settings, or sage-sched/predictor.socket in the user's cache",
     )
     parser.add_argument(
         "--http",
         metavar="HOST:PORT",
         type=Address.parse,
-        help=f"for routers and monitoring, too: POST /predict, /health and /metrics, with the "
+        help=f"also serve routers and monitoring: POST /predict, /health and /metrics, with the "
         f"token from {_TOKEN}",
     )
     parser.add_argument(

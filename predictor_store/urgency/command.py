@@ -23,7 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="rows with prompt, and urgency 1 (most urgent) to 5; null: a prompt of no such kind, "
         "served as 3",
     )  # fmt: skip
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="for the model")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write")
     add_json(parser)
 
 

@@ -57,7 +57,7 @@ def configure_servers(parser: argparse.ArgumentParser, output: Path) -> None:
     parser.add_argument("--sage-config", metavar="FILE", help="settings of our policies")
     parser.add_argument(
         "--output", type=Path, default=output, metavar="DIR",
-        help="for all that is written (default: %(default)s)",
+        help="the folder for all files (default: %(default)s)",
     )  # fmt: skip
 
 
