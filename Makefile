@@ -51,8 +51,6 @@ two-servers: $(VENV)/ready
 	$(PYTHON) -m venv results/router
 	results/router/bin/pip install --quiet smg==1.13.0
 	$(BIN)/python -m tests.checks.two_servers --smg results/router/bin/smg
-	$(BIN)/python -m tests.checks.two_servers --smg results/router/bin/smg --apart prefill
-	$(BIN)/python -m tests.checks.two_servers --smg results/router/bin/smg --apart decode
 
 # Source distribution and wheel, in dist/.
 dist: $(VENV)/ready
@@ -68,7 +66,7 @@ sbom: $(VENV)/ready
 site: $(VENV)/ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-# On a host with a GPU (docs/benchmarking.md); elsewhere each check says why it is left out.
+# On a host with a GPU (docs/benchmarking.md); elsewhere it says why nothing is checked.
 gpu-check: $(VENV)/ready
 	$(BIN)/python -m tests.checks.gpu
 
@@ -93,7 +91,7 @@ $(VENV)/python:
 
 # Writes down the versions that are installed now, with hashes.
 lock: $(VENV)/ready
-	$(BIN)/python -m tests.checks.lock requirements.txt
+	$(BIN)/python -m tests.checks.lock
 
 clean:
 	rm -rf $(VENV) results dist build

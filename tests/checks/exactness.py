@@ -11,16 +11,11 @@ tokens are equally likely within that tolerance, either may be sampled; answers 
 such a tie are counted separately.
 
 `--policy sage` and `makespan` let more requests run than memory has room for, and preempt the last
-of the order when it runs out. With `--apart` one server prefills and another decodes.
-`--policy urgency` mixes levels 1 to 5, and more urgent requests preempt running ones.
+of the order when it runs out.
 
-In bfloat16 one or two requests that decode alone use other kernels, which round differently. The
-requests sent one by one show this effect; preemption shows it in runs that come down to so small a
-batch.
-
-All answers have a known length (ignore_eos), so SGLang reserves their memory in full and never
-retracts. A retracted request would be recomputed with other kernels, which round differently in
-bfloat16.
+In bfloat16 one or two requests that decode alone use other kernels, which round differently. All
+answers have a known length (ignore_eos), so SGLang reserves their memory in full and never
+retracts: a retracted request would be recomputed with such kernels.
 """
 
 from __future__ import annotations
@@ -33,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import requests
 from tqdm import tqdm
@@ -45,23 +40,19 @@ from bench.engines.server.policy_server import (
     PolicyServers,
     scheduler_state,
 )
-from bench.engines.server.server import Server, ServerError
+from bench.engines.server.server import ServerError
 from bench.policies.fastserve import FastServeParameters
 from bench.real_model.fetch import fetch
 from bench.workloads.chats import prompts
 from predictor_store.data.warm import load_tokenizer
-from sage_sched.app.config import HintsConfig, SageConfig
-from sage_sched.urgency import UrgencyParameters
-from tests.checks import mooncake_stand_in
-from tests.checks.pair import Pair
+from sage_sched.app.config import SageConfig
 
 _OUTPUT = Path("results/exactness")
 # The stock server also gets this many requests at a time, and this many one by one.
 _FEW, _ALONE = 6, 50
-# Room for all.
+# Room for all, and not.
 _ROOMY = ("--max-total-tokens", "16384", "--max-running-requests", "24")
-_STARVED = ("--max-total-tokens", "640")
-_STARVED_BY_CHATS = ("--max-total-tokens", "320")
+_STARVED_TOKENS, _STARVED_BY_CHATS_TOKENS = 640, 320
 _LONGEST_CHAT_CHARS = 300
 _PROMPT = (
     "{} dragons learn to sail the seven seas. Write their story, from the first day to the last."
@@ -85,42 +76,23 @@ class Spoken:
     num_retractions: int
 
 
-@dataclass(frozen=True, slots=True)
-class Restless:
-    """A policy that preempts often, and the load that makes it do so.
-
-    at_a_time: requests in flight.
-    num_slots: requests that may run.
-    sampling: further parameters, used in turn.
-    least_yields: preemptions per request below which the check means nothing.
-    """
+class Restless(NamedTuple):
+    """A policy that preempts often, and the load that makes it do so: requests in flight, requests
+    that may run, and the preemptions per request below which the check means nothing."""
 
     config: SageConfig
     at_a_time: int
-    least_yields: float
-    num_slots: int = 6
-    sampling: tuple[Mapping[str, Any], ...] = ({},)
+    num_slots: int
+    least_preemptions: float
 
 
+_OFTEN = FastServeParameters(6.0, 4, max_preemptions=1000)
 RESTLESS = {
     # More requests run than memory has room for to their ends, so it runs out again and again.
-    "sage": Restless(SageConfig(), at_a_time=32, least_yields=1 / 3, num_slots=16),
-    "makespan": Restless(SageConfig(), at_a_time=128, least_yields=1 / 3, num_slots=16),
+    "sage": Restless(SageConfig(), 32, 16, 1 / 3),
+    "makespan": Restless(SageConfig(), 128, 16, 1 / 3),
     # The most frequent preemption: each time that a request's age has doubled.
-    "fastserve": Restless(
-        SageConfig(policy={"fastserve": FastServeParameters(6.0, 4, max_preemptions=1000)}),
-        at_a_time=128,
-        least_yields=1.0,
-    ),
-    # Only new requests preempt, so only a few may wait. Levels outweigh the order of arrival.
-    "urgency": Restless(
-        SageConfig(
-            hints=HintsConfig(trust="body"), policy={"urgency": UrgencyParameters(level_pools=10.0)}
-        ),
-        at_a_time=12,
-        least_yields=1 / 3,
-        sampling=tuple({"custom_params": {"urgency": level}} for level in (5, 4, 3, 2, 1)),
-    ),
+    "fastserve": Restless(SageConfig(policy={"fastserve": _OFTEN}), 128, 6, 1.0),
 }
 
 
@@ -159,7 +131,6 @@ def ask(
     server: Answering,
     asked: Sequence[tuple[str, int]],
     at_a_time: int,
-    label: str = "",
     sampling: Sequence[Mapping[str, Any]] = ({},),
 ) -> list[Spoken]:
     """Return the answers, with `at_a_time` requests in flight. Raises ServerError.
@@ -183,105 +154,56 @@ def ask(
         return Spoken(answer["text"], answer["output_ids"], logprobs, meta["num_retractions"])
 
     with ThreadPoolExecutor(at_a_time) as pool:
-        answers = pool.map(one, range(len(asked)))
-        return list(tqdm(answers, desc=label, total=len(asked), leave=False))
+        return list(tqdm(pool.map(one, range(len(asked))), total=len(asked), leave=False))
 
 
-def differences(left: Sequence[Spoken], right: Sequence[Spoken]) -> tuple[int, float]:
+def differences(
+    left: Sequence[Spoken], right: Sequence[Spoken], tie: float = -1.0
+) -> tuple[int, float]:
     """Return the number of answers that differ in a token, and the largest difference of a log
-    probability before the first different tokens."""
+    probability before the first different tokens.
+
+    tie: answers that part at tokens whose log probabilities differ by no more are not counted.
+    """
     num_different, largest = 0, 0.0
     for one, other in zip(left, right, strict=True):
-        num_different += one.ids != other.ids
-        for i in range(min(len(one.ids), len(other.ids))):
-            if one.ids[i] != other.ids[i]:
-                break
-            largest = max(largest, abs(one.logprobs[i] - other.logprobs[i]))
+        gaps = [abs(a - b) for a, b in zip(one.logprobs, other.logprobs, strict=False)]
+        same = [a == b for a, b in zip(one.ids, other.ids, strict=False)]
+        parts_at = same.index(False) if False in same else None
+        largest = max([largest, *gaps[:parts_at]])
+        if one.ids != other.ids:
+            num_different += parts_at is None or gaps[parts_at] > tie
     return num_different, largest
 
 
-def report(
-    label: str, calm: Sequence[Spoken], other: Sequence[Spoken], allowed: float = 0.0
-) -> tuple[int, float]:
-    """Print and return two measures: the number of answers that differ other than at a tie, and the
-    largest difference of log probabilities before the first different token.
+def agrees(calm: Sequence[Sequence[Spoken]], found: Sequence[Spoken]) -> bool:
+    """Whether answers differ by no more than batching explains. Prints the differences.
 
-    Two tokens tie if their log probabilities differ by at most `allowed`. Answers are compared with
-    the first ones of `calm`.
+    calm: of a stock server to many requests at a time, to few, and one by one (the first only).
     """
-    pairs = [*zip(calm, other, strict=False)]
-    num_different, largest = differences(calm[: len(other)], other)
-    num_parted = sum(gap > allowed for gap in map(parting, pairs) if gap is not None)
+    many, *others = calm
+    by_batch = [differences(many[: len(other)], other) for other in others]
+    # Maxima of rounding errors, over more answers and over fewer.
+    allowed = 2 * max(largest for _, largest in by_batch)
+    num_different, largest = differences(many, found)
+    num_parted, _ = differences(many, found, tie=allowed)
+    for label, (number, by) in zip(("few at a time", "one by one"), by_batch, strict=True):
+        print(f"{label}: {number} answers differ, log probabilities by {by:.1e} at most")
     print(
-        f"{label:28} {num_different:>4} of {len(other):<4} differ, {num_parted} of them not at a "
+        f"preempted: {num_different} of {len(found)} answers differ, {num_parted} of them not at a "
         f"tie; log probabilities by {largest:.1e} at most"
     )
-    return num_parted, largest
-
-
-def parting(pair: tuple[Spoken, Spoken]) -> float | None:
-    """Return the difference of log probabilities of the first different tokens of two answers; None
-    if all are equal."""
-    one, other = pair
-    for i, ids in enumerate(zip(one.ids, other.ids, strict=True)):
-        if ids[0] != ids[1]:
-            return abs(one.logprobs[i] - other.logprobs[i])
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class Undisturbed:
-    """Answers of a stock server to many requests at a time, to few, and one by one (the first ones
-    only). They differ by the effect of batching only."""
-
-    label: str
-    many: list[Spoken]
-    few: list[Spoken]
-    alone: list[Spoken]
-
-    @classmethod
-    def ask(
-        cls,
-        server: Server,
-        asked: Sequence[tuple[str, int]],
-        at_a_time: int,
-        label: str,
-        sampling: Sequence[Mapping[str, Any]] = ({},),
-    ) -> Undisturbed:
-        """Ask three times, each time with an empty cache. Raises ServerError."""
-        answers = []
-        for num_asked, width in ((len(asked), at_a_time), (len(asked), _FEW), (_ALONE, 1)):
-            name = f"{label}, {width} at a time"
-            answers.append(ask(server, asked[:num_asked], width, name, sampling))
-            requests.post(f"{server.url}/flush_cache", timeout=60).raise_for_status()
-        return cls(label, *answers)
-
-    def agrees_with(self, found: Sequence[Spoken], label: str) -> bool:
-        """Whether another server's answers differ by no more than batching explains. Prints the
-        differences."""
-        by_batch = max(
-            report(f"{_FEW} at a time, {self.label}", self.many, self.few)[1],
-            report(f"one by one, {self.label}", self.many, self.alone)[1],
-        )
-        # Maxima of rounding errors, over more answers and over fewer.
-        allowed = 2 * by_batch
-        num_parted, largest = report(label, self.many, found, allowed)
-        return num_parted == 0 and largest <= allowed
+    return num_parted == 0 and largest <= allowed
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--num-requests", type=int, default=300, help="default: %(default)s")
-    parser.add_argument(
-        "--policy", choices=RESTLESS, default="fastserve", help="default: %(default)s"
-    )
+    parser.add_argument("--num-requests", type=int, default=300)
+    parser.add_argument("--policy", choices=RESTLESS, default="fastserve")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--page-size", type=int, default=1, help="default: %(default)s")
-    parser.add_argument("--no-overlap", action="store_true", help="--disable-overlap-schedule")
-    parser.add_argument("--apart", action="store_true", help="prefill and decode on two servers")
-    parser.add_argument("--tp", type=int, choices=(1, 2), default=1, help="default: %(default)s")
+    parser.add_argument("--tp", type=int, choices=(1, 2), default=1)
     parser.add_argument("--mla", action="store_true", help="a model with latent attention")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--server-flags", type=shlex.split, default=[], help="SGLang's, for both")
@@ -289,9 +211,8 @@ def main(argv: list[str] | None = None) -> int:
         "--real", action="store_true",
         help="a real language model, which ends its answers itself (docs/benchmarking.md)",
     )  # fmt: skip
-    args = parser.parse_args(argv)
     try:
-        return measure(args)
+        return measure(parser.parse_args(argv))
     except ServerError as error:
         print(f"exactness: {error}", file=sys.stderr)
         return 2
@@ -299,73 +220,51 @@ def main(argv: list[str] | None = None) -> int:
 
 def measure(args: argparse.Namespace) -> int:
     """Run both servers, print the comparison, and return the exit code."""
-    restless = RESTLESS[args.policy]
-    attention = "mla" if args.mla else "mha"
-    on_cpu = args.device == "cpu"
-    host = CPU_ENGINE_FLAGS if on_cpu else ("--mem-fraction-static", "0.1")
+    restless, on_cpu = RESTLESS[args.policy], args.device == "cpu"
     if args.real:
         model = fetch()
-        asked, starved_pool = chats(args.num_requests, model), _STARVED_BY_CHATS
-        ended = tuple({**sampling, "ignore_eos": False} for sampling in restless.sampling)
-        restless = replace(restless, sampling=ended)
+        asked, starved_tokens = chats(args.num_requests, model), _STARVED_BY_CHATS_TOKENS
     else:
-        asked, starved_pool = crowd(args.num_requests), _STARVED
+        asked, starved_tokens = crowd(args.num_requests), _STARVED_TOKENS
         model = write_model(
-            _OUTPUT / f"model-{attention}-{args.dtype}-{args.device}",
+            _OUTPUT / f"model-{'mla' if args.mla else 'mha'}-{args.dtype}-{args.device}",
             dtype=args.dtype,
             latent_attention=args.mla,
             hidden_size=128 if on_cpu else _GPU_HIDDEN_SIZE,
         )
+    sampling = [{"ignore_eos": not args.real}]
+    host = CPU_ENGINE_FLAGS if on_cpu else ("--mem-fraction-static", "0.1")
     servers = PolicyServers(
         model=model,
         folder=_OUTPUT,
-        flags=(
-            *host, "--dtype", args.dtype, "--page-size", str(args.page_size),
-            "--tp-size", str(args.tp),
-            *(("--disable-overlap-schedule",) if args.no_overlap else ()),
-            *args.server_flags,
-        ),
+        flags=(*host, "--dtype", args.dtype, "--tp-size", str(args.tp), *args.server_flags),
         env=(CPU_ENV if on_cpu else {}) | STRICT | (TWO_RANKS if args.tp == 2 else {}),
         sage=restless.config,
-    )  # fmt: skip
+    )
+    calm = []
     with replace(servers, flags=servers.flags + _ROOMY).server("fcfs", "calm") as server:
-        ends = restless.sampling[:1] if args.real else ({},)
-        calm = Undisturbed.ask(server, asked, restless.at_a_time, "no preemption", ends)
+        whole = len(asked)
+        for num_asked, width in ((whole, restless.at_a_time), (whole, _FEW), (_ALONE, 1)):
+            calm.append(ask(server, asked[:num_asked], width, sampling))
+            requests.post(f"{server.url}/flush_cache", timeout=60).raise_for_status()
+    pool = ("--max-total-tokens", str(starved_tokens))
     slots = ("--max-running-requests", str(restless.num_slots))
-    starved = replace(servers, flags=servers.flags + starved_pool + slots)
-    with (
-        starved.server(args.policy, "yielding")
-        if not args.apart
-        else _pair(starved, args.policy) as server
-    ):
-        found = ask(server, asked, restless.at_a_time, "preempted", restless.sampling)
-        yielding = server.decode if isinstance(server, Pair) else server
-        counts = scheduler_state(yielding)["preemption"]
-    num_recomputed = sum(answer.num_retractions for answer in found) - counts["num_preemptions"]
+    starved = replace(servers, flags=servers.flags + pool + slots)
+    with starved.server(args.policy, "preempting") as server:
+        found = ask(server, asked, restless.at_a_time, sampling)
+        counts = scheduler_state(server)["preemption"]
+    num_retracted = sum(answer.num_retractions for answer in found) - counts["num_preemptions"]
     print(
         f"{len(asked)} requests, {sum(len(answer.ids) for answer in found)} tokens, "
-        f"{args.policy}, {args.dtype}, {attention.upper()}, "
-        f"pages of {args.page_size}, {'no overlap' if args.no_overlap else 'overlap'}, "
-        f"{args.tp} rank(s)\n"
         f"{counts['num_preemptions']} preemptions, {counts['num_resumed']} swapped in, "
-        f"{num_recomputed + counts['num_recomputed']} recomputed, "
+        f"{num_retracted + counts['num_recomputed']} recomputed, "
         f"{counts['swapped_bytes'] / 1e6:.1f} MB moved"
     )
-    agrees = calm.agrees_with(found, "preempted")
-    if counts["num_preemptions"] < restless.least_yields * len(asked):
+    is_exact = agrees(calm, found)
+    if counts["num_preemptions"] < restless.least_preemptions * len(asked):
         print("exactness: too few requests were preempted for a meaningful check", file=sys.stderr)
         return 2
-    return int(not agrees)
-
-
-def _pair(starved: PolicyServers, policy: str) -> Pair[Server]:
-    """Return two servers, both short of memory."""
-    env = {**starved.env, **mooncake_stand_in.install(_OUTPUT / "plugins")}
-
-    def start(mode: str, flags: Sequence[str]) -> Server:
-        return replace(starved, env=env, flags=(*starved.flags, *flags)).server(policy, mode)
-
-    return Pair(start)
+    return int(not is_exact)
 
 
 if __name__ == "__main__":

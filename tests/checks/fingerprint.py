@@ -6,12 +6,9 @@ same code gives the same hashes on any machine; a refactoring has to keep them.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from itertools import product
 
 import numpy as np
 from tqdm import tqdm
@@ -19,7 +16,6 @@ from tqdm import tqdm
 from bench.policies.srpt_oracle import ORACLE
 from bench.simulator.presets import H800_80GB_QWEN3_32B, H800_QWEN3_32B, Engine
 from bench.simulator.request import SimRequest
-from bench.simulator.result import Result
 from bench.simulator.run import simulate
 from bench.simulator.state import Options
 from bench.simulator.stock import STOCK
@@ -40,30 +36,16 @@ _REGIMES: dict[str, tuple[Engine, float]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.checks.fingerprint",
-        description="Hash what every policy does in the simulator, to see whether it changed.",
-    )
-    parser.add_argument("--out", type=Path, help="also write the hashes there, as JSON")
-    args = parser.parse_args()
+    """Print a line per policy and regime: the hash, and the mean TTLT in seconds."""
     names = sorted({*policy_names(), *STOCK, ORACLE, "fcfs@conservativeness=0.3"})
-    hashes = {}
-    for name, regime, preempt in tqdm([*_cases(names)], unit="run"):
+    for regime, preempt, name in tqdm([*product(_REGIMES, (False, True), names)], unit="run"):
         engine, rate = _REGIMES[regime]
         result = simulate(engine, name, SageConfig(), _requests(rate), Options(preempt=preempt))
+        digest = hashlib.sha256()
+        for array in (result.ttft_s, result.ttlt_s, result.num_retractions, result.num_preemptions):
+            digest.update(array.tobytes())
         case = f"{name} {regime}{' preempt' if preempt else ''}"
-        hashes[case] = f"{_hash(result)} {result.ttlt_s.mean():.3f}"
-    for case, text in hashes.items():
-        print(f"{case:48}{text}")
-    if args.out is not None:
-        args.out.write_text(json.dumps(hashes, indent=1) + "\n", encoding="utf-8")
-
-
-def _cases(names: list[str]) -> Iterator[tuple[str, str, bool]]:
-    for regime in _REGIMES:
-        for preempt in (False, True):
-            for name in names:
-                yield name, regime, preempt
+        tqdm.write(f"{case:48}{digest.hexdigest()[:16]} {result.ttlt_s.mean():.3f}")
 
 
 def _requests(rate: float) -> list[SimRequest]:
@@ -87,13 +69,6 @@ def _requests(rate: float) -> list[SimRequest]:
             )
         )
     return requests
-
-
-def _hash(result: Result) -> str:
-    digest = hashlib.sha256()
-    for array in (result.ttft_s, result.ttlt_s, result.num_retractions, result.num_preemptions):
-        digest.update(array.tobytes())
-    return digest.hexdigest()[:16]
 
 
 if __name__ == "__main__":

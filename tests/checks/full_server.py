@@ -32,12 +32,8 @@ class FullServer(Server):
     ) -> None:
         super().__init__(schedule_policy=policy)
         generator = np.random.default_rng(num_waiting)
-        requests = self.arrive(
-            *(
-                any_request(generator, hints)
-                for _ in range(MOST_RUNNING + num_waiting + num_newcomers)
-            )
-        )
+        num_requests = MOST_RUNNING + num_waiting + num_newcomers
+        requests = self.arrive(*(any_request(generator, hints) for _ in range(num_requests)))
         self.state.preemption = Preemption(self.scheduler, _NO_HOST_MEMORY)
         for request in requests:
             request.sage.was_checked = True  # it uses only features that survive a swap

@@ -21,13 +21,12 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from bench.engines.server import fit
-from bench.engines.server.facts import host_facts
+from bench.engines.server.facts import host_facts, version_of
 from bench.engines.server.model import write_model
 from bench.engines.server.policy_server import CPU_ENV, CPU_FLAGS, PolicyServers, scheduler_state
 from bench.experiment import records
@@ -42,6 +41,8 @@ from tests.checks import exactness
 from tests.checks import gpu_comparison as comparison
 from tests.predictor_store.probes import probe
 
+# Measured step times are held against it.
+_PRESET = "h100-llama-3.1-8b"
 _PACKAGES = ("flashinfer-python", "faiss-cpu", "faiss-gpu-cu12", "triton")
 # Steps for the comparison with presets: prefilled tokens; requests and KV tokens of a decode step.
 _PREFILLS = (512, 4096)
@@ -92,8 +93,6 @@ MODES = {
     "fp4_kv": Mode(flags=("--kv-cache-dtype", "fp4_mx_block16", "--attention-backend", "triton")),
     "two_batch_overlap": Mode(flags=("--enable-two-batch-overlap",)),
 }
-# Every third prompt is repeated twenty times.
-_EVERY, _LONGER = 3, 20
 # Tokens of a preempted request.
 _MOVED_TOKENS = 1_000
 
@@ -153,18 +152,27 @@ class Checks:
             "num_ranked": state["num_ranked"],
             "step_time": state["step_time"],
             "preemption": state["preemption"],
-            "preset": self.args.preset,
-            "measured_over_preset": ratios(measured, PRESETS[self.args.preset].step_time),
+            "preset": _PRESET,
+            "measured_over_preset": ratios(measured, PRESETS[_PRESET].step_time),
             "move_over_decode_step": move_s / decode_s if decode_s else None,
         }
 
-    def exactness(self) -> dict[str, Any]:
+    def exactness(self, *flags: str) -> dict[str, Any]:
         """Check that answers keep every token when requests are preempted all the time."""
-        return self._exactness()
+        said = io.StringIO()
+        argv = ["--device", self.args.device, "--dtype", "bfloat16" if self.on_gpu else "float32"]
+        argv += [] if self.on_gpu else ["--num-requests", "150"]
+        kernels = self.args.kernels if self.on_gpu else []
+        argv += [f"--server-flags={shlex.join([*kernels, *flags])}"]
+        with contextlib.redirect_stdout(said):
+            status = exactness.main(argv)
+        if status:
+            raise AssertionError(f"exit status {status}: {said.getvalue()}")
+        return {"said": said.getvalue().splitlines()}
 
     def fp8_kv(self) -> dict[str, Any]:
         """Run the same check with KV of eight bits."""
-        return self._exactness("--kv-cache-dtype", "fp8_e5m2")
+        return self.exactness("--kv-cache-dtype", "fp8_e5m2")
 
     def mode(self, name: str) -> dict[str, Any]:
         """Compare the answers of a server under our policy with those under `fcfs`. They may differ
@@ -185,14 +193,15 @@ class Checks:
             env |= exactness.TWO_REPLICAS
         servers = replace(servers, flags=flags, env=env, sage=sage)
         asked, answers, state = exactness.crowd(48), [], {}
-        asked[::_EVERY] = [(prompt * _LONGER, length) for prompt, length in asked[::_EVERY]]
+        # Every third prompt is long.
+        asked[::3] = [(prompt * 20, length) for prompt, length in asked[::3]]
         for policy in ("fcfs", mode.policy):
             with servers.server(policy, f"{name}-{policy}") as server:
                 answers.append(exactness.ask(server, asked, 24))
                 state = scheduler_state(server)
         if state["num_policy_errors"] or (state["probe"] and not state["probe"]["num_scores"]):
             raise AssertionError(f"the policy failed, or no hidden states were read: {state}")
-        num_different, largest = exactness.differences(*answers)
+        num_different, largest = exactness.differences(answers[0], answers[1])
         different = {"num_different": num_different, "largest_difference": largest}
         kept = ("step_time", "preemption", "gaps", "slo", "probe")
         return different | {of: state[of] for of in kept}
@@ -200,9 +209,8 @@ class Checks:
     def _probe(self, model: Path) -> Path:
         """Write a probe with random weights."""
         hidden = json.loads((model / "config.json").read_text(encoding="utf-8"))["hidden_size"]
-        file = self.folder / "probe"
-        probe(fingerprint(model), hidden_size=hidden).write(file)
-        return file
+        probe(fingerprint(model), hidden_size=hidden).write(self.folder / "probe")
+        return self.folder / "probe"
 
     def _drafts(self) -> Path:
         """Write a model of one layer that drafts for ours, as in EAGLE."""
@@ -214,19 +222,6 @@ class Checks:
         config["architectures"] = ["LlamaForCausalLMEagle"]
         file.write_text(json.dumps(config), encoding="utf-8")
         return folder
-
-    def _exactness(self, *flags: str) -> dict[str, Any]:
-        said = io.StringIO()
-        argv = ["--device", self.args.device, "--dtype", "bfloat16" if self.on_gpu else "float32"]
-        argv += [] if self.on_gpu else ["--num-requests", "150"]
-        kernels = self.args.kernels if self.on_gpu else []
-        argv += [f"--server-flags={shlex.join([*kernels, *flags])}"]
-        with contextlib.redirect_stdout(said):
-            status = exactness.main(argv)
-        print(said.getvalue())
-        if status:
-            raise AssertionError(f"exit status {status}: {said.getvalue()}")
-        return {"said": said.getvalue().splitlines()}
 
     def comparison(self) -> dict[str, Any]:
         """Compare `fcfs`, tuned and not, with `sage` on the same requests
@@ -268,17 +263,13 @@ class Checks:
 
 def ratios(measured: StepTime, preset: StepTime) -> dict[str, float]:
     """Return the ratios of step times measured here to those of the preset."""
-    found = {
-        f"prefill {tokens}": measured.prefill_s(1, tokens, pairs)
-        / preset.prefill_s(1, tokens, pairs)
-        for tokens in _PREFILLS
-        for pairs in [attended_pairs(0, tokens)]
-    }
-    return found | {
-        f"decode {number} x {kv_tokens // number}": measured.decode_s(number, kv_tokens)
-        / preset.decode_s(number, kv_tokens)
-        for number, kv_tokens in _DECODES
-    }
+
+    def of(method: str, *step: int) -> float:
+        return float(getattr(measured, method)(*step) / getattr(preset, method)(*step))
+
+    prefills = {f"prefill {n}": of("prefill_s", 1, n, attended_pairs(0, n)) for n in _PREFILLS}
+    decodes = {f"decode {n} x {kv // n}": of("decode_s", n, kv) for n, kv in _DECODES}
+    return prefills | decodes
 
 
 # The order of the checks: short ones first.
@@ -287,12 +278,7 @@ NAMES = ("kv_move", "nearest", "serve", "exactness", "fp8_kv", *MODES, "comparis
 
 def facts(device: str) -> dict[str, Any]:
     """Return the hardware and versions."""
-    known: dict[str, Any] = dict(host_facts())
-    for package in _PACKAGES:
-        try:
-            known[package] = version(package)
-        except PackageNotFoundError:
-            known[package] = ""
+    known: dict[str, Any] = {**host_facts(), **{name: version_of(name) for name in _PACKAGES}}
     if device == "cuda":
         import torch
 
@@ -314,16 +300,10 @@ def outcome(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.checks.gpu",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, help="default: all")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument(
-        "--preset", choices=PRESETS, default="h100-llama-3.1-8b",
-        help="that measured step times are held against (default: %(default)s)",
-    )  # fmt: skip
     parser.add_argument(
         "--model-path", type=Path, help="default: one of --shape, with dummy weights"
     )
@@ -338,15 +318,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, help="default: generated prompts")
     parser.add_argument("--output", type=Path, default=Path("results/gpu"), metavar="DIR")
     args = parser.parse_args(argv)
-    known = facts(args.device) if args.device == "cpu" or _num_gpus() else dict(host_facts())
-    missing = args.device == "cuda" and not _num_gpus()
-    checks = Checks(args)
-    found = {}
+    if args.device == "cuda" and not _num_gpus():
+        print("gpu-check: this host has no GPU that torch can use (--device cpu tries the paths)")
+        return 0
+    checks, known, found = Checks(args), facts(args.device), dict[str, Any]()
     args.output.mkdir(parents=True, exist_ok=True)
     file = args.output / "gpu-check.json"
     for name in args.only:
         check = partial(checks.mode, name) if name in MODES else getattr(checks, name)
-        found[name] = outcome(_no_gpu if missing else check)
+        found[name] = outcome(check)
         print(f"{found[name]['status']:8}{name:22}{found[name].get('why', '')}", flush=True)
         # Written after each check, in case a later one hangs.
         report = {"device": args.device, "facts": known, "checks": found}
@@ -359,10 +339,6 @@ def _num_gpus() -> int:
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-def _no_gpu() -> dict[str, Any]:
-    raise SkippedError("this host has no GPU that torch can use (--device cpu tries the paths)")
 
 
 if __name__ == "__main__":

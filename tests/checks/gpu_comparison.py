@@ -4,13 +4,6 @@ The model has Llama 3.1 8B's shape with SGLang's dummy weights, and answers have
 So times are those of the real model, and nothing is downloaded. It takes the options of `sage-sched
 bench`, with defaults for one GPU. Every result lists the hardware and versions.
 
-On an air-gapped host, set up its environment first, and write the model on a host with a network
-(--write-model DIR). Then give the folder and the flags for its kernels:
-
-    python -m tests.checks.gpu_comparison --model-path DIR --data DATA
-        --server-flags "--load-format dummy --attention-backend triton
-        --sampling-backend pytorch --grammar-backend xgrammar"
-
 `--shape tiny --device cpu` tries the same path on a small model without a GPU.
 """
 
@@ -29,16 +22,10 @@ from bench.experiment import compare as command
 
 # Llama 3.1 8B (its config.json); with --load-format dummy it needs no weights.
 _LLAMA_31_8B = {
-    "num_layers": 32,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_heads": 32,
-    "num_kv_heads": 8,
-    "vocab_size": 128256,
-    "context_length": 8192,
-    "dtype": "bfloat16",
+    "num_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "num_heads": 32,
+    "num_kv_heads": 8, "vocab_size": 128256, "context_length": 8192, "dtype": "bfloat16",
     "weights": False,
-}
+}  # fmt: skip
 _SMALL = _LLAMA_31_8B | {
     "num_layers": 4, "hidden_size": 1024, "intermediate_size": 2816, "num_heads": 8,
     "num_kv_heads": 4, "vocab_size": 32000,
@@ -51,35 +38,23 @@ GPU_FLAGS = ("--max-total-tokens", "131072", "--max-running-requests", "256")
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.checks.gpu_comparison",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     command.configure(parser)
     parser.add_argument("--shape", choices=SHAPES, default="llama31-8b", help="of the model")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--write-model", type=Path, metavar="DIR", help="write the model and end")
     parser.set_defaults(num_requests=500, output=Path("results/gpu"))
     args = parser.parse_args(argv)
-    if args.write_model is not None:
-        print(write_model(args.write_model, **SHAPES[args.shape]))
-        return 0
-    facts = host_facts()
-    if args.device == "cuda" and facts["gpu"] == "none":
-        print(
-            "tests.checks.gpu_comparison: this host has no GPU that torch can use", file=sys.stderr
-        )
+    facts, on_cpu = host_facts(), args.device == "cpu"
+    if not on_cpu and facts["gpu"] == "none":
+        print("gpu_comparison: this host has no GPU that torch can use", file=sys.stderr)
         return 2
     if args.model_path is None:
         args.model_path = write_model(args.output / "model", **SHAPES[args.shape])
     if args.server_flags is None:
-        args.server_flags = ["--load-format", "dummy"]
-        args.server_flags += CPU_FLAGS if args.device == "cpu" else GPU_FLAGS
+        args.server_flags = ["--load-format", "dummy", *(CPU_FLAGS if on_cpu else GPU_FLAGS)]
     print(json.dumps(facts, indent=2))
     print("server flags:", shlex.join(args.server_flags), flush=True)
-    env = CPU_ENV if args.device == "cpu" else {}
-    return command.run(args, server_env=env)
+    return command.run(args, server_env=CPU_ENV if on_cpu else {})
 
 
 if __name__ == "__main__":

@@ -26,15 +26,9 @@ def measure(
     and `back`, also for the bus alone (`bus_out`, `bus_back`); the best of 5 rounds.
     """
     pool = MHATokenToKVPool(
-        size=4 * num_tokens,
-        page_size=1,
-        dtype=torch.bfloat16,
-        head_num=num_heads,
-        head_dim=head_dim,
-        layer_num=num_layers,
-        device=device,
-        enable_memory_saver=False,
-    )
+        size=4 * num_tokens, page_size=1, dtype=torch.bfloat16, head_num=num_heads,
+        head_dim=head_dim, layer_num=num_layers, device=device, enable_memory_saver=False,
+    )  # fmt: skip
     allocator = TokenToKVPoolAllocator(4 * num_tokens, torch.bfloat16, device, pool, False)
     generator = torch.Generator(device=device).manual_seed(0)
     for buffer in (*pool.k_buffer, *pool.v_buffer):

@@ -1,4 +1,4 @@
-"""Writes the installed versions with hashes, for requirements.txt: `make lock`.
+"""Writes the installed versions with hashes to requirements.txt: `make lock`.
 
 It asks the package index, through pip, for the file of each version that pip would take here and on
 each supported Python. Nothing is downloaded. This host's index may have builds that the public one
@@ -8,7 +8,6 @@ long as its version, so builds of other hosts are kept.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -18,6 +17,7 @@ import tempfile
 from collections import defaultdict
 from pathlib import Path
 
+FILE = Path("requirements.txt")
 PYTHONS = ("3.11", "3.12")
 # Variables that name other indexes than the public one.
 _OF_THIS_HOST = ("PIP_FIND_LINKS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX")
@@ -37,12 +37,6 @@ def read(file: Path) -> dict[str, set[str]]:
     return found
 
 
-def installed() -> list[str]:
-    """Return pins of the installed packages, without pip and editable ones."""
-    listed = _pip("freeze", "--all", "--exclude-editable").splitlines()
-    return [pin.removesuffix("+cpu") for pin in listed if not pin.startswith("pip==")]
-
-
 def hashes(pins: list[str], python: str, public: bool) -> dict[str, str]:
     """Return the hash of the file that pip would install, by normalized name."""
     with tempfile.TemporaryDirectory() as folder:
@@ -56,10 +50,10 @@ def hashes(pins: list[str], python: str, public: bool) -> dict[str, str]:
         )  # fmt: skip
         chosen = json.loads(report.read_text(encoding="utf-8"))["install"]
     return {
-        _normalized(entry["metadata"]["name"]): entry["download_info"]["archive_info"]["hashes"][
+        _normalized(each["metadata"]["name"]): each["download_info"]["archive_info"]["hashes"][
             "sha256"
         ]
-        for entry in chosen
+        for each in chosen
     }
 
 
@@ -76,23 +70,22 @@ def _normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.checks.lock", description=__doc__)
-    parser.add_argument("file", type=Path, help="is written anew; the lines of `#` stay")
-    file = parser.parse_args(argv).file
-    known, pins = read(file), installed()
-    found: dict[str, set[str]] = defaultdict(set)
+def main() -> None:
+    """Write the file anew; the lines of `#` stay."""
+    # Without pip itself and editable packages.
+    listed = _pip("freeze", "--all", "--exclude-editable").splitlines()
+    pins = [pin.removesuffix("+cpu") for pin in listed if not pin.startswith("pip==")]
+    known, found = read(FILE), defaultdict[str, set[str]](set)
     here = ".".join(map(str, sys.version_info[:2]))
     for python, public in [(here, False), *((python, True) for python in PYTHONS)]:
         for name, digest in hashes(pins, python, public).items():
             found[name].add(digest)
-    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line[:1] == "#"]
+    lines = [line for line in FILE.read_text(encoding="utf-8").splitlines() if line[:1] == "#"]
     for pin in pins:
         digests = found[_normalized(pin.partition("==")[0])] | known.get(pin, set())
         lines.append(" ".join([pin, *(f"--hash=sha256:{digest}" for digest in sorted(digests))]))
-    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return 0
+    FILE.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

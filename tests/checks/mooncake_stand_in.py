@@ -21,7 +21,7 @@ from bench.engines.server import plugins
 # PR_SET_PTRACER and PR_SET_PTRACER_ANY, see prctl(2); the maximum pieces per call, see readv(2).
 _LET_WRITE, _ANYBODY = 0x59616D61, ctypes.c_ulong(-1)
 _MOST_PIECES = 1024
-_TOKEN_S, _REST_S = "SAGE_TEST_KV_TOKEN_S", 5e-4
+_REST_S = 5e-4
 # Do not send a cached prefix before its step: that would wait for a CUDA event.
 _WITHOUT_CUDA = {"SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX": "0"}
 
@@ -70,10 +70,9 @@ class TransferEngine:
         return 0
 
 
-def install(folder: Path, token_s: float = 0.0) -> dict[str, str]:
-    """Return the environment of servers with this plugin. token_s: the minimum seconds to send the
-    KV of a token, one request after another."""
-    return plugins.install(folder, __name__) | _WITHOUT_CUDA | {_TOKEN_S: str(token_s)}
+def install(folder: Path) -> dict[str, str]:
+    """Return the environment of servers with this plugin."""
+    return plugins.install(folder, __name__) | _WITHOUT_CUDA
 
 
 def register() -> None:
@@ -84,21 +83,16 @@ def register() -> None:
     sys.modules["mooncake.engine"] = module
     if "sglang.srt.managers.scheduler" not in sys.modules:
         return
-    from sglang.srt.disaggregation.mooncake.conn import MooncakeKVManager, MooncakeKVSender
+    from sglang.srt.disaggregation.mooncake.conn import MooncakeKVSender
     from sglang.srt.managers.scheduler import Scheduler
 
     # SGLang would copy indices through pinned memory and wait for a CUDA event.
     MooncakeKVSender.supports_host_tensor_indices = False
-    send, token_s = MooncakeKVManager.send_kvcache, float(os.environ[_TOKEN_S])
     on_idle = Scheduler.on_idle
-
-    def send_in_time(self: Any, session: str, indices: Any, *args: Any, **kw: Any) -> Any:
-        time.sleep(len(indices) * self.kv_args.page_size * token_s)
-        return send(self, session, indices, *args, **kw)
 
     def rest(self: Any) -> None:
         on_idle(self)
         # Without this pause it would poll on a full core while one of its queues has a request.
         time.sleep(_REST_S)
 
-    MooncakeKVManager.send_kvcache, Scheduler.on_idle = send_in_time, rest
+    Scheduler.on_idle = rest

@@ -18,20 +18,13 @@ import requests
 
 from bench.engines.server.server import Server
 
-_BACKEND = "mooncake_tcp"
+_BACKEND = ("--disaggregation-transfer-backend", "mooncake_tcp")
 _LOCAL = "127.0.0.1"
 # SGLang's other backup pins host memory through CUDA.
 _CPU_BACKUP = ("--disaggregation-decode-retraction-backup", "cpu_tensor")
 _NUM_ROOMS = 1 << 62
 _TIMEOUT_S = 600.0
 _Server = TypeVar("_Server", bound=Server)
-
-
-def flags_of(mode: str, bootstrap_port: int) -> list[str]:
-    """Return the flags of the server of this mode. The port is the prefill server's."""
-    port = ("--disaggregation-bootstrap-port", str(bootstrap_port))
-    backend = ("--disaggregation-transfer-backend", _BACKEND)
-    return ["--disaggregation-mode", mode, *backend, *(_CPU_BACKUP if mode == "decode" else port)]
 
 
 class Pair(Generic[_Server]):
@@ -46,8 +39,9 @@ class Pair(Generic[_Server]):
         with socket.socket() as probe:
             probe.bind((_LOCAL, 0))
             self._bootstrap_port: int = probe.getsockname()[1]
-        self.prefill = start("prefill", flags_of("prefill", self._bootstrap_port))
-        self.decode = start("decode", flags_of("decode", self._bootstrap_port))
+        port = ["--disaggregation-bootstrap-port", str(self._bootstrap_port)]
+        self.prefill = start("prefill", ["--disaggregation-mode", "prefill", *_BACKEND, *port])
+        self.decode = start("decode", ["--disaggregation-mode", "decode", *_BACKEND, *_CPU_BACKUP])
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -64,20 +58,7 @@ class Pair(Generic[_Server]):
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.kill()
-
-    def kill(self) -> None:
-        """End both servers."""
         self._stack.close()
-
-    def running(self) -> bool:
-        """Whether both servers are alive."""
-        return self.prefill.running() and self.decode.running()
-
-    @property
-    def pid(self) -> int | None:
-        """The process of the decode server, which answers."""
-        return self.decode.pid
 
     @property
     def log(self) -> Path:
@@ -88,7 +69,7 @@ class Pair(Generic[_Server]):
         """Return the ends of both logs."""
         return f"{self.prefill.log_tail()}\n{self.decode.log_tail()}"
 
-    def bodies(self, body: bytes) -> bytes:
+    def in_a_room(self, body: bytes) -> bytes:
         """Return the body that both servers get for a request."""
         room = random.randrange(_NUM_ROOMS)
         where = {"bootstrap_host": _LOCAL, "bootstrap_port": self._bootstrap_port}
@@ -116,7 +97,7 @@ def _handler(pair: Pair[_Server]) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"] or 0))
             if body:
-                body = pair.bodies(body)
+                body = pair.in_a_room(body)
             headers = {name: self.headers[name] for name in self.headers if name != "Host"}
             headers["Content-Length"] = str(len(body))
 
