@@ -69,31 +69,13 @@ def test_every_policy_is_in_the_table() -> None:
     assert listed == {*policy_names(), ORACLE}
 
 
-def test_the_readme_is_read_in_two_minutes() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len([word for word in text.split() if re.search(r"\w", word)]) <= 450
-
-
 def test_every_file_and_folder_that_a_page_names_is_there() -> None:
-    pages = [*DOCS.glob("*.md")]
-    pages += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+    pages = [*DOCS.glob("*.md"), *ROOT.glob("*.md")]
     named = re.compile(r"`((?:sage_sched|predictor_store|patches|bench|tests)/[\w/.]*)`")
     missing = [
         f"{page.name}: {path}"
         for page in pages
         for path in named.findall(page.read_text(encoding="utf-8"))
         if not (ROOT / path).exists()
-    ]
-    assert not missing
-
-
-def test_functions_that_the_architecture_page_names_are_defined_there() -> None:
-    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
-    found = re.findall(r"`(\w+)` in `([\w/]+\.py)`", page)
-    assert len(found) >= 6
-    missing = [
-        f"{name} in {path}"
-        for name, path in found
-        if not re.search(rf"^(def|class) {name}\b", (ROOT / path).read_text(encoding="utf-8"), re.M)
     ]
     assert not missing

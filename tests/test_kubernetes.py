@@ -21,10 +21,8 @@ MANIFEST = DOCS / "kubernetes.yaml"
 
 
 def sources_of(module: str) -> str:
-    found = importlib.util.find_spec("sglang")
-    assert found is not None
-    assert found.origin is not None
-    return (Path(found.origin).parent / module).read_text(encoding="utf-8")
+    (folder,) = importlib.util.find_spec("sglang").submodule_search_locations  # type: ignore[union-attr]
+    return Path(folder, module).read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +33,7 @@ def manifest() -> dict[str, Any]:
 
 def test_its_parts_fit_each_other(manifest: dict[str, Any]) -> None:
     spec = manifest["Deployment"]["spec"]
-    labels = spec["template"]["metadata"]["labels"]
-    pod = spec["template"]["spec"]
+    labels, pod = spec["template"]["metadata"]["labels"], spec["template"]["spec"]
     for selector in (spec["selector"]["matchLabels"], manifest["Service"]["spec"]["selector"]):
         assert selector.items() <= labels.items()
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
@@ -50,23 +47,23 @@ def test_its_parts_fit_each_other(manifest: dict[str, Any]) -> None:
 
 def test_probes_ask_routes_of_sglang_at_its_port(manifest: dict[str, Any]) -> None:
     server = manifest["Deployment"]["spec"]["template"]["spec"]["containers"][0]
-    port = server["ports"][0]
+    (port,) = server["ports"]
     assert f"--port={port['containerPort']}" in server["args"]
     routes = sources_of("srt/entrypoints/http_server.py")
+    # Then /health fails without an answer.
+    (waits_s,) = re.findall(r'"SGLANG_HEALTH_CHECK_TIMEOUT", (\d+)\)', routes)
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         asked = server[probe]["httpGet"]
         assert asked["port"] == port["name"]
         assert f'@app.get("{asked["path"]}")' in routes
-        if asked["path"] == "/health":  # fails after this time without an answer
-            waits_s = re.search(r'"SGLANG_HEALTH_CHECK_TIMEOUT", (\d+)\)', routes)
-            assert waits_s is not None
-            assert server[probe]["timeoutSeconds"] > int(waits_s[1])
+        assert asked["path"] != "/health" or server[probe]["timeoutSeconds"] > int(waits_s)
 
 
 def test_server_and_predictor_meet_at_one_address(manifest: dict[str, Any]) -> None:
-    files = {name: tomllib.loads(text) for name, text in manifest["ConfigMap"]["data"].items()}
-    settings = {name: SageConfig.parse(sections) for name, sections in files.items()}
-    server, predictor = manifest["Deployment"]["spec"]["template"]["spec"]["containers"]
+    files = manifest["ConfigMap"]["data"]
+    settings = {name: SageConfig.parse(tomllib.loads(text)) for name, text in files.items()}
+    containers = manifest["Deployment"]["spec"]["template"]["spec"]["containers"]
+    server, predictor = containers
     parser = argparse.ArgumentParser()
     serve_command.configure(parser)
     asked = parser.parse_args(predictor["args"])
@@ -74,12 +71,9 @@ def test_server_and_predictor_meet_at_one_address(manifest: dict[str, Any]) -> N
     assert Path(asked.sage_config).name in settings
     assert asked.listen == settings["server.toml"].predictor.service
     assert "--sage-config=/etc/sage/server.toml" in server["args"]
-    places = [
-        {m["name"]: m["mountPath"] for m in one["volumeMounts"]} for one in (server, predictor)
-    ]
+    places = [{m["name"]: m["mountPath"] for m in one["volumeMounts"]} for one in containers]
     assert places[0]["run"] == places[1]["run"] == str(Path(asked.listen).parent)
-    store = settings["predictor.toml"].store.path
-    assert Path(store).is_relative_to(places[1]["store"])
+    assert Path(settings["predictor.toml"].store.path).is_relative_to(places[1]["store"])
 
 
 def test_llm_d_scores_by_a_metric_of_ours() -> None:
@@ -92,5 +86,4 @@ def test_llm_d_scores_by_a_metric_of_ours() -> None:
     collector = sources_of("srt/observability/metrics_collector.py")
     for spec in ("queuedRequestsSpec", "runningRequestsSpec", "kvUsageSpec"):
         assert f'name="{engine[spec]}"' in collector
-    for one in shown["schedulingProfiles"][0]["plugins"]:
-        assert one["pluginRef"] in plugins
+    assert {one["pluginRef"] for one in shown["schedulingProfiles"][0]["plugins"]} <= {*plugins}
