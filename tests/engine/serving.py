@@ -44,16 +44,10 @@ MARKER = "Continue: 3, 1, 4, 1, 5"
 PROMPTS = (
     SHORT_PROMPT, LONG_PROMPT, UNASKED_SHORT_PROMPT, UNASKED_LONG_PROMPT, WARM_UP, MARKER, "",
 )  # fmt: skip
-_WARM = [
-    Observation(prompt, shortest + i % 3)
-    for prompt, shortest in (
-        (SHORT_PROMPT, 5),
-        (UNASKED_SHORT_PROMPT, 5),
-        (LONG_PROMPT, 900),
-        (UNASKED_LONG_PROMPT, 900),
-    )
-    for i in range(20)
-]
+_SHORTEST = {
+    SHORT_PROMPT: 5, UNASKED_SHORT_PROMPT: 5, LONG_PROMPT: 900, UNASKED_LONG_PROMPT: 900,
+}  # fmt: skip
+_WARM = [Observation(prompt, num + i % 3) for prompt, num in _SHORTEST.items() for i in range(20)]
 
 
 def warmed_store(path: Path) -> Path:
@@ -91,8 +85,7 @@ class SageServer(Server):
 
     def stats(self) -> dict[str, Any]:
         """Counters of the scheduler and the predictor."""
-        info = requests.get(f"{self.url}/server_info", timeout=300).json()
-        stats: dict[str, Any] = info["internal_states"][0]["sage"]
+        stats: dict[str, Any] = states(self)[0]["sage"]
         return stats
 
     def preemption(self) -> dict[str, Any]:
@@ -129,15 +122,30 @@ def _prompt_of(vector: bytes, prompts: tuple[str, ...]) -> str:
     return prompts[int(cosines.argmax())] if cosines.max() > 0.9 else "another"
 
 
+def states(server: Answering) -> list[dict[str, Any]]:
+    """What /server_info tells of each rank."""
+    info = requests.get(f"{server.url}/server_info", timeout=300).json()
+    found: list[dict[str, Any]] = info["internal_states"]
+    return found
+
+
+def post(
+    server: Answering, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+) -> Any:
+    """The JSON of an answer, or None. Raises requests.HTTPError unless the call succeeds."""
+    answer = requests.post(server.url + path, json=body or {}, headers=headers, timeout=300)
+    answer.raise_for_status()
+    is_json = "json" in answer.headers.get("Content-Type", "")
+    return answer.json() if is_json else None
+
+
 def generate(
     server: Answering, prompt: str | list[str], max_new_tokens: int = 4, **more: Any
 ) -> Any:
     """One /generate call; `more` joins its body, `sampling_params` in it the sampling."""
     sampling = {"temperature": 0, "max_new_tokens": max_new_tokens}
     body = {"text": prompt, **more, "sampling_params": sampling | more.get("sampling_params", {})}
-    response = requests.post(f"{server.url}/generate", json=body, timeout=300)
-    response.raise_for_status()
-    return response.json()
+    return post(server, "/generate", body)
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 300.0) -> None:

@@ -6,14 +6,10 @@ broadcasts, so all ranks wait at the same pass. A held scheduler still receives 
 questions; it starts no batch.
 
 It also keeps a clock by which each step takes the configured time, not the time of this host.
-
-With SAGE_TEST_STEP_MS set no step takes less time than that: the host seems slower. With
-SAGE_TEST_NUM_LAYERS=1 the model has half its layers, and the host seems faster.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,9 +22,8 @@ import requests
 
 from bench.engines.clock.device_clock import DeviceModel
 from bench.engines.server.server import Server
-from tests.engine.serving import wait_until
+from tests.engine.serving import post, states, wait_until
 
-STEP_MS = "SAGE_TEST_STEP_MS"
 # For servers that ask for one.
 ADMIN_KEY = "the admin's"
 _PREFIX = "stage_"
@@ -123,16 +118,13 @@ def longest_gap_s(server: Server) -> float:
 
 def _order(server: Server, **order: int) -> None:
     body = {"server_args": {_PREFIX + name: value for name, value in order.items()}}
-    key = {"Authorization": f"Bearer {ADMIN_KEY}"}
-    answer = requests.post(f"{server.url}/set_internal_state", json=body, headers=key, timeout=300)
-    answer.raise_for_status()
+    post(server, "/set_internal_state", body, {"Authorization": f"Bearer {ADMIN_KEY}"})
 
 
 def _state(server: Server) -> dict[str, Any]:
     """Return the replica that has received the most requests."""
-    info = requests.get(f"{server.url}/server_info", timeout=300).json()
-    states: list[dict[str, Any]] = [state["stage"] for state in info["internal_states"]]
-    return max(states, key=lambda state: state["num_arrived"])
+    found: list[dict[str, Any]] = [state["stage"] for state in states(server)]
+    return max(found, key=lambda state: state["num_arrived"])
 
 
 class Stage:
@@ -223,8 +215,6 @@ def register() -> None:
     from sglang.srt.managers.io_struct import SetInternalStateReqOutput
     from sglang.srt.managers.scheduler import Scheduler
 
-    shortest_step_s = float(os.environ.get(STEP_MS) or 0.0) / 1e3
-
     def around(name: str, hook: Callable[..., Any]) -> None:
         # Not through SGLang's registry: it drops a hook whose target another plugin has hooked.
         original = getattr(Scheduler, name)
@@ -256,10 +246,7 @@ def register() -> None:
 
     def run_batch(original: Any, self: Any, batch: Any, *args: Any, **kw: Any) -> Any:
         self.stage.runs(batch)
-        ends = time.perf_counter() + shortest_step_s
-        result = original(batch, *args, **kw)
-        time.sleep(max(0.0, ends - time.perf_counter()))
-        return result
+        return original(batch, *args, **kw)
 
     def add_state(original: Any, self: Any, recv_req: Any) -> Any:
         result = original(recv_req)

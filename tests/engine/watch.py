@@ -11,7 +11,6 @@ import requests
 import yaml
 
 from bench.engines.server.server import Server
-from tests.engine.serving import wait_until
 
 MONITORING = Path(__file__).parents[2] / "docs" / "monitoring"
 ALERTS = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"][0]["rules"]
@@ -40,19 +39,17 @@ class Watch:
         self._server = server
         self._seen: list[tuple[float, dict[str, float]]] = []
 
-    def wait_for(self, alert: str) -> None:
-        wait_until(lambda: alert in self.firing())
-
     def firing(self) -> set[str]:
         """The names of the alerts that fire now."""
         now: dict[str, float] = {}
         for name, _, value in samples(self._server):
             now[name] = now.get(name, 0.0) + value
         self._seen.append((time.monotonic(), now))
-        return {alert["alert"] for alert in ALERTS if self._fires(alert["expr"])}
-
-    def _fires(self, expression: str) -> bool:
-        return all(self._holds(part) for part in expression.split(" and "))
+        return {
+            alert["alert"]
+            for alert in ALERTS
+            if all(map(self._holds, alert["expr"].split(" and ")))
+        }
 
     def _holds(self, expression: str) -> bool:
         terms = re.fullmatch(
