@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.policies.cluster_view import ClusterView
@@ -104,6 +104,7 @@ def test_gorouting_is_algorithm_2(view: ClusterView, alpha: float, mu: float) ->
     assert router.pick(view) in candidates(view, router)
 
 
+@settings(max_examples=400)
 @given(views())
 def test_predicted_cost_costs_all_together_the_least(view: ClusterView) -> None:
     def cost_s(p: int) -> float:

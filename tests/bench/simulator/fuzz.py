@@ -31,14 +31,14 @@ from bench.simulator.run import check_requests, engine_and_policy, make_node, re
 from bench.simulator.state import EngineState, Options
 from sage_sched.app.config import SageConfig
 from sage_sched.app.registry import policy_names, policy_type, section_of
-from sage_sched.distribution import LengthDistribution
 from sage_sched.fields import ConfigError
 from sage_sched.job import LEAST_SLO_MS, LEAST_WEIGHT, MOST_SLO_MS, MOST_WEIGHT, Hints, Job
 from sage_sched.policies.sage import Sage
 from sage_sched.policy import Policy
+from sage_sched.steps import StepTime
 from sage_sched.view import SchedulerView
 from tests.bench.simulator.invariants import check_promises, check_state
-from tests.bench.simulator.traffic import STEP_TIME
+from tests.bench.simulator.traffic import STEP_TIME, known, request
 
 # Of sage, so that half of the runs look at promises too.
 _POLICIES = [*policy_names(), *["sage"] * len(policy_names())]
@@ -83,17 +83,18 @@ def draw(seed: int) -> Case:
 def _engine(rng: random.Random) -> Engine:
     page_size = rng.choice([1, 1, 1, 16, 64])
 
-    def in_pages(num_tokens: int) -> int:
-        return page_size * max(1, num_tokens // page_size)
+    def in_pages(*choices: int) -> int:
+        return page_size * max(1, rng.choice(choices) // page_size)
 
-    chunk_tokens = in_pages(rng.choice([16, 64, 128, 512, 8192]))
-    times = [rng.choice([0.0, t, 10 * t]) for t in dataclasses.astuple(STEP_TIME)]
-    step_time = type(STEP_TIME)(*times)
+    chunk_tokens = in_pages(16, 64, 128, 512, 8192)
     least = {"prefill_base_s": 1e-4, "prefill_token_s": 1e-6, "decode_base_s": 1e-3}
-    step_time = replace(step_time, **{n: max(getattr(step_time, n), v) for n, v in least.items()})
+    times = {
+        name: max(least.get(name, 0.0), rng.choice([0.0, seconds, 10 * seconds]))
+        for name, seconds in dataclasses.asdict(STEP_TIME).items()
+    }
     return Engine(
-        step_time,
-        max(4 * page_size, in_pages(rng.choice([600, 1500, 5000, 20_000]))),
+        StepTime(**times),
+        max(4 * page_size, in_pages(600, 1500, 5000, 20_000)),
         rng.choice([1, 2, 4, 16, 64]),
         page_size,
         chunk_tokens,
@@ -143,23 +144,15 @@ def _requests(rng: random.Random, engine: Engine) -> list[SimRequest]:
         cap = max(1, min(most, rng.choice([1, 20, 200, 1000, 5000])))
         output_tokens = max(1, min(cap, int(rng.choice([1, 10, 100, 800]) * rng.uniform(0.1, 2))))
         errors = [rng.choice([0.01, 0.5, 1, 2, 30]) for _ in range(rng.choice([1, 8, 64]))]
-        lengths = [max(1, int(output_tokens * error)) for error in errors]
-        known = LengthDistribution.from_samples(lengths, "history")
-        requests.append(
-            SimRequest(
-                arrival_s,
-                input_tokens,
-                output_tokens,
-                cap,
-                known if rng.random() < 0.9 else None,
-                "random",
-                spans=_spans(rng, input_tokens),
-                follows=rng.randrange(number) if number and rng.random() < 0.15 else None,
-                pause_s=rng.choice([0.0, 0.01, 1.0, 30.0]),
-                hints=_hints(rng, number),
-                adapter=str(rng.randrange(num_adapters)),
-            )
-        )
+        predicted = known(*(max(1, int(output_tokens * error)) for error in errors))
+        asked = request(
+            arrival_s, input_tokens, output_tokens, cap, spans=_spans(rng, input_tokens),
+            distribution=predicted if rng.random() < 0.9 else None,
+            follows=rng.randrange(number) if number and rng.random() < 0.15 else None,
+            pause_s=rng.choice([0.0, 0.01, 1.0, 30.0]), hints=_hints(rng, number),
+            adapter=str(rng.randrange(num_adapters)),
+        )  # fmt: skip
+        requests.append(asked)
     return requests
 
 
@@ -265,8 +258,8 @@ def run(case: Case) -> None:
     account = Account()
     finished: list[Progress] = []
     followers = defaultdict[int | None, list[int]](list)
-    for index, request in enumerate(case.requests):
-        followers[request.follows].append(index)
+    for index, each in enumerate(case.requests):
+        followers[each.follows].append(index)
 
     def on_finish(progress: Progress) -> None:
         finished.append(progress)

@@ -224,23 +224,3 @@ def test_a_yielding_request_comes_back_without_a_prefill() -> None:
     assert 2 * result.peak_host_tokens == result.moved_tokens
     swap_s = result.moved_tokens * 1e-3
     assert result.ttlt_s[0] == pytest.approx(sum(result.alone_s) + swap_s)
-
-
-ANY = request(0.0, 10, 5)
-
-
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        ([], "no requests"),
-        ([request(2.0, 10, 5), request(1.0, 10, 5)], "request 1 comes"),
-        ([request(0.0, 10, 500)], "no possible lengths"),
-        ([request(0.0, 4000, 5)], "may need"),
-        ([request(0.0, 10, 5, spans=((1, 0, 9),))], "request 0 has spans of 9 tokens"),
-        ([ANY, replace(ANY, follows=1)], "request 1 follows none"),
-        ([ANY, replace(ANY, follows=0, pause_s=-1.0)], "request 1 follows none"),
-    ],
-)
-def test_impossible_requests_are_refused(bad: list[SimRequest], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        simulate(SMALL, "fcfs", CONFIG, bad)

@@ -56,6 +56,7 @@ def test_the_request_log_as_a_server_writes_it(request_log: Path) -> None:
     log = read_log([request_log.parent])
     found = {(r.input_tokens, r.output_tokens, r.cap_tokens, r.prompt) for r in log.requests}
     assert found == {(12, 30, 64, TEXT)}
+    assert "2 requests used" in " ".join(log.lines)
     assert sorted((r.is_cut, r.ttlt_s) for r in log.requests) == [(False, 2.5), (True, 2.5)]
     observed = [(r.prompt, r.output_tokens, r.censored) for r in Observations([str(request_log)])]
     assert observed == [(TEXT, 30, False), (TEXT, 30, True)]

@@ -108,12 +108,10 @@ def test_each_row_is_as_likely_to_be_sampled() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["{bad}"], "in no known format (fields seen: x"),
         (["{good}", "--filter", "model=none"], "--filter left out"),
         (["{good}", "--tokenizer", "{missing}"], "there is no such folder"),
         (["{good}", "--tokenizer", "no/such"], "it is no folder here, and not in"),
         (["{good}", "--capacity", "99999999999"], "store.capacity"),
-        (["{good}", "--store", "{damaged}"], "damaged"),
         (["{good}", "--store", "{good}"], "cannot open the store"),
     ],
 )
@@ -121,10 +119,7 @@ def test_user_errors_are_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     lines(tmp_path / "good.jsonl", {"prompt": "p", "output_tokens": 3})
-    lines(tmp_path / "bad.jsonl", {"x": "p"})
-    (tmp_path / "damaged").mkdir()
-    file_of(tmp_path / "damaged").write_bytes(b"damaged")
-    names = {path.stem: path for path in tmp_path.iterdir()} | {"missing": tmp_path / "no.jsonl"}
+    names = {"good": tmp_path / "good.jsonl", "missing": tmp_path / "no.jsonl"}
     arguments = [argument.format(**names) for argument in arguments]
     if "--store" not in arguments:
         arguments += ["--store", str(tmp_path / "s")]

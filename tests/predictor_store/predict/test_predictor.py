@@ -10,6 +10,7 @@ from predictor_store.predict.asked import OWN, SHAPED, Scope
 from predictor_store.predict.history import History
 from predictor_store.predict.predictor import MAX_ATOMS, predict, prior
 from predictor_store.predict.regression import GeneralLength
+from predictor_store.predict.threshold import predict_by_threshold
 from predictor_store.store.file import Origin, Record
 from sage_sched.distribution import LengthDistribution
 from tests.predictor_store.samples import grown, unit_vectors
@@ -238,3 +239,17 @@ def test_predictions_are_bounded(
     lengths = [length for _, _, length in records]
     assert min(lengths) <= found.lengths[0] <= found.lengths[-1] <= max(lengths)
     assert found.effective_samples <= len(records) + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("num_near", "num_far", "lengths", "source"),
+    [(8, 8, [10], "history"), (4, 8, [10, 20], "warm"), (2, 4, [10, 20, 30], "prior")],
+)
+def test_the_published_rule_widens_until_it_has_enough_records(
+    num_near: int, num_far: int, lengths: list[int], source: str
+) -> None:
+    near: list[Known] = [(0.8, 10, "history"), (0.8, 20, "warm")] * num_near
+    far: list[Known] = [(0.0, 30, "warm")] * num_far
+    found = known(predict_by_threshold(history_of(*near, *far), at(1), 0.7))
+    assert (found.lengths.tolist(), found.source) == (lengths, source)
+    assert predict_by_threshold(history_of(), at(1), 0.8) is None

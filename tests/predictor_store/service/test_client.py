@@ -24,7 +24,6 @@ from predictor_store.predict.asked import Asked
 from predictor_store.predict.embedder import dimension, fingerprint
 from predictor_store.service.client import PredictorClient
 from predictor_store.store import lock
-from predictor_store.store.file import StoreError
 from predictor_store.store.store import Store, file_of
 from sage_sched.app.config import PredictorConfig, SageConfig, StoreConfig
 
@@ -279,12 +278,6 @@ def test_closing_writes_what_is_left(tmp_path: Path) -> None:
     client.finished(0, 5, 1, False)
     assert not client.stats()["worker_alive"]
     assert asyncio.run(client.predict("Closed")).handle is None
-
-
-def test_a_store_of_another_encoder_is_refused(tmp_path: Path) -> None:
-    Store(StoreConfig(str(tmp_path)), "another model", 768).close()
-    with pytest.raises(StoreError, match="another model"):
-        PredictorClient(SageConfig(StoreConfig(str(tmp_path)))).start()
 
 
 SERVER = """

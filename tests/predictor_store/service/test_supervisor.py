@@ -107,6 +107,7 @@ def test_a_shared_worker_that_is_killed_comes_back(tmp_path: Path) -> None:
     while again is None:
         with contextlib.suppress(PredictorError):
             again = connect_worker(shared.config, "")
+        time.sleep(0.1)
     assert again.first.stats.process != killed
     for link in (first, again):
         link.close()

@@ -10,7 +10,7 @@ import pytest
 
 from predictor_store.data.store_info import facts
 from predictor_store.predict import predictor
-from predictor_store.predict.asked import Asked, Scope
+from predictor_store.predict.asked import Scope
 from predictor_store.predict.embedder import Embedder, dimension, fingerprint
 from predictor_store.predict.quality import WINDOW, Forecast
 from predictor_store.service.messages import (
@@ -136,21 +136,6 @@ def test_the_prior_follows_the_history(worker: Worker) -> None:
     assert after is not None
     assert told.prior.read().quantile(0.5) > 10 == after.read().quantile(0.5)
     assert news(worker).prior is None
-
-
-def test_answers_of_a_session_foretell_its_next(worker: Worker) -> None:
-    """Two sessions send the same prompts; a third is new."""
-    lengths = {"terse": 5, "chatty": 2000}
-    for i in range(12):
-        for session, length in lengths.items():
-            asked = predict(1, f"Go on, {i}.", asked=Asked(session=session))
-            answered(worker, asked, finished(1, length))
-    terse, chatty, other = (
-        answered(worker, predict(1, "Go on.", asked=Asked(session=session))).mean()
-        for session in (*lengths, "")
-    )
-    assert terse < 0.7 * other
-    assert chatty > 1.3 * other
 
 
 def test_the_published_rule_counts_similar_prompts_alone(config: SageConfig) -> None:

@@ -390,14 +390,6 @@ def test_a_file_that_is_a_link_has_its_log_where_it_points_to(tmp_path: Path) ->
     assert seeds(read(real)) == seeds(read(folder)) == [6]
 
 
-def test_a_store_is_read_while_it_is_written(tmp_path: Path) -> None:
-    with opened(tmp_path) as store:
-        for seed in range(3):
-            add(store, seed)
-            assert facts(tmp_path)["num_records"] == seed + 1
-        assert store.write_error is None
-
-
 def by_one_without_privileges(does: Callable[[], object]) -> object:
     """The result or error of a call in a process without privileges."""
     reading, writing = os.pipe()

@@ -40,26 +40,3 @@ def test_a_light_model_attends_to_the_newest_tokens(
             group = head * KV_HEADS // HEADS
             weights = torch.softmax(keys[seen, group] @ query[row, head] * SIZE**-0.5, dim=0)
             assert torch.allclose(found[row, head], weights @ values[seen, group], atol=1e-5)
-
-
-def test_prompts_attend_as_decoded_tokens_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Covers a prompt's beginning, a later part of one, and a request that decodes in the same
-    step."""
-    monkeypatch.setattr(light_model, "_attended", SimpleNamespace(num_tokens=16))
-    torch.manual_seed(0)
-    prefixes, parts = torch.tensor([0, 30, 49]), torch.tensor([5, 20, 1])
-    keys, values = torch.randn(2, 200, KV_HEADS, SIZE)
-    slots = torch.stack([torch.randperm(200)[:64] for _ in range(3)])
-    query = torch.randn(int(parts.sum()), HEADS, SIZE)
-    found, each = torch.zeros_like(query), torch.zeros_like(query)
-    light_model.around_extend(
-        pytest.fail, None, query, found, keys, values, slots, torch.arange(3), prefixes + parts,
-        prefixes, parts, None, scaling=SIZE**-0.5, enable_gqa=True, causal=True,
-    )  # fmt: skip
-    ends = [(r, int(prefixes[r]) + i) for r in range(3) for i in range(1, int(parts[r]) + 1)]
-    for row, (request, length) in enumerate(ends):
-        light_model.attend(
-            None, query[row : row + 1], each[row : row + 1], keys, values, slots,
-            torch.tensor([request]), torch.tensor([length]), scaling=SIZE**-0.5, enable_gqa=True,
-        )  # fmt: skip
-    assert torch.allclose(found, each, atol=1e-6)
