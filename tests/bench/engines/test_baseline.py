@@ -55,6 +55,7 @@ def slots(answers: NDArray[np.int64], prompts: NDArray[np.int64]) -> Callable[[A
             lambda *_: 1.0, [SimRequest(0.0, i, o, o, None, "") for i, o in lengths[: len(last_s)]],
             arrivals_s, np.array(first_s), np.array(last_s), num_next_on_time=np.zeros(0, int),
             pauses_s=(), longest_gap_s=np.zeros(0), gaps=Counter(), cached_tokens=None,
+            num_refused=0,
         )  # fmt: skip
 
     return serve
