@@ -6,6 +6,7 @@ import asyncio
 import copy
 import pickle
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -168,14 +169,13 @@ def test_a_chat_of_one_sample_is_a_session(make_manager: Callable[..., Manager])
     ],
 )
 def test_the_last_user_message_counts(messages: list[tuple[str, Any]], text: str | None) -> None:
-    class Part:
-        def __init__(self, **fields: Any) -> None:
-            vars(self).update(fields)
-
     def part(content: Any) -> Any:
-        return [Part(**each) for each in content] if isinstance(content, list) else content
+        return (
+            [SimpleNamespace(**each) for each in content] if isinstance(content, list) else content
+        )
 
-    assert last_user_text([Part(role=r, content=part(c)) for r, c in messages]) == text
+    said = [SimpleNamespace(role=role, content=part(content)) for role, content in messages]
+    assert last_user_text(said) == text
 
 
 def test_chats_and_responses_are_asked_by_their_own_words(manager: Manager, client: Client) -> None:
