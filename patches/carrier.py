@@ -21,6 +21,8 @@ _PREFIX = "__sage_"
 _HINT_PREFIX = _PREFIX + "hint_"
 _HINTS = tuple(field.name for field in dataclasses.fields(Hints))
 _ASKED = _PREFIX + "asked"
+# Marks a request that only asks how long it would take (patches/scheduler/overload.py).
+DRY_RUN = {_PREFIX + "dry_run": True}
 # Ids are cut to this length: clients choose them, and schedulers keep data derived from them for
 # minutes.
 _MAX_ID_CHARS = 128
@@ -100,6 +102,11 @@ def decode_asked(custom_params: object) -> tuple[str, float, float] | None:
         case [str() as rid, float() as came_s, float() as begun_s, *_]:
             return rid, came_s, begun_s
     return None
+
+
+def is_dry_run(custom_params: object) -> bool:
+    """Whether a request carries DRY_RUN."""
+    return isinstance(custom_params, Mapping) and DRY_RUN.items() <= custom_params.items()
 
 
 def session_of(session_id: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sglang.srt.managers.io_struct import AbortReq, BaseReq, hook_custom_types
 
-from sage_sched.overload import Refusal
+from sage_sched.overload import Decision, Refusal
 
 
 class Tick(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
@@ -106,10 +106,24 @@ def in_abort(refusal: Refusal) -> dict[str, str | int]:
     }
 
 
+def answer_in_abort(decision: Decision) -> dict[str, str | int]:
+    """Return the answer to a dry run as the reason of an AbortReq."""
+    newcomer, refusal = decision.newcomer, decision.refusal
+    refused = {} if refusal is None else in_abort(refusal)
+    return {
+        **refused,
+        "type": "abort",
+        "status_code": REFUSED,
+        "message": "a dry run",
+        f"{_REFUSAL}ttft_ms": round(1e3 * newcomer.ttft_s),
+        f"{_REFUSAL}ttlt_ms": round(1e3 * newcomer.ttlt_s),
+        f"{_REFUSAL}late": int(refusal is not None),
+    }
+
+
 def refusal_in(abort: AbortReq) -> dict[str, Any] | None:
-    """Return the fields of a refusal for the client, or None if the abort is no refusal."""
+    """Return the fields of a refusal, or of the answer to a dry run, for the client; None if the
+    abort is neither."""
     reason: dict[str, Any] = abort.finished_reason or {}
-    if f"{_REFUSAL}metric" not in reason:
-        return None
     fields = {k.removeprefix(_REFUSAL): v for k, v in reason.items() if k.startswith(_REFUSAL)}
-    return {"message": reason["message"], **fields}
+    return {"message": reason["message"], **fields} if fields else None

@@ -128,12 +128,14 @@ def _is_preemptible(
 ) -> bool:
     """Whether a running job is preempted, at this price, for a waiting job that goes before it.
 
-    If the waiting job's level is better by more than the gap, the running job is preempted at any
-    price. Within a level the policy decides, unless the waiting job goes first. A job with a TPOT
-    target is not preempted for a job that has passed the starvation bound.
+    If the waiting job's level is better by more than the gap, or only the running job is best
+    effort, it is preempted at any price. Within a level the policy decides, unless the waiting job
+    goes first. A job with a TPOT target is not preempted for a job that has passed the starvation
+    bound.
     """
     if running.level != waiting.level:
-        return running.level - waiting.level > view.server.level_gap
+        gap = view.server.level_gap
+        return running.level - waiting.level > gap or running.is_behind > waiting.is_behind
     if running.goes_first or not (policy.preempts or waiting.goes_first):
         return False
     if waiting.goes_first:

@@ -38,7 +38,9 @@ class Incoming:
     came_s, begun_s: when it arrived, and when SGLang began to process it (a pause may hold it
         back), by time.monotonic. 0 until then.
     is_internal: see is_internal().
-    refusals: the place for a refusal (patches/http/refused.py); None if it needs none.
+    is_dry_run: whether it only asks how long it would take.
+    told: the place for a refusal, and for what its HTTP answer says otherwise
+        (patches/http/refused.py); None if it needs none.
     tell_at_tokens: the age at which the history gets a message that the answer goes on.
     """
 
@@ -51,7 +53,8 @@ class Incoming:
     is_internal: bool = False
     prediction: asyncio.Future[Prediction] | None = None
     handle: int | None = None
-    refusals: list[dict[str, Any]] | None = None
+    is_dry_run: bool = False
+    told: dict[str, Any] | None = None
     tell_at_tokens: int = 64
 
     def __reduce__(self) -> tuple[type, tuple[()]]:

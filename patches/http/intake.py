@@ -22,6 +22,7 @@ from predictor_store.predict.asked import digest
 from predictor_store.service.client import Prediction
 from sage_sched.distribution import LengthDistribution
 
+_DRY_RUN_HEADER = "x-sage-dry-run"
 _TENANT_HEADER = "x-sage-tenant"
 
 
@@ -61,6 +62,7 @@ def receive(manager: TokenizerManager, ours: HttpState, obj: GenerateReqInput, r
         if priority is not None:
             part.priority = priority
         incoming(part).came_s = incoming(obj).came_s
+        incoming(part).is_dry_run = _DRY_RUN_HEADER in headers
         text = prompt_text(manager, part)
         _hint(manager, ours, part, headers, given, text)
         _predict(manager, ours, part, text)
@@ -94,7 +96,9 @@ def _hint(
         headers.get(_TENANT_HEADER, ""),
     )
     hints = ours.urgency.hints(hints, text)
-    if not hints.session:
+    if kept.is_dry_run:
+        hints = replace(hints, session="")
+    elif not hints.session:
         session = _session_of(manager, obj) or _chat_of(obj, hints.tenant)
         hints = replace(hints, session=session)
     kept.hints = hints
@@ -144,6 +148,8 @@ async def encode(manager: TokenizerManager, obj: GenerateReqInput, tokenized: To
     sampling, kept = tokenized.sampling_params, incoming(obj)
     carried = carrier.encode_hints(kept.hints)
     carried |= carrier.encode_asked(str(obj.rid), kept.came_s, kept.begun_s)
+    if kept.is_dry_run:
+        carried |= carrier.DRY_RUN
     if kept.prediction is not None:
         prediction = await kept.prediction
         kept.handle, lengths = prediction.handle, prediction.distribution

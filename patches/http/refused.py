@@ -1,4 +1,5 @@
-"""Answers refused requests with status 429, the time to come back, and the reason.
+"""Answers refused requests with status 429, the time to come back, and the reason; answers dry
+runs; tells in a header that a request was degraded.
 
 SGLang's own answer to an aborted request has no such header. For a stream it comes too late,
 because a stream has begun by then, with status 200.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 from sglang.srt.managers.io_struct import AbortReq
@@ -16,15 +17,19 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from starlette.middleware import Middleware
 
 from patches.http.incoming import incoming
+from patches.loads import DEGRADED
 from patches.messages import REFUSED, refusal_in
 
 _HTTP_SERVER = "sglang.srt.entrypoints.http_server"
-_REFUSAL = "sage.refusal"
+_TOLD = "sage.told"
+_REFUSAL = "refusal"
+_DEGRADED_HEADER = b"x-sage-overload"
 Message = MutableMapping[str, Any]
 
 
 class RefusedResponses:
-    """Middleware that replaces SGLang's answer to a refused request."""
+    """Middleware that replaces SGLang's answer to a refused request or a dry run, and adds a header
+    to that of a degraded one."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -38,8 +43,8 @@ class RefusedResponses:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        refusals: list[dict[str, Any]] = []
-        scope[_REFUSAL] = refusals
+        told: dict[str, Any] = {}
+        scope[_TOLD] = told
         start: Message | None = None
         was_answered = False
 
@@ -47,13 +52,16 @@ class RefusedResponses:
             nonlocal start, was_answered
             if message["type"] == "http.response.start":
                 start = message
-            elif refusals and (start is not None or was_answered):
+            elif _REFUSAL in told and (start is not None or was_answered):
                 if not was_answered:
-                    for part in _response(refusals[0]):
+                    for part in _response(told[_REFUSAL]):
                         await send(part)
                 start, was_answered = None, True
             else:
                 if start is not None:
+                    if DEGRADED in told:
+                        degraded = (_DEGRADED_HEADER, str(told[DEGRADED]).encode())
+                        start["headers"] = [*start["headers"], degraded]
                     await send(start)
                     start = None
                 await send(message)
@@ -62,14 +70,17 @@ class RefusedResponses:
 
 
 def _response(refusal: dict[str, Any]) -> tuple[Message, Message]:
+    is_dry_run = "late" in refusal
     error = {"object": "error", "type": "overloaded", "code": REFUSED, **refusal}
-    body = json.dumps({"error": error}).encode()
+    body = json.dumps(refusal if is_dry_run else {"error": error}).encode()
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
-        (b"retry-after", str(refusal["retry_after_s"]).encode()),
     ]
-    start = {"type": "http.response.start", "status": REFUSED, "headers": headers}
+    if not is_dry_run:
+        headers.append((b"retry-after", str(refusal["retry_after_s"]).encode()))
+    status = 200 if is_dry_run else REFUSED
+    start = {"type": "http.response.start", "status": status, "headers": headers}
     return start, {"type": "http.response.body", "body": body}
 
 
@@ -87,7 +98,7 @@ def add_refused_responses() -> None:
 def note_request(obj: Any, request: Any) -> None:
     """Record, before a request is processed, where its refusal has to go. request: FastAPI's, or
     None."""
-    incoming(obj).refusals = getattr(request, "scope", {}).get(_REFUSAL)
+    incoming(obj).told = getattr(request, "scope", {}).get(_TOLD)
 
 
 def note_refusal(manager: TokenizerManager, abort: AbortReq) -> None:
@@ -95,6 +106,20 @@ def note_refusal(manager: TokenizerManager, abort: AbortReq) -> None:
     refusal, state = refusal_in(abort), manager.rid_to_state.get(abort.rid)
     if refusal is None or state is None:
         return
-    refusals = incoming(state.obj).refusals
-    if refusals is not None:
-        refusals.append(refusal)
+    told = incoming(state.obj).told
+    if told is not None:
+        told.setdefault(_REFUSAL, refusal)
+
+
+def note_degraded(state: Any, info: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """Record that a request was degraded, and return what SGLang's meta_info gets of its
+    scheduler's additions.
+
+    state: the request's ReqState. info: lists of the additions of a batch. index: its place there.
+    """
+    how = info[DEGRADED][index] if DEGRADED in info else []
+    told = incoming(state.obj).told
+    if how and told is not None:
+        told[DEGRADED] = how[0]
+    # Else all requests of the batch would have the field.
+    return {name: values for name, values in info.items() if how or name != DEGRADED}

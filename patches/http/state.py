@@ -11,6 +11,7 @@ from patches.http.metrics import HttpMetrics
 from patches.http.refused import add_refused_responses
 from patches.http.settings_route import add_settings_route
 from patches.http.urgency import UrgencyGuess
+from patches.loads import read_outlooks
 from predictor_store.service.client import PredictorClient
 from sage_sched.app.config import SageConfig
 from sage_sched.slo import SloClaims
@@ -37,8 +38,8 @@ class HttpState:
         labels = manager.metrics_collector.labels if manager.enable_metrics else None
         self.metrics = HttpMetrics(self.client, labels)
         add_settings_route(manager)
-        if self.config.overload.enabled:
-            add_refused_responses()
+        add_refused_responses()
+        read_outlooks()
         if self.predicts:
             self.client.start()  # the schedulers are loading the model meanwhile
 

@@ -27,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--url", type=server_url, default="http://127.0.0.1:30000", help="default: %(default)s"
     )
     add_key(parser, "the server's --admin-api-key, or else its --api-key")
-    add_listing(parser, "policy", "preemption", "decode")
+    add_listing(parser, "policy", "preemption", "decode", "overload")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from sglang.utils import TypeBasedDispatcher
 from patches import carrier
 from patches.engine_types import Batch, Req, Scheduler
 from patches.hook import AFTER, AROUND, BEFORE, Hooks
+from patches.loads import DEGRADED, with_outlook
 from patches.messages import EarlyAbort, Scores, SetSettings, StepTimes, Tick
 from patches.probe.scores import Probing
 from patches.probe.setup import install_tap
@@ -51,6 +52,9 @@ class _Process:
         """Return the probe, or None. The model's first step asks before there is a scheduler."""
         return self.state.probing if hasattr(self, "state") else None
 
+    def outlook(self) -> dict[str, int] | None:
+        return self.state.overload.outlook if hasattr(self, "state") else None
+
 
 def scheduler_hooks(config: SageConfig) -> Hooks:
     """Return the hooks for one scheduler process whose --schedule-policy is ours."""
@@ -59,7 +63,7 @@ def scheduler_hooks(config: SageConfig) -> Hooks:
     _arrivals(hooks)
     _passes(hooks, process)
     _admission(hooks, process)
-    _steps(hooks)
+    _steps(hooks, process)
     _weights_and_states(hooks, process)
     _apart(hooks, process)
     return hooks
@@ -84,7 +88,7 @@ def _setup(hooks: Hooks, process: _Process) -> None:
     @hooks.at(f"{_SCHEDULER}.init_request_dispatcher", AFTER)
     def after_init_dispatcher(result: None, self: Scheduler) -> None:
         takers = [
-            (Tick, lambda tick: self.sage.jobs.ticked(tick.now_s, tick.clock)),
+            (Tick, lambda tick: self.sage.ticked(tick.now_s, tick.clock)),
             (StepTimes, lambda update: self.sage.updated(update)),
             (Scores, lambda scores: self.sage.probing.scored(scores)),
             (SetSettings, partial(switch, self)),
@@ -108,11 +112,17 @@ def _arrivals(hooks: Hooks) -> None:
         if not hasattr(req, "sage"):
             self.sage.listeners.arrived(req)
 
-    @hooks.at(f"{_SCHEDULER}._add_request_to_queue", BEFORE, "req")
-    def before_add_to_queue(self: Scheduler, req: Req, *args: Any, **kw: Any) -> None:
-        # SGLang may have cut the prompt since it arrived, or replaced it by a stub.
+    @hooks.at(f"{_SCHEDULER}._add_request_to_queue", AROUND, "req")
+    def around_add_to_queue(
+        original: Any, self: Scheduler, req: Req, *args: Any, **kw: Any
+    ) -> None:
         if hasattr(req, "sage"):
+            # SGLang may have cut the prompt since it arrived, or replaced it by a stub.
             req.sage.job.input_tokens = len(req.origin_input_ids)
+            if self.sage.overload.turns_away(req):
+                self._release_aborted_request(req)
+                return
+        original(self, req, *args, **kw)
 
     @hooks.at("sglang.srt.session.session_controller.Session.create_req", AFTER)
     def after_create_turn(req: Req, self: Any, *args: Any, **kw: Any) -> None:
@@ -150,8 +160,6 @@ def _passes(hooks: Hooks, process: _Process) -> None:
 
     @hooks.at(f"{_SCHEDULER}._abort_on_queued_limit", AROUND, "recv_req")
     def around_queue_limit(original: Any, self: Scheduler, recv_req: Req) -> Any:
-        if hasattr(recv_req, "sage") and self.sage.overload.refuses(recv_req):
-            return True
         if self.max_queued_requests is None:
             return original(self, recv_req)
         return without_started(self, partial(original, self, recv_req))
@@ -203,8 +211,8 @@ def _admission(hooks: Hooks, process: _Process) -> None:
         return found
 
 
-def _steps(hooks: Hooks) -> None:
-    """Measure steps, and count their tokens."""
+def _steps(hooks: Hooks, process: _Process) -> None:
+    """Measure steps, count their tokens, and report."""
 
     @hooks.at(f"{_SCHEDULER}.run_batch", AROUND, "batch")
     def around_run(original: Any, self: Scheduler, batch: Batch, *args: Any, **kw: Any) -> Any:
@@ -215,6 +223,19 @@ def _steps(hooks: Hooks) -> None:
     @hooks.at(f"{_SCHEDULER}.process_batch_result", AFTER, "batch", "result")
     def after_step(_: None, self: Scheduler, batch: Batch, result: Any, *args: Any) -> None:
         self.sage.stepped(batch, result)
+
+    @hooks.at(f"{_COMPONENTS}.load_inquirer.SchedulerLoadInquirer.get_loads", AROUND)
+    def around_loads(original: Any, self: object) -> Any:
+        return with_outlook(original(self), process.outlook())
+
+    @hooks.at(
+        f"{_COMPONENTS}.output_streamer.SchedulerOutputStreamer"
+        ".is_request_level_customized_info_key",
+        AROUND,
+        "key",
+    )
+    def around_is_request_level(original: Any, self: object, key: str) -> bool:
+        return key == DEGRADED or bool(original(self, key))
 
     @hooks.at(f"{_SCHEDULER}.get_internal_state", AFTER, "recv_req")
     def after_internal_state(result: Any, self: Scheduler, recv_req: object) -> None:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from patches.engine_types import Batch, Req
+from patches.engine_types import Batch
 from patches.listener import Listener
 from sage_sched.job import Job
 from sage_sched.slo import Deadlines
@@ -107,12 +107,6 @@ class PredictedTimes(NamedTuple):
     at_s: float
     came_s: float | None
 
-    def waits_for(self, other: Req) -> bool:
-        """Whether a waiting request belongs to another call. Prompts of one call do not count as
-        waiting for each other: else an idle server would refuse each long list."""
-        theirs: PredictedTimes | None = other.sage.predicted_times
-        return self.came_s is None or theirs is None or theirs.came_s != self.came_s
-
 
 @dataclass(slots=True)
 class RequestState:
@@ -132,6 +126,12 @@ class RequestState:
     why_not_preemptible: str | None = None
     shared_slots: Any = ()
     predicted_times: PredictedTimes | None = None
+
+    def is_of_other_call(self, came_s: float | None) -> bool:
+        """Whether it is of another call than one of this stamp. A call cannot wait until its own
+        prompts have gone: an idle server would refuse a long list again and again."""
+        times = self.predicted_times
+        return came_s is None or times is None or times.came_s != came_s
 
     @property
     def is_preempted(self) -> bool:

@@ -226,11 +226,14 @@ class SageConfig:
         """Return the limits of a server that runs this policy."""
         decode = self.decode
         most_away_s = decode.max_swapped_ms / 1e3 if policy.bounds_time_away else math.inf
+        classes_ms = {
+            name: (given.ttft_slo_ms, given.tpot_slo_ms) for name, given in self.slo.classes.items()
+        }
         return Limits(
             Gap(decode.max_gap_ms / 1e3, not policy.has_deadlines, decode.cuts),
             SwapOutBound(most_away_s),
             interleaving=FairShares(),
-            overload=Overload(self.overload),
+            overload=Overload(self.overload, classes_ms),
             sessions=None if policy.retention is None else policy.retention(),
         )
 

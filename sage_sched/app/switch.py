@@ -16,11 +16,11 @@ from sage_sched.fields import ConfigError, require_known
 # "random" draws on each rank from a state that may already differ.
 STOCK_POLICIES = SGLANG_POLICIES - {"priority", "random"}
 _NAME = "schedule_policy"
-_SECTIONS = ("policy", "preemption", "decode")
+_SECTIONS = ("policy", "preemption", "decode", "overload")
 _INFINITIES = {"inf": math.inf, "-inf": -math.inf}
 _FIXED = {
     **dict.fromkeys(
-        ("store", "predictor", "hints", "slo", "urgency", "overload"),
+        ("store", "predictor", "hints", "slo", "urgency"),
         "the processes that take requests in read it when they start",
     ),
     "probe": "it was put into the model at the start, before its graphs were captured",

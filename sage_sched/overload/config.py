@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from sage_sched.fields import MOST
 from sage_sched.job import LEAST_SLO_MS, Hints
 
+Action = Literal["refuse", "cap", "behind"]
 _DeadlineMs = Annotated[float, Meta(ge=LEAST_SLO_MS)]
 
 
@@ -18,17 +21,31 @@ class OverloadConfig:
     """The section `[overload]`."""
 
     enabled: bool = False
-    """Refuse a request (status 429) that is predicted to miss its deadlines: its class's, or else
-    the two below."""
+    """Act on requests predicted to miss their deadlines: their class's, or the two below. Clients
+    can only tighten these."""
+    action: Action = "refuse"
+    """`refuse`; `cap`: cut the answer at cap_tokens, or else refuse; `behind`: serve after all
+    others."""
+    cap_tokens: Annotated[int, Meta(ge=1, le=MOST)] = 256
+    """Longest answer of a capped request."""
     max_ttft_ms: _DeadlineMs = math.inf
     """TTFT deadline of requests that have none. `inf`: no deadline."""
     max_tpot_ms: _DeadlineMs = math.inf
     """TPOT deadline of requests that have none, as a mean over the answer. `inf`: no deadline."""
 
-    def deadlines_s(self, hints: Hints) -> tuple[float, float]:
-        """TTFT and TPOT deadlines of a request; inf for none."""
-        ttft_ms, tpot_ms = hints.ttft_slo_ms, hints.tpot_slo_ms
-        return (
-            (self.max_ttft_ms if ttft_ms is None else ttft_ms) / 1e3,
-            (self.max_tpot_ms if tpot_ms is None else tpot_ms) / 1e3,
+    def deadlines_s(
+        self, hints: Hints, classes_ms: Mapping[str, tuple[float, float]]
+    ) -> tuple[float, float]:
+        """Return the TTFT and TPOT deadlines of a request; inf for none. A client can only tighten
+        the operator's.
+
+        classes_ms: the deadlines of each class, inf for none.
+        """
+        of_class_ms = classes_ms.get(hints.slo_class, (math.inf, math.inf))
+        overall_ms = self.max_ttft_ms, self.max_tpot_ms
+        asked_ms = hints.ttft_slo_ms, hints.tpot_slo_ms
+        ttft_s, tpot_s = (
+            min(overall if of_class == math.inf else of_class, asked or math.inf) / 1e3
+            for of_class, overall, asked in zip(of_class_ms, overall_ms, asked_ms, strict=True)
         )
+        return ttft_s, tpot_s

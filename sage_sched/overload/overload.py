@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sage_sched.job import Job
-from sage_sched.overload.config import OverloadConfig
+from sage_sched.distribution import Floats
+from sage_sched.job import BEHIND, Job
+from sage_sched.overload.config import Action, OverloadConfig
 from sage_sched.overload.waits import Newcomer
 from sage_sched.overload.work import Arrivals, Pace, Unfinished, Work, row_of
 from sage_sched.policy import Policy
@@ -48,6 +50,19 @@ class Refusal:
         return min(max(self.predicted_s - self.limit_s, _LEAST_RETRY_S), _MOST_RETRY_S)
 
 
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Says what is done about a newcomer.
+
+    refusal: why it is refused; None if it is admitted.
+    degraded: what was done to admit it nevertheless; None if nothing.
+    """
+
+    newcomer: Newcomer
+    refusal: Refusal | None
+    degraded: Action | None
+
+
 class Overload:
     """Refuses newcomers that would miss their deadlines in the policy's order.
 
@@ -62,9 +77,14 @@ class Overload:
     own work in each turn: the heaviest tenant is refused first.
     """
 
-    def __init__(self, config: OverloadConfig) -> None:
+    def __init__(
+        self,
+        config: OverloadConfig,
+        classes_ms: Mapping[str, tuple[float, float]] = {},
+    ) -> None:
+        """classes_ms: see OverloadConfig.deadlines_s."""
         self.config = config
-        self.num_refused = 0
+        self._classes_ms = classes_ms
         self._unfinished = Unfinished()
         self._arrivals = Arrivals()
         self._predicted = deque[bool](maxlen=_NUM_LATEST)
@@ -86,20 +106,30 @@ class Overload:
 
     def newcomer(self, job: Job, policy: Policy, server: ServerFacts, now_s: float) -> Newcomer:
         """Return the latest job with the facts for its predicted times. The job has been ranked."""
-        rows = self._unfinished.others(job, now_s, policy, server)
-        row = row_of(job, policy, server)
+        rows = self._unfinished.rows(now_s, policy, server, but=job)
+        share = 1.0
+        if job.hints.shares_fairly:
+            num_theirs, num_tenants = self._unfinished.of_class(job)
+            share = min(1.0, num_theirs * num_tenants / max(1, len(rows)))
+        return self._newcomer(row_of(job, policy, server), rows, share, policy, server, now_s)
+
+    def _newcomer(
+        self,
+        row: Floats,
+        rows: Floats,
+        share: float,
+        policy: Policy,
+        server: ServerFacts,
+        now_s: float,
+    ) -> Newcomer:
         own, total = Work.of_quantum(row[None]), Work.of_quantum(rows)
-        before = Work.ahead_of(row, rows, ties=True)
+        before = Work.ahead_of(row, rows, ties=True) * share
         latest, span_s = Work(), self._arrivals.span_s(now_s)
         admitted = self._arrivals.admitted()
         rate = admitted.jobs / max(span_s, _LEAST_SPAN_S) if policy.starts_early else None
         pace = Pace.of(total + own, server, self._together, rate)
         if pace.busy_s(self._arrivals.offered()) >= _MARGIN * span_s:
-            latest = self._arrivals.ahead_of(row) * _MARGIN
-        if job.hints.shares_fairly:
-            num_theirs, num_tenants = self._unfinished.of_class(job)
-            share = num_theirs * num_tenants / max(1, len(rows))
-            before, latest = before * min(1.0, share), latest * min(1.0, share)
+            latest = self._arrivals.ahead_of(row) * (_MARGIN * share)
         fresh = total if policy.starts_early else None
         early = admitted if policy.starts_early else Work()
         return Newcomer(row, own, before, fresh, latest, span_s, early, pace)
@@ -112,10 +142,8 @@ class Overload:
         any_waits: whether another request waits. knows_steps: whether the step times are those of
         this server.
         """
-        is_known = job.is_ranked and job.distribution is not None
         self._predicted.append(job.distribution is not None and job.distribution.source != "prior")
-        is_known &= sum(self._predicted) >= _LEAST_PREDICTED * len(self._predicted)
-        refusal = self._over(job, newcomer) if is_known and any_waits and knows_steps else None
+        refusal = self.would_refuse(job, newcomer) if any_waits and knows_steps else None
         if refusal is not None:
             self._num_within = 0
             self._num_over += 1
@@ -123,13 +151,65 @@ class Overload:
                 refusal = None
         else:
             self._num_within += 1
-        self.num_refused += refusal is not None
-        self._arrivals.add(now_s, newcomer.row, admitted=refusal is None)
+        deadlines_s = self.config.deadlines_s(job.hints, self._classes_ms)
+        self._arrivals.add(now_s, newcomer.row, deadlines_s, admitted=refusal is None)
         return refusal
 
-    def _over(self, job: Job, newcomer: Newcomer) -> Refusal | None:
+    def decide(
+        self,
+        job: Job,
+        policy: Policy,
+        server: ServerFacts,
+        now_s: float,
+        *,
+        any_waits: bool,
+        knows_steps: bool,
+    ) -> Decision:
+        """Refuse, admit or degrade the latest job, which has been ranked and does not wait yet; see
+        refuses(). Its cap and its level are set here."""
+        newcomer = self.newcomer(job, policy, server, now_s)
+        degraded: Action | None = None
+        action = self.config.action
+        if (
+            action == "cap"
+            and any_waits
+            and knows_steps
+            and job.max_new_tokens > self.config.cap_tokens
+            and self.would_refuse(job, newcomer) is not None
+        ):
+            policy.on_end(job, now_s)
+            job.max_new_tokens, degraded = self.config.cap_tokens, action
+            job.is_ranked = policy.on_arrival(job)
+            newcomer = self.newcomer(job, policy, server, now_s)
+        refusal = self.refuses(job, newcomer, now_s, any_waits=any_waits, knows_steps=knows_steps)
+        if refusal is not None and action == "behind":
+            job.level += BEHIND
+            refusal, degraded = None, action
+        return Decision(newcomer, refusal, degraded)
+
+    def would_refuse(self, job: Job, newcomer: Newcomer) -> Refusal | None:
+        """Return the refusal of a newcomer if others wait, without the floor. Changes nothing."""
+        if not job.is_ranked or job.distribution is None:
+            return None
+        return self._over(newcomer, self.config.deadlines_s(job.hints, self._classes_ms))
+
+    def typical(
+        self, policy: Policy, server: ServerFacts, now_s: float
+    ) -> tuple[Newcomer, Refusal | None] | None:
+        """Return the same for a request as the latest ones are in the median, if it came now; None
+        if none has come. All ranks call this alike."""
+        if (found := self._arrivals.median()) is None:
+            return None
+        row, ttft_s, tpot_s = found
+        rows = self._unfinished.rows(now_s, policy, server)
+        newcomer = self._newcomer(row, rows, 1.0, policy, server, now_s)
+        return newcomer, self._over(newcomer, (ttft_s, tpot_s))
+
+    def _over(self, newcomer: Newcomer, deadlines_s: tuple[float, float]) -> Refusal | None:
+        if sum(self._predicted) < _LEAST_PREDICTED * len(self._predicted):
+            return None
         strict = STRICT if self._num_within < NUM_WITHIN else 1.0
-        ttft_s, tpot_s = self.config.deadlines_s(job.hints)
+        ttft_s, tpot_s = deadlines_s
         limit_s = strict * max(ttft_s, _MOST_SLOWDOWN * newcomer.first_s)
         predicted_s = newcomer.ttft_s
         if newcomer.fresh is None:

@@ -187,22 +187,27 @@ class Unfinished:
         if not counts[job.hints.tenant]:
             del counts[job.hints.tenant]
 
-    def others(self, newcomer: Job, now_s: float, policy: Policy, server: ServerFacts) -> Floats:
-        """Return the rows of all jobs but this one, shape (jobs, NUM_COLUMNS)."""
-        if newcomer not in self._place_of:
-            self.add(newcomer)
-        self._to_end(newcomer)
+    def rows(
+        self, now_s: float, policy: Policy, server: ServerFacts, *, but: Job | None = None
+    ) -> Floats:
+        """Return the rows of all jobs but one, shape (jobs, NUM_COLUMNS)."""
+        number = len(self._jobs)
+        if but is not None:
+            if but not in self._place_of:
+                self.add(but)
+            self._to_end(but)
+            number = len(self._jobs) - 1
         looks = not 0 <= now_s - self._looked_s < _KEPT_S
         if looks:
             self._looked_s = now_s
-        for place, known in enumerate(self._intervals[:-1]):
+        for place, known in enumerate(self._intervals[:number]):
             if known is None or looks:
                 job = self._jobs[place]
                 interval = -(-job.generated_tokens // _INTERVAL_TOKENS)
                 if known != interval:
                     self._rows[place] = row_of(job, policy, server)
                     self._intervals[place] = interval
-        return self._rows[: len(self._jobs) - 1]
+        return self._rows[:number]
 
     def of_class(self, newcomer: Job) -> tuple[int, int]:
         """Return how many other jobs a newcomer's tenant has in its class, and how many tenants
@@ -225,14 +230,22 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._came_s: Floats = np.zeros(_MOST_ARRIVALS)
-        self._rows: Floats = np.zeros((_MOST_ARRIVALS, NUM_COLUMNS))
+        # A row, and the deadlines (OverloadConfig.deadlines_s).
+        self._about: Floats = np.zeros((_MOST_ARRIVALS, NUM_COLUMNS + 2))
         self._admitted = np.zeros(_MOST_ARRIVALS, bool)
         self._number = 0
 
-    def add(self, now_s: float, row: Floats, *, admitted: bool) -> None:
+    def add(
+        self, now_s: float, row: Floats, deadlines_s: tuple[float, float], *, admitted: bool
+    ) -> None:
         at = self._number % _MOST_ARRIVALS
-        self._came_s[at], self._rows[at], self._admitted[at] = now_s, row, admitted
+        self._came_s[at], self._admitted[at] = now_s, admitted
+        self._about[at] = *row, *deadlines_s
         self._number += 1
+
+    @property
+    def _rows(self) -> Floats:
+        return self._about[:, :NUM_COLUMNS]
 
     def span_s(self, now_s: float) -> float:
         """Return the time in which they came."""
@@ -251,3 +264,13 @@ class Arrivals:
     def ahead_of(self, place: Floats) -> Work:
         """Return the work that admitted arrivals bring before a newcomer."""
         return Work.ahead_of(place, self._rows[self._admitted], ties=False)
+
+    def median(self) -> tuple[Floats, float, float] | None:
+        """Return the median of each column of their rows, and of their deadlines; None if there are
+        none."""
+        if not self._number:
+            return None
+        # Not a mean of two values, as that of two infinities is none.
+        about = np.sort(self._about[: self._number], axis=0)
+        found = about[(len(about) - 1) // 2]
+        return found[:NUM_COLUMNS], float(found[-2]), float(found[-1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sage_sched.job import BEHIND
 from tests.sage_sched.situations import decided
 
 DECISIONS = [
@@ -62,6 +63,10 @@ DECISIONS = [
     ("run 0:600@11!; wait 1:500; full; gap 10", "-0 +1"),
     ("run 0:600@40 1:600@20 2:600; wait 3:5; full; gap 10", "-0 +3"),
     ("run 0:600; wait 1:5@1; full; gap 10", "1"),
+    # A best-effort job makes room for any other, but not for its like.
+    (f"run 0:600@{BEHIND}; wait 1:500; full", "-0 +1"),
+    (f"run 0:600@{BEHIND}=900; wait 1:700@9; full", "-0 +1"),
+    (f"run 0:600@{BEHIND + 9}=900; wait 1:700@{BEHIND}; full", "1"),
     # Short prompts that go first are piggybacked on a chunk, which keeps a page.
     ("chunk 0:3000/512; run 1:50; wait 3:100 2:20", "+2 +3; chunk 392"),
     ("chunk 0:3000/512; run 1:50; wait 3:4000 2:20; noswap", "2 3; open 2; chunk 492"),

@@ -16,7 +16,7 @@ from sage_sched.app.switch import STOCK_POLICIES, Settings
 from sage_sched.fields import ConfigError
 
 START = Settings("sage", SageConfig.parse({"preemption": {"host_pool_gib": 7.0}}))
-FIXED = {*SageConfig().sections(), "step_time"} - {"policy", "preemption", "decode"}
+FIXED = {*SageConfig().sections(), "step_time"} - {"policy", "preemption", "decode", "overload"}
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),

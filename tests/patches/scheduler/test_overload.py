@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from patches.carrier import encode_asked
-from patches.messages import REFUSED
+from patches.carrier import DRY_RUN, encode_asked
+from patches.messages import REFUSED, refusal_in
 from sage_sched.overload import Refusal
 from tests.patches.scheduler.test_state import fail
 from tests.patches.schedulers import Server, StandInBatch, make_request
@@ -19,9 +19,9 @@ ON = {"overload": {"enabled": True, "max_ttft_ms": 1000.0}}
 KNOWN = {**ON, "step_time": {"decode_base_ms": 1000.0}}
 
 
-def server_of(sections: Any = KNOWN) -> tuple[Server, list[Any]]:
+def server_of(sections: Any = KNOWN, mode: str = "null") -> tuple[Server, list[Any]]:
     """A server with many requests that have come and wait, and the aborts that it sends."""
-    server = Server(schedule_policy="fcfs-fill", sections=sections)
+    server = Server(schedule_policy="fcfs-fill", sections=sections, disaggregation_mode=mode)
     aborts: list[Any] = []
     server.scheduler.send_abort_output = lambda abort, req: aborts.append(abort)
     server.queue(*(make_request([900], rid=f"{number}") for number in range(600)))
@@ -29,10 +29,14 @@ def server_of(sections: Any = KNOWN) -> tuple[Server, list[Any]]:
 
 
 def refuses(server: Server, req: Any) -> bool:
-    limited = server.hooks["_abort_on_queued_limit"]
-    server.scheduler.max_queued_requests = None
-    found: bool = limited(lambda scheduler, req: False, server.scheduler, req)
-    return found
+    """A request begins to wait; return whether it was turned away."""
+    queued: list[Any] = []
+    released: list[Any] = []
+    server.scheduler._release_aborted_request = released.append
+    adds = server.hooks["_add_request_to_queue"]
+    adds(lambda scheduler, req: queued.append(req), server.scheduler, req)
+    assert [*queued, *released] == [req]
+    return bool(released)
 
 
 def test_a_refused_request_is_aborted_and_one_that_waits_again_is_not() -> None:
@@ -67,6 +71,114 @@ def test_a_call_is_not_refused_for_its_own_prompts() -> None:
         (req,) = server.arrive(make_request([900], carried=encode_asked("a call", came_s, 1.0)))
         assert refuses(server, req) == (came_s == 2.0)
         server.scheduler.waiting_queue.append(req)
+
+
+def degrading(action: str) -> tuple[Server, Any]:
+    """A server that degrades, and a late request that has begun to wait there."""
+    overload = {**ON["overload"], "max_tpot_ms": 1.0, "action": action, "cap_tokens": 5}
+    server, aborts = server_of({**KNOWN, "overload": overload})
+    (late,) = server.arrive(make_request([900], rid="late"))
+    assert not refuses(server, late)
+    assert not aborts
+    assert late.customized_info == {"sage_overload": [action]}
+    found = server.state.stats()["overload"]
+    assert found["num_degraded"] == {"cap": 0, "behind": 0, action: 1}
+    assert found["num_refused"] == {"ttft": 0, "ttlt": 0}
+    return server, late
+
+
+def test_a_late_request_is_placed_behind_all_others() -> None:
+    server, late = degrading("behind")
+    (later,) = server.arrive(make_request([900], rid="later"))
+    assert server.ordered([late, later]) == [later, late]
+    late.output_ids.append(1)
+    server.state.overload.ended(late, was_aborted=False)
+    assert server.state.overload.ratios() == {}  # its times were those of its own place
+
+
+def test_requests_that_only_wait_behind_make_none_late() -> None:
+    server, late = degrading("behind")
+    server.scheduler.waiting_queue = [late]
+    (other,) = server.arrive(make_request([900], carried=encode_asked("other", 9.0, 9.0)))
+    assert not refuses(server, other)
+    assert other.customized_info is None
+
+
+def test_a_late_answer_is_capped() -> None:
+    """The cap makes it short enough for the order of `sage`."""
+    overload = {"enabled": True, "max_ttft_ms": 1e6, "max_tpot_ms": 1.0, "action": "cap"}
+    sections = {**KNOWN, "overload": {**overload, "cap_tokens": 5}}
+    server = Server(schedule_policy="sage", sections=sections)
+    server.queue(*(make_request([900], rid=f"{number}") for number in range(600)))
+    (late, short) = server.arrive(
+        make_request([900], rid="late"), make_request([900], rid="short", max_new_tokens=5)
+    )
+    assert not refuses(server, late)
+    assert late.sampling_params.max_new_tokens == late.sage.job.max_new_tokens == 5
+    assert late.customized_info == {"sage_overload": ["cap"]}
+    assert server.ordered([short, late]) == [late, short]  # by arrival, as both are as short
+    assert not refuses(server, short)
+    assert short.customized_info is None
+
+
+def test_an_answer_that_would_be_late_even_capped_is_refused() -> None:
+    overload = {**ON["overload"], "action": "cap", "cap_tokens": 5}
+    server, aborts = server_of({**KNOWN, "overload": overload})
+    (late,) = server.arrive(make_request([900], rid="late"))
+    assert refuses(server, late)
+    assert len(aborts) == 1
+
+
+@pytest.mark.parametrize("mode", ["null", "prefill", "decode"])
+def test_a_dry_run_gets_its_times_and_changes_nothing(mode: str) -> None:
+    server, aborts = server_of(KNOWN, mode)
+    (late,) = server.arrive(make_request([900], rid="late", carried=DRY_RUN))
+    assert refuses(server, late)
+    told = refusal_in(aborts[0])
+    assert told is not None
+    assert told["late"] == (mode == "null")
+    assert told["ttlt_ms"] >= told["ttft_ms"] > 0
+    assert sum(server.state.stats()["overload"]["num_refused"].values()) == 0
+
+
+@pytest.mark.parametrize(("sections", "lengths"), [({}, [900]), (KNOWN, [])])
+def test_a_dry_run_without_a_prediction_is_an_error(sections: Any, lengths: list[int]) -> None:
+    server, aborts = server_of(sections)
+    (late,) = server.arrive(make_request(lengths, rid="late", carried=DRY_RUN))
+    assert refuses(server, late)
+    assert refusal_in(aborts[0]) is None
+    assert aborts[0].finished_reason["status_code"] == 503
+
+
+@pytest.mark.parametrize(
+    ("mode", "fields"),
+    [("null", {"ttft_ms", "ttlt_ms", "late"}), ("prefill", {"ttft_ms"}), ("decode", {"ttlt_ms"})],
+)
+def test_a_load_has_the_times_of_a_typical_request(mode: str, fields: set[str]) -> None:
+    server, _ = server_of(KNOWN, mode)
+    server.state.ticked(1.0, "")
+    assert server.state.overload.outlook is None  # none has come
+    (first,) = server.arrive(make_request([900]))
+    refuses(server, first)
+    server.state.ticked(1.1, "")
+    assert server.state.overload.outlook is None  # it is renewed four times a second
+    server.state.ticked(1.3, "")
+    found = server.state.overload.outlook
+    assert set(found) == fields
+    assert all(value > 0 for value in found.values())
+    for req in server.scheduler.waiting_queue:
+        server.state.end(req, was_aborted=True)
+    server.scheduler.waiting_queue.clear()
+    server.state.ticked(2.0, "")
+    assert all(server.state.overload.outlook[name] < found[name] for name in fields)
+
+
+def test_an_outlook_that_fails_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, _ = server_of()
+    monkeypatch.setattr(server.state.limits.overload, "typical", fail)
+    server.state.ticked(1.0, "")
+    assert server.state.overload.outlook is None
+    assert server.state.stats()["num_policy_errors"] == 1
 
 
 def test_a_time_that_no_number_tells_refuses_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -19,6 +20,7 @@ from sage_sched.overload.overload import FLOOR, NUM_WITHIN
 from sage_sched.policy import Policy
 from tests.sage_sched.strategies import SERVER
 
+CLASSES_MS = {"patient": (1e6, 1e6), "any": (math.inf, math.inf)}
 SECOND_SLOS = OverloadConfig(enabled=True, max_ttft_ms=1000.0, max_tpot_ms=100.0)
 
 
@@ -26,7 +28,7 @@ class Door:
     """Takes requests of known lengths in, at a time that the test moves."""
 
     def __init__(self, policy: str = "sage", config: OverloadConfig = SECOND_SLOS) -> None:
-        self.overload = Overload(config)
+        self.overload = Overload(config, CLASSES_MS)
         self.policy: Policy = policy_named(policy, {}, SERVER)
         self.now_s = 0.0
         self._num = 0
@@ -62,8 +64,11 @@ class Door:
         return jobs
 
 
-LOOSE = Hints(ttft_slo_ms=1e6)
+PATIENT = Hints(ttft_slo_ms=1e6, tpot_slo_ms=1e6, slo_class="patient")
+LOOSE = Hints(ttft_slo_ms=1e6, tpot_slo_ms=1e6)
+LOOSER = Hints(ttft_slo_ms=1e6, tpot_slo_ms=1e6, slo_class="any")
 HASTY = Hints(ttft_slo_ms=300.0)
+HASTIER = Hints(ttft_slo_ms=1.0, tpot_slo_ms=1.0, slo_class="patient")
 
 
 @pytest.mark.parametrize(
@@ -77,10 +82,14 @@ HASTY = Hints(ttft_slo_ms=300.0)
         ("sage", (300, 500), (500,), {"any_waits": False}, None),
         ("sage", (300, 500), (500,), {"knows_steps": False}, None),
         ("sage", (300, 500), (), {}, None),
-        ("sage", (300, 500), (500,), {"hints": LOOSE}, None),
+        ("sage", (300, 500), (500,), {"hints": PATIENT}, None),
+        ("sage", (300, 500), (500,), {"hints": LOOSE}, "ttlt"),  # claims loosen no limit
+        ("sage", (300, 500), (500,), {"hints": LOOSER}, "ttlt"),
+        ("sage", (300, 500), (500,), {"hints": HASTIER}, "ttlt"),
         ("fcfs-fill", (300, 500), (5,), {}, "ttft"),  # goes last
         ("fcfs-fill", (20, 500), (5,), {}, None),  # there is room
-        ("fcfs-fill", (300, 500), (5,), {"hints": LOOSE}, None),
+        ("fcfs-fill", (300, 500), (5,), {"hints": PATIENT}, None),
+        ("fcfs-fill", (300, 500), (5,), {"hints": LOOSE}, "ttft"),
         ("fcfs-fill", (60, 20), (5,), {}, None),
         ("fcfs-fill", (60, 20), (5,), {"hints": HASTY}, "ttft"),
     ],
@@ -201,6 +210,37 @@ def test_after_a_clock_jump_it_goes_on() -> None:
             door.overload.ended(job)
         door.now_s += 1.0
         assert door.ask(500)[1] is None
+
+
+@pytest.mark.parametrize("policy", ["sage", "fcfs-fill"])
+def test_a_typical_request_is_one_as_the_latest_are(policy: str) -> None:
+    door = Door(policy)
+    assert door.overload.typical(door.policy, SERVER, 0.0) is None
+    crowd = door.fill(300, 500)
+    job, refusal = door.ask(500)
+    assert refusal is not None
+    newcomer = door.overload.newcomer(job, door.policy, SERVER, door.now_s)
+    door.overload.ended(job)
+    found = door.overload.typical(door.policy, SERVER, door.now_s)
+    assert found is not None
+    assert found[0].ttlt_s == pytest.approx(newcomer.ttlt_s)
+    assert found[1] is not None
+    assert found[1].metric == refusal.metric
+    for each in crowd:
+        door.overload.ended(each)
+    found = door.overload.typical(door.policy, SERVER, door.now_s + 60.0)
+    assert found is not None
+    assert found[0].ttlt_s < newcomer.ttlt_s
+    assert found[1] is None
+
+
+def test_asking_for_a_typical_request_changes_no_decision() -> None:
+    asked, unasked = Door("fcfs-fill"), Door("fcfs-fill")
+    for door in (asked, unasked):
+        door.fill(300, 500)
+    for _ in range(3 * FLOOR):
+        asked.overload.typical(asked.policy, SERVER, asked.now_s)
+        assert (asked.ask(500)[1] is None) == (unasked.ask(500)[1] is None)
 
 
 @given(

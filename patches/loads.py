@@ -1,0 +1,43 @@
+"""Adds what a router asks to SGLang's reports: to the load of each replica (/v1/loads), and to the
+answer of a request that was degraded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from sglang.srt.managers import load_snapshot
+from sglang.srt.managers.load_snapshot import LoadSnapshot
+
+# In meta_info of an answer: a list of one overload.action.
+DEGRADED = "sage_overload"
+
+
+class SageLoad(LoadSnapshot, omit_defaults=True):  # type: ignore[call-arg, misc]
+    """A load with our section.
+
+    sage: the predicted times of a typical request (patches/scheduler/overload.py).
+    """
+
+    sage: dict[str, int] | None = None
+
+    VALID_SECTIONS = LoadSnapshot.VALID_SECTIONS | {"sage"}
+
+    def to_dict(self, include: set[str] | None = None) -> dict[str, Any]:
+        load: dict[str, Any] = super().to_dict(include)
+        if self.sage is not None and (include is None or include & {"all", "sage"}):
+            load["sage"] = self.sage
+        return load
+
+
+def with_outlook(load: LoadSnapshot, outlook: dict[str, int] | None) -> LoadSnapshot:
+    """Return a load with an outlook, if there is one."""
+    if outlook is None:
+        return load
+    fields = {name: getattr(load, name) for name in LoadSnapshot.__struct_fields__}
+    return SageLoad(**fields, sage=outlook)
+
+
+def read_outlooks() -> None:
+    """Let SGLang's readers of loads in this process keep our section."""
+    load_snapshot.snapshot_decoder = msgspec.msgpack.Decoder(SageLoad)
