@@ -182,17 +182,7 @@ def several(model: Path, folder: Path) -> SageServer:
     )
 
 
-def no_overlap(model: Path, folder: Path) -> SageServer:
-    """Each step ends before the next one is scheduled."""
-    return SageServer(
-        model, folder, flags=["--disable-overlap-schedule"], settings=f"{PATIENT}{COSTLY_PREFILLS}"
-    )
-
-
-NAMES = (
-    "yielding", "two_ranks", "one_slot", "foreseeing", "classes", "replicas", "several",
-    "no_overlap",
-)  # fmt: skip
+NAMES = ("yielding", "two_ranks", "one_slot", "foreseeing", "classes", "replicas", "several")
 
 
 def settings(server: Server, changes: dict[str, Any] | None = None) -> dict[str, Any]:

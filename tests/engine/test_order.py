@@ -1,0 +1,175 @@
+"""Which request of a real server's queue starts first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+import requests
+
+from tests.engine import stage
+from tests.engine.kinds import CHUNK_TOKENS, settings
+from tests.engine.serving import (
+    SHORT_PROMPT,
+    UNASKED_LONG_PROMPT,
+    UNASKED_SHORT_PROMPT,
+    SageServer,
+    generate,
+)
+
+DOCUMENT = " ".join(f"clause {i} of the contract" for i in range(80))
+
+
+def started(server: SageServer, asked: Mapping[str, dict[str, Any]]) -> list[str]:
+    """The ids of requests in the order of their starts. asked: what they say, by id; all come
+    before the first may start."""
+    stage.together(
+        server,
+        [
+            partial(generate, server, rid=rid, **{"prompt": SHORT_PROMPT, **said})
+            for rid, said in asked.items()
+        ],
+    )
+    assert server.stats()["num_policy_errors"] == 0
+    return stage.started(server)
+
+
+def test_short_predictions_go_first(foreseeing: SageServer) -> None:
+    settings(foreseeing, {"schedule_policy": "sage"})
+    # All have the same cap, and none has a twin.
+    prompts = {
+        "long 1": UNASKED_LONG_PROMPT, "long 2": UNASKED_LONG_PROMPT,
+        "short 1": UNASKED_SHORT_PROMPT, "short 2": UNASKED_SHORT_PROMPT,
+    }  # fmt: skip
+    asked = {
+        rid: {"prompt": f"{i}. {text}", "max_new_tokens": 20}
+        for i, (rid, text) in enumerate(prompts.items())
+    }
+    # Which of the short ones has the shorter prediction depends on earlier requests.
+    order = [rid.split()[0] for rid in started(foreseeing, asked)]
+    assert order == ["short", "short", "long", "long"]
+
+
+def test_urgent_requests_go_first_by_class_by_priority_and_by_guess(one_slot: SageServer) -> None:
+    settings(one_slot, {"schedule_policy": "urgency"})
+    before = one_slot.stats()
+    asked: dict[str, dict[str, Any]] = {
+        "bulk": {"priority": -10},
+        "any": {},
+        "priority": {"priority": -1},  # of no class: level 4
+        "guessed": {"prompt": "He bleeds. What is to be done?"},
+        "emergency": {"priority": 10},
+    }
+    assert started(one_slot, asked) == ["emergency", "guessed", "any", "priority", "bulk"]
+    after = one_slot.stats()
+    guessed = [each["urgency"]["num_guessed"].get("2", 0) for each in (before, after)]
+    assert guessed[1] - guessed[0] == 1
+    counted = [Counter(each["slo"]["num_by_class"]) for each in (before, after)]
+    assert counted[1] - counted[0] == {"emergency": 1, "bulk": 1}
+
+
+def test_a_policy_of_another_package_reads_its_clients_hints(one_slot: SageServer) -> None:
+    """The one of docs/policies.md."""
+    settings(one_slot, {"schedule_policy": "deadlines"})
+    slos_ms = {"late": 50_000.0, "soon": 20_000.0, "sooner": 10_000.0}
+    asked: dict[str, dict[str, Any]] = {"none": {}} | {
+        rid: {"sampling_params": {"custom_params": {"ttft_slo_ms": slo_ms}}}
+        for rid, slo_ms in slos_ms.items()
+    }
+    assert started(one_slot, asked) == ["sooner", "soon", "late", "none"]
+    malformed = {"custom_params": {"ttft_slo_ms": "soon"}}
+    with pytest.raises(requests.HTTPError, match="400"):
+        generate(one_slot, SHORT_PROMPT, sampling_params=malformed)
+
+
+def test_one_of_several_questions_computes_their_document(foreseeing: SageServer) -> None:
+    settings(foreseeing, {"schedule_policy": "sage"})
+    ask = [
+        partial(generate, foreseeing, f"All: {DOCUMENT} Question {i}?", rid=str(i))
+        for i in range(4)
+    ]
+    answers = stage.together(foreseeing, ask)
+    cached = sorted(answer["meta_info"]["cached_tokens"] for answer in answers)
+    document_tokens = min(answer["meta_info"]["prompt_tokens"] for answer in answers) - 20
+    assert cached[0] < 20
+    assert cached[1] > document_tokens
+    # Together they were given what each is given by itself.
+    assert [answer["text"] for answer in answers] == [alone()["text"] for alone in ask]
+
+
+def test_a_short_prompt_overtakes_a_long_one_between_chunks(classes: SageServer) -> None:
+    settings(classes, {"schedule_policy": "sage"})
+    long_prompt = " ".join(f"paragraph {i} of a long document" for i in range(60))
+    alone = [generate(classes, prompt)["text"] for prompt in (long_prompt, SHORT_PROMPT)]
+    before = classes.stats()["num_too_long"]
+    # Another beginning, so that the radix tree has nothing of it.
+    asked = {"long": "Anew: " + long_prompt, "too long": SHORT_PROMPT * 30, "short": SHORT_PROMPT}
+    answers = []
+    with ThreadPoolExecutor(3) as pool:
+        with stage.held(classes, prefilled=2 * CHUNK_TOKENS):
+            for number, (rid, prompt) in enumerate(asked.items(), 1):
+                answers.append(pool.submit(generate, classes, prompt, rid=rid))
+                stage.once_arrived(classes, number)
+                stage.once_held(classes)
+        long, _, short = (answer.result() for answer in answers)
+    assert stage.started(classes) == ["short", "long", "too long"]
+    assert short["text"] == alone[1]
+    assert long["meta_info"]["prompt_tokens"] > 4 * CHUNK_TOKENS
+    assert classes.stats()["num_too_long"] > before
+    assert generate(classes, long_prompt)["text"] == alone[0]
+
+
+PRIORITIES: dict[str, dict[str, Any]] = {
+    "low": {"priority": -20}, "none": {}, "middle": {"priority": 0}, "high": {"priority": 20},
+}  # fmt: skip
+BY_PRIORITY = ["high", "middle", "low", "none"]
+
+
+@pytest.mark.parametrize("policy", ["sage", "fcfs"])
+def test_higher_priorities_of_sglang_go_first(classes: SageServer, policy: str) -> None:
+    settings(classes, {"schedule_policy": policy})
+    assert started(classes, PRIORITIES) == BY_PRIORITY
+
+
+@pytest.mark.parametrize(
+    ("policy", "priority", "num_preemptions"),
+    [("fcfs-fill", 10, 0), ("fcfs-fill", 11, 1), ("sage", 11, 1), ("fcfs", 11, 0)],
+)
+def test_a_running_request_yields_to_a_priority_that_is_high_enough(
+    classes: SageServer, policy: str, priority: int, num_preemptions: int
+) -> None:
+    """Under ours with its KV in host memory; SGLang computes it again."""
+    settings(classes, {"schedule_policy": policy})
+    assert num_yielding_to(classes, priority, num_slots=3) == num_preemptions
+
+
+def test_two_ranks_decide_alike_by_priority(two_ranks: SageServer) -> None:
+    """Or SGLang's check of the ranks ends them."""
+    settings(two_ranks, {"schedule_policy": "sage"})
+    assert started(two_ranks, PRIORITIES) == BY_PRIORITY
+    assert num_yielding_to(two_ranks, 10, num_slots=6) == 0
+    assert num_yielding_to(two_ranks, 11, num_slots=6) == 1
+
+
+def num_yielding_to(server: SageServer, priority: int, num_slots: int) -> int:
+    """The number of running requests preempted for a request of this priority."""
+    before = server.preemption()["num_preemptions"]
+    high: list[Future[Any]] = []
+
+    def ask_high(held: dict[str, Any]) -> None:
+        assert len(held["running"]) == num_slots
+        high.append(pool.submit(generate, server, SHORT_PROMPT, rid="high", priority=priority))
+        stage.once_arrived(server, 1)
+
+    more: dict[str, Any] = {"priority": 0, "sampling_params": {"ignore_eos": True}}
+    low = [partial(generate, server, f"{SHORT_PROMPT} {i}", 60, **more) for i in range(num_slots)]
+    with ThreadPoolExecutor(1) as pool:
+        answers = stage.together(server, low, ask_high, tokens=5)
+    answers.append(high[0].result())
+    lengths = [answer["meta_info"]["completion_tokens"] for answer in answers]
+    assert lengths == [*[60] * num_slots, 4]
+    return int(server.preemption()["num_preemptions"] - before)
