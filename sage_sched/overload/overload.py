@@ -107,6 +107,8 @@ class Overload:
     def newcomer(self, job: Job, policy: Policy, server: ServerFacts, now_s: float) -> Newcomer:
         """Return the latest job with the facts for its predicted times. The job has been ranked."""
         rows = self._unfinished.rows(now_s, policy, server, but=job)
+        if not len(rows):
+            self._arrivals.clear()
         share = 1.0
         if job.hints.shares_fairly:
             num_theirs, num_tenants = self._unfinished.of_class(job)

@@ -243,6 +243,11 @@ class Arrivals:
         self._about[at] = *row, *deadlines_s
         self._number += 1
 
+    def clear(self) -> None:
+        """Forget them on an idle server. Else idle time would count as a low rate."""
+        self._number = 0
+        self._admitted[:] = False
+
     @property
     def _rows(self) -> Floats:
         return self._about[:, :NUM_COLUMNS]

@@ -117,6 +117,23 @@ def test_a_crowd_that_starts_ahead_of_the_order_takes_several_prefills() -> None
     assert refusal.metric == "ttft"
 
 
+def test_idle_time_does_not_make_the_next_arrivals_few() -> None:
+    def refuses(idle_s: float) -> bool:
+        door = Door()
+        for job in door.fill(100, 50):
+            door.overload.ended(job)
+        door.now_s += idle_s
+        door.fill(1, 500)
+        for _ in range(300):  # short ones that overtake it
+            job, _ = door.ask(50, any_waits=False)
+            door.overload.ended(job)
+            door.now_s += 0.02
+        return door.ask(500)[1] is not None
+
+    assert refuses(0.0)
+    assert refuses(1e5)
+
+
 def test_it_is_off_by_default() -> None:
     door = Door(config=OverloadConfig())
     door.fill(300, 500)
@@ -274,6 +291,7 @@ def test_an_answer_takes_longer_while_long_prompts_start() -> None:
     found = []
     for input_tokens in (100, 3000):
         door = Door()
+        door.fill(1, 500)
         for _ in range(20):
             (job,) = door.fill(1, 50, input_tokens=input_tokens)
             door.overload.ended(job)
