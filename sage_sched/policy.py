@@ -148,7 +148,8 @@ class Policy(ABC):
         return self._kept.quantum_steps(job)
 
     def starts_now(self, job: Job) -> bool:
-        """Whether this waiting job may be admitted to a full batch without preempting another."""
+        """Whether this waiting job's start is due. It may then be admitted to a full batch without
+        preempting another."""
         return False
 
     @property

@@ -17,7 +17,7 @@ from sage_sched.waiting_queue import place_of
 
 class Admission(NamedTuple):
     """A waiting job that is admitted, and the running jobs preempted for it (none if there is
-    room)."""
+    room). The newcomer may be a job that was swapped out and comes back."""
 
     newcomer: Job
     victims: tuple[Victim, ...] = ()
@@ -45,14 +45,14 @@ def admissions_of(
     if not window or (not view.can_swap and (chunked is None or view.batch_is_full)):
         return [], 0
     first = window[0]
-    willing = policy.preempts or view.server.level_gap < math.inf or first.goes_first
-    preempts = view.may_preempt and willing
+    has_cause = policy.preempts or view.server.level_gap < math.inf or first.goes_first
+    preempts = view.may_preempt and has_cause
     if view.batch_is_full and not (
         policy.starts_now(first) or (preempts and any_is_preemptible(first, policy, view))
     ):
         return [], 0
     aside_tokens = headroom.set_aside_tokens(view.running)
-    aside_of = dict(zip(view.running, aside_tokens, strict=True))
+    set_aside_of = dict(zip(view.running, aside_tokens, strict=True))
     free_tokens = view.room_tokens - sum(aside_tokens) - headroom.kept_tokens
     free_slots = view.free_slots
     if chunked is not None:
@@ -63,7 +63,7 @@ def admissions_of(
     def cost_of(job: Job) -> PreemptionCost | None:
         if (holding := view.holding(job)) is None:
             return None
-        cost = preemption_cost_of(holding, aside_of[job], view.host_free_tokens, view)
+        cost = preemption_cost_of(holding, set_aside_of[job], view.host_free_tokens, view)
         if cost is None:
             without_host_room.add(job)
         return cost
@@ -128,10 +128,13 @@ def _is_preemptible(
 ) -> bool:
     """Whether a running job is preempted, at this price, for a waiting job that goes before it.
 
-    If the waiting job's level is better by more than the gap, or only the running job is best
-    effort, it is preempted at any price. Within a level the policy decides, unless the waiting job
-    goes first. A job with a TPOT target is not preempted for a job that has passed the starvation
-    bound.
+    price_s: seconds to move the running job's KV to host memory and back.
+
+    If the waiting job's level is better by more than ServerFacts.level_gap, or only the running job
+    is best effort, the running job is preempted at any price. Within a level the policy decides,
+    unless the waiting job has passed the starvation bound or the swap-out bound (Job.goes_first):
+    then the price does not count. A job with a TPOT target is preempted for a job past the swap-out
+    bound, but not for one that has only passed the starvation bound.
     """
     if running.level != waiting.level:
         gap = view.server.level_gap
@@ -162,55 +165,58 @@ def plan_admissions(
     than needed. A job is not preempted if it has been preempted max_preemptions times, or if it
     would free neither a slot nor tokens that are short.
 
-    A candidate that fills the pass (prefill_tokens) is the last. The engine leaves the next ones in
-    its queue, and a swapped job behind them would overtake them.
+    A candidate that uses up prefill_tokens is the last. The engine leaves the next ones in its
+    queue, and a swapped job behind them would overtake them.
 
     running: the ranked running jobs.
     candidates: the waiting jobs, with the tokens that admission asks for each.
-    cost_of: returns the cost of preempting a running job, or None if it has to stay. Costly: called
-        only for jobs that would be preempted at price zero.
+    cost_of: returns the cost of preempting a running job; None if host memory has no room for its
+        KV, or the engine pins it. Costly: called only for jobs that would be preempted at price
+        zero.
     """
-    left = [
+    still_running = [
         (job.level, policy.key(job, view), job.arrival, job)
         for job in running
         if job.num_preemptions < max_preemptions
     ]
-    left.sort(reverse=True)
+    still_running.sort(reverse=True)
     admissions = []
-    also_tokens = 0
+    extra_reserved_tokens = 0
     for newcomer, needed_tokens in candidates:
-        if newcomer in view.swapped:  # else it could overtake a job without room
-            needed_tokens += also_tokens
+        # SGLang reserves more for the prompts before it than they asked for. A swapped job must not
+        # get that room, or it would overtake a prompt for which no room is left.
+        if newcomer in view.swapped:
+            needed_tokens += extra_reserved_tokens
         place = (math.inf, math.inf)  # no job is preempted for a job that the policy cannot rank
         if newcomer.is_ranked:
             place = place_of(newcomer, policy, view)[:2]
-        willing = (
+        preemptible = (
             Victim(job, cost)
-            for level, key, _, job in left
+            for level, key, _, job in still_running
             if (level, key) > place
             and _is_preemptible(job, newcomer, 0.0, policy, view)
             and (cost := cost_of(job)) is not None
             and _is_preemptible(job, newcomer, cost.price_s, policy, view)
         )
-        victims = _enough(willing, 1 - free_slots, needed_tokens + 1 - free_tokens)
+        victims = _enough(preemptible, 1 - free_slots, needed_tokens + 1 - free_tokens)
         if victims is None:
             break
         free_slots += len(victims) - 1
         free_tokens += sum(victim.cost.freed_tokens for victim in victims) - needed_tokens
         gone = {victim.job.arrival for victim in victims}
-        left = [entry for entry in left if entry[2] not in gone]
+        still_running = [entry for entry in still_running if entry[2] not in gone]
         admissions.append(Admission(newcomer, tuple(victims)))
         if newcomer in view.swapped:
-            also_tokens = 0  # now subtracted from free_tokens
+            extra_reserved_tokens = 0  # now subtracted from free_tokens
         else:
-            also_tokens += _also_reserved(newcomer, view)
+            extra_reserved_tokens += _extra_reserved(newcomer, view)
             prefill_tokens -= view.uncached_tokens(newcomer)
             if prefill_tokens <= 0:
                 break
     return admissions
 
 
-def _also_reserved(newcomer: Job, view: SchedulerView) -> int:
+def _extra_reserved(newcomer: Job, view: SchedulerView) -> int:
     """Return how many tokens SGLang's PrefillAdder._update_prefill_budget reserves for a prompt
     beyond the tokens it asked for: whole pages, and the tokens of a begun answer twice."""
     begun_tokens = newcomer.generated_tokens
@@ -218,14 +224,16 @@ def _also_reserved(newcomer: Job, view: SchedulerView) -> int:
     return begun_tokens + view.uncached_tokens(newcomer) - uncached_tokens
 
 
-def _enough(willing: Iterator[Victim], short_slots: int, short_tokens: int) -> list[Victim] | None:
+def _enough(
+    preemptible: Iterator[Victim], short_slots: int, short_tokens: int
+) -> list[Victim] | None:
     """Return the first victims that together free enough; None if all together free too little.
 
     A victim is left out if later ones free enough without it. 0 or less: nothing is short.
     """
     chosen: list[Victim] = []
     while short_slots > 0 or short_tokens > 0:
-        victim = next(willing, None)
+        victim = next(preemptible, None)
         if victim is None:
             return None
         if short_slots > 0 or victim.cost.freed_tokens > 0:

@@ -24,14 +24,15 @@ class Starts:
 
         price = prefill of its uncached tokens + fixed time of a prefill step / jobs that start
 
-    If the price is less than the job's Gittins index, the price takes the place of the index. A
-    running job is preempted for a start if its own index is larger than the price plus the time to
-    move its KV.
+    While its start is due, a job is ordered by the smaller of its price and its Gittins index. A
+    running job is preempted for it if the running job's own index is larger than that by more than
+    the time to move its KV.
 
-    Jobs without a first token are held until their start is due. Meanwhile, preempted jobs resume
-    without a prefill step. A prefill step delays every running job by its fixed time b, and holding
-    a job delays that job. If each delay is divided by the length of the answer, as in slowdown, the
-    sum of delays is smallest if the jobs start as soon as
+    Until their start is due, jobs without a first token are held: they are ordered behind all
+    others. Meanwhile, preempted jobs resume without a prefill step. A prefill step delays every
+    running job by its fixed time b, and holding a job delays that job. If each delay is divided by
+    the length of the answer, as in slowdown, the sum of delays is smallest if the jobs start as
+    soon as
 
         sum over held jobs of (time waited / length)  >=  b * sum over running jobs of (1 / length)
 
@@ -77,7 +78,7 @@ class Starts:
             return log_index + _BEHIND
         return min(log_index, self._due.get(job, math.inf))
 
-    def look(self, view: SchedulerView) -> None:
+    def update(self, view: SchedulerView) -> None:
         """Decide which jobs are held, which start, and when to look again (next_s)."""
         held, due = self._held, self._due
         self._held, self._due, self.next_s = set(), {}, math.inf

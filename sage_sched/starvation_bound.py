@@ -21,12 +21,12 @@ class StarvationBound:
         work since it came > (1 + regret) * (the part of it for jobs before it) + one batch
 
     A batch is the number of KV tokens that running jobs hold at that moment. From then on the job
-    goes before all jobs that have not passed it. Jobs that have passed it go by arrival
-    (sage_sched.order). It is preempted for no other job.
+    goes before all jobs of its level that have not passed it. Jobs that have passed it go by
+    arrival (sage_sched.order). It is preempted for no other job of its level.
 
-    Theorem: let k overtake j: k came after j, and is admitted (or resumed) while j waits. Then no
-    pass until then has seen j past its bound: at each of them the server had done at most 1 +
-    regret times the work for jobs before j, plus a batch.
+    Theorem: let k, of the same level, overtake j: k came after j, and is admitted (or resumed)
+    while j waits. Then no pass until then has seen j past its bound: at each of them the server had
+    done at most 1 + regret times the work for jobs before j, plus a batch.
 
     Proof: A pass first checks all bounds, then orders, then admits. Suppose that this pass or an
     earlier one had seen j past its bound. Then j would go first, because this is never taken back.
@@ -96,7 +96,7 @@ class StarvationBound:
                 self._extras[-1] += job.served_tokens + extra
         self._ended.clear()
 
-    def look(self, view: SchedulerView) -> None:
+    def check(self, view: SchedulerView) -> None:
         """Find the jobs that have passed their bound, before the jobs are ordered."""
         if not self._jobs:
             return

@@ -37,7 +37,7 @@ class SwapOutBound:
         """Whether any job is swapped out, so that its time must be measured."""
         return bool(self._since_s)
 
-    def look(self, view: SchedulerView, begun: Collection[Job]) -> None:
+    def check(self, view: SchedulerView, begun: Collection[Job]) -> None:
         """Find the jobs that have passed the bound, before the jobs are ordered.
 
         begun: waiting jobs that have generated tokens.

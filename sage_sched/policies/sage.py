@@ -25,26 +25,28 @@ class SageParameters:
     """Settings of `sage`."""
 
     ttft_ms: Annotated[float, Meta(ge=0)] = 2000.0
-    """Target for first tokens: new requests start together in time for it, and longer running
-    ones make room. `inf`: none."""
+    """Target for first tokens: new requests start together in time for it. Running requests
+    with a larger index make room. `inf`: none."""
     regret: Annotated[float, Meta(ge=0)] = 32.0
     """A request is not overtaken once the work since it came exceeds (1 + `regret`) times the
-    work before it. `inf`: no bound."""
+    part of it for earlier requests, plus one batch. `inf`: no bound."""
 
 
 class Sage(Policy):
     """Serves the smallest Gittins index of the predicted cost first (SageSched, section 3.3).
 
-    At arrival an index uses all samples, later the few that are longer than the age.
+    At arrival an index uses all sampled lengths, later only those longer than the tokens generated.
 
-    New requests start together, in time for a TTFT target, if a start is worth its price
-    (sage_sched.starts). A running request is preempted for such a start, and otherwise only if the
-    starvation bound demands it. A running request with a TPOT target is not preempted for a start.
+    New requests start together, in time for a TTFT target (sage_sched.starts). Until its start is
+    due, a new request is ordered behind all others. Then its key is the logarithm of its index or
+    of the price of its start, whichever is smaller, and running requests with a larger index are
+    preempted for it. Otherwise only the starvation bound and the swap-out bound preempt. A running
+    request with a TPOT target is not preempted for a start.
     """
 
     Parameters = SageParameters
     retention = SessionReturns
-    # A limit is unnecessary: a request preempts others only at its start and past the starvation
+    # A limit is unnecessary: a request preempts others only while its start is due and past a
     # bound. With a limit, long requests that have reached it fill the memory.
     max_preemptions = sys.maxsize
 
@@ -70,8 +72,8 @@ class Sage(Policy):
         self._starts.dequeued(job)
 
     def on_pass(self, view: SchedulerView) -> None:
-        self._starvation.look(view)
-        self._starts.look(view)
+        self._starvation.check(view)
+        self._starts.update(view)
         self.plan_by_s = self._starts.next_s
 
     def key(self, job: Job, view: SchedulerView) -> float:

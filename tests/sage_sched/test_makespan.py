@@ -87,7 +87,7 @@ def test_swapped_out_jobs_of_a_batch_wait_for_any_time() -> None:
     swapped.grow(5)
     limits = SageConfig().limits(policy)
     for now_s in (0.0, 1.0, 1e6):
-        limits.swap_out.look(replace(waiting(swapped), now_s=now_s), [swapped])
+        limits.swap_out.check(replace(waiting(swapped), now_s=now_s), [swapped])
     assert not swapped.goes_first
 
 

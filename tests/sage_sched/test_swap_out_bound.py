@@ -18,7 +18,7 @@ def at(now_s: float, *waiting: Job, running: tuple[Job, ...] = ()) -> SchedulerV
 
 
 def look(bound: SwapOutBound, view: SchedulerView) -> None:
-    bound.look(view, list(view.swapped))
+    bound.check(view, list(view.swapped))
 
 
 def looked(bound: SwapOutBound, left: Job, *times_s: float) -> Job:
