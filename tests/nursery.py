@@ -22,7 +22,6 @@ _MAX_ANSWER_BYTES = 32
 # Those of bench/engines/server/model.py and tests/engine, and what theirs are made of.
 _MODELS = {
     "llama", "mixtral", "minicpm3", "qwen3", "gemma2", "qwen2_vl", "lfm2", "gemma4_causal",
-    "falcon_h1", "qwen3_next", "mllama",
 }  # fmt: skip
 
 

@@ -1,5 +1,4 @@
-"""Small models of architectures that bench/engines/server/model.py does not write, with random
-weights: drawn as it draws them, by the classes that transformers has for them."""
+"""Small models, with random weights, of architectures that bench/engines/server/model.py lacks."""
 
 from __future__ import annotations
 
@@ -20,7 +19,6 @@ _SHAPE: dict[str, Any] = {
 _VISION = {"depth": 1, "embed_dim": 64, "num_heads": 2, "hidden_size": 128, "in_chans": 3}
 # Where a picture is in a prompt.
 PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
-ENCODED_PICTURE = "<|image|>"  # of with_cross_attention
 _ABOUT_PICTURES = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 _TEMPLATE = (
     "{% for message in messages %}{% for part in message['content'] %}"
@@ -99,85 +97,6 @@ def with_windows(folder: Path) -> Path:
         if "post_" in name:  # what layers add counts for more than the token that was said
             weights.data += 20
     _write(model, folder)
-    return folder
-
-
-def with_state_spaces(folder: Path) -> Path:
-    """A Falcon-H1: Mamba-2 and attention in each layer."""
-    define_missing()
-    import transformers as hf
-
-    write_model(folder, weights=False)
-    config = hf.FalconH1Config(
-        **_SHAPE | {"num_hidden_layers": 1},
-        vocab_size=len(hf.AutoTokenizer.from_pretrained(folder)),
-        head_dim=32,
-        mamba_d_ssm=128,
-        mamba_n_heads=4,
-        mamba_d_head=32,
-        mamba_d_state=16,
-        mamba_chunk_size=16,
-        dtype="float32",
-    )
-    _write(hf.FalconH1ForCausalLM(config), folder)
-    return folder
-
-
-def with_gated_delta(folder: Path) -> Path:
-    """A Qwen3-Next: gated delta, then attention, each with experts."""
-    define_missing()
-    import transformers as hf
-
-    write_model(folder, weights=False)
-    config = hf.Qwen3NextConfig(
-        **_SHAPE,
-        vocab_size=len(hf.AutoTokenizer.from_pretrained(folder)),
-        layer_types=["linear_attention", "full_attention"],
-        full_attention_interval=2,  # what SGLang reads instead
-        head_dim=32,
-        linear_key_head_dim=16,
-        linear_value_head_dim=16,
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=64,
-        shared_expert_intermediate_size=64,
-        dtype="float32",
-    )
-    _write(hf.Qwen3NextForCausalLM(config), folder)
-    return folder
-
-
-def with_cross_attention(folder: Path) -> Path:
-    """A Llama 3.2 Vision: self-attention and cross-attention to a picture."""
-    define_missing()
-    import transformers as hf
-
-    write_model(folder, weights=False)
-    tokenizer = hf.AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_special_tokens({"additional_special_tokens": [ENCODED_PICTURE]})
-    text = hf.MllamaTextConfig(
-        **_SHAPE,
-        vocab_size=len(tokenizer),
-        cross_attention_layers=[1],
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-    )
-    vision = hf.MllamaVisionConfig(
-        hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_global_layers=1,
-        attention_heads=2, image_size=56, max_num_tiles=1, supported_aspect_ratios=[[1, 1]],
-        intermediate_layers_indices=[0], vision_output_dim=128,
-    )  # fmt: skip
-    image = tokenizer.convert_tokens_to_ids(ENCODED_PICTURE)
-    parts = {"vision_config": vision, "text_config": text}
-    config = hf.MllamaConfig(**parts, image_token_index=image, dtype="float32")
-    model = hf.MllamaForConditionalGeneration(config)
-    for name, weights in model.named_parameters():
-        if name.endswith("_gate"):  # closed at first, so that pictures would not count
-            weights.data += 1
-    _write(model, folder)
-    reads = hf.MllamaImageProcessor(size={"height": 56, "width": 56}, max_image_tiles=1)
-    hf.MllamaProcessor(reads, tokenizer).save_pretrained(folder)
     return folder
 
 

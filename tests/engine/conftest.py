@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 
 from bench.engines.server import plugins
 from bench.engines.server.model import write_model
@@ -23,9 +22,10 @@ from bench.engines.server.server import Server
 from tests.checks.exactness import Spoken, ask, crowd
 from tests.engine import kinds, shadowing, stage
 from tests.engine.pool import Pool
-from tests.engine.serving import CPU_FLAGS, SageServer
+from tests.engine.serving import CHECKED, CPU_FLAGS, SageServer, states
 
 ASKED = crowd(36)
+_HERE = Path(__file__).parent
 _POOL = pytest.StashKey[Pool]()
 # What takes longest comes first: kinds of servers, and files.
 _ORDER = (
@@ -37,17 +37,14 @@ _ORDER = (
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of one server go to one worker, one after the other."""
-    here = Path(__file__).parent
+    groups = {item: group_of(item) for item in items if item.path.parent == _HERE}
+    for item, name in groups.items():
+        item.add_marker(pytest.mark.xdist_group(name))
 
     def place(item: pytest.Item) -> tuple[int, str]:
-        if item.path.parent != here:
-            return len(_ORDER), ""
-        name = group_of(item)
+        name = groups.get(item, "")
         return (_ORDER.index(name) if name in _ORDER else len(_ORDER)), name
 
-    for item in items:
-        if item.path.parent == here:
-            item.add_marker(pytest.mark.xdist_group(group_of(item)))
     items.sort(key=place)
 
 
@@ -66,12 +63,6 @@ def group_of(item: pytest.Item) -> str:
     return shared[0] if shared else item.path.stem
 
 
-def of_this_run(factory: pytest.TempPathFactory) -> Path:
-    """A folder that its workers share."""
-    folder = factory.getbasetemp()
-    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-
-
 @pytest.fixture(scope="package", autouse=True)
 def _staged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Every server here has the stage, and learns its step times anew."""
@@ -85,8 +76,7 @@ def _staged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    num_layers = int(os.environ.get("SAGE_TEST_NUM_LAYERS", "2"))
-    return write_model(tmp_path_factory.mktemp("model") / "llama", num_layers=num_layers)
+    return write_model(tmp_path_factory.mktemp("model") / "llama")
 
 
 @pytest.fixture(scope="package")
@@ -115,21 +105,21 @@ class Stock:
 @pytest.fixture(scope="package")
 def stock(_staged: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Stock:
     """Answers of a stock server, which one worker asks for all."""
-    shared = of_this_run(tmp_path_factory)
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
     with (shared / "stock.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (kept := shared / "stock.pickle").exists():
-            kept.write_bytes(pickle.dumps(_asked(model, tmp_path_factory.mktemp("stock"))))
-    found: Stock = pickle.loads(kept.read_bytes())
-    return found
-
-
-def _asked(model: Path, folder: Path) -> Stock:
-    flags = [*CPU_FLAGS, *shadowing.POLICY]
-    with Server(model, flags, log=folder / "server.log", env=kinds.CHECKED) as server:
-        info = requests.get(f"{server.url}/server_info", timeout=60).json()
-        unshadowed = shadowing.serve(server)
-        return Stock(ask(server, ASKED, 12), info["internal_states"][0], unshadowed)
+        kept = shared / "stock.pickle"
+        if not kept.exists():
+            flags = [*CPU_FLAGS, *shadowing.POLICY]
+            log = tmp_path_factory.mktemp("stock") / "server.log"
+            with Server(model, flags, log=log, env=CHECKED) as server:
+                state, unshadowed = states(server)[0], shadowing.serve(server)
+                found = Stock(ask(server, ASKED, 12), state, unshadowed)
+            kept.write_bytes(pickle.dumps(found))
+    known: Stock = pickle.loads(kept.read_bytes())
+    return known
 
 
 def _shared(name: str) -> Any:

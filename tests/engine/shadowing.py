@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
-
-import requests
 
 from bench.engines.server.server import Server
 from tests.engine import stage
@@ -30,27 +27,16 @@ class Served:
     """order: in which requests started. answers: their texts, tokens and log probabilities."""
 
     order: list[str]
-    answers: dict[str, tuple[str, list[Any]]]
-    state: dict[str, Any]
+    answers: list[tuple[str, list[Any]]]
 
 
-def serve(server: Server, dumps: Path | None = None) -> Served:
-    if dumps is not None:
-        told = {"dump_requests_folder": str(dumps), "dump_requests_threshold": len(PROMPTS)}
-        requests.post(f"{server.url}/configure_logging", json=told).raise_for_status()
-    said = stage.together(
-        server,
-        [
-            partial(
-                generate, server, text, 9 + i, rid=name, return_logprob=True,
-                sampling_params={"custom_params": {"sage_lengths": [1, 2], "own": i}},
-            )
-            for i, (name, text) in enumerate(PROMPTS.items())
-        ],
-    )  # fmt: skip
-    answers = {
-        name: (answer["text"], answer["meta_info"]["output_token_logprobs"])
-        for name, answer in zip(PROMPTS, said, strict=True)
-    }
-    info = requests.get(f"{server.url}/server_info", timeout=300).json()
-    return Served(stage.started(server), answers, info["internal_states"][0])
+def serve(server: Server) -> Served:
+    own = [{"custom_params": {"sage_lengths": [1, 2], "own": i}} for i in range(len(PROMPTS))]
+    ask = partial(generate, server, return_logprob=True)
+    calls = [
+        partial(ask, text, 9 + i, rid=name, sampling_params=own[i])
+        for i, (name, text) in enumerate(PROMPTS.items())
+    ]
+    said = stage.together(server, calls)
+    answers = [(answer["text"], answer["meta_info"]["output_token_logprobs"]) for answer in said]
+    return Served(stage.started(server), answers)

@@ -3,50 +3,36 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
-import requests
 
 from bench.simulator.pool import KvPool
 from bench.simulator.radix_tree import HostTier
 from bench.simulator.request import Progress, SimRequest
 from sage_sched.job import Job
 from tests.engine.kinds import PATIENT
-from tests.engine.serving import SageServer
+from tests.engine.serving import SageServer, post
 
 _POOL_TOKENS, _RATIO, _NUM_REQUESTS = 640, 1.5, 60
-
-
-class Asked(NamedTuple):
-    """Tokens of a document, and tokens of its own."""
-
-    document: int
-    num_shared: int
-    num_own: int
-
-
-def asked() -> list[Asked]:
-    """Requests for documents that fill the pool and host memory many times."""
-    rng = np.random.default_rng(0)
-    return [
-        Asked(int(rng.integers(6)), int(rng.integers(40, 180)), int(rng.integers(10, 80)))
-        for _ in range(_NUM_REQUESTS)
-    ]
+_RNG = np.random.default_rng(0)
+# Of each request the document, of which it has so many tokens, and how many of its own. They fill
+# the pool and host memory many times.
+ASKED = [
+    (int(_RNG.integers(6)), int(_RNG.integers(40, 180)), int(_RNG.integers(10, 80)))
+    for _ in range(_NUM_REQUESTS)
+]
 
 
 def served(server: SageServer) -> list[tuple[int, int]]:
     """Cached tokens of each, and how many of these were in host memory."""
     found = []
-    for number, (document, num_shared, num_own) in enumerate(asked()):
+    for number, (document, num_shared, num_own) in enumerate(ASKED):
         shared = [100 + document, *range(200, 199 + num_shared)]
         own = [400 + number, *[700 + (7 * number + place) % 250 for place in range(1, num_own)]]
         sampling = {"temperature": 0, "max_new_tokens": 2, "ignore_eos": True}
         body = {"input_ids": shared + own, "sampling_params": sampling}
-        answer = requests.post(f"{server.url}/generate", json=body, timeout=300)
-        answer.raise_for_status()
-        meta = answer.json()["meta_info"]
+        meta = post(server, "/generate", body)["meta_info"]
         found.append((meta["cached_tokens"], (meta["cached_tokens_details"] or {}).get("host", 0)))
     return found
 
@@ -55,7 +41,7 @@ def simulated(write_policy: str) -> list[tuple[int, int]]:
     """The same. A request's steps are those of the simulator's executor."""
     host = HostTier(int(_POOL_TOKENS * _RATIO), write_policy == "write_back")
     pool, found = KvPool(_POOL_TOKENS, 1, host), []
-    for number, (document, num_shared, num_own) in enumerate(asked()):
+    for number, (document, num_shared, num_own) in enumerate(ASKED):
         num_tokens = num_shared + num_own
         spans = ((document, 0, num_shared), (100 + number, 0, num_own))
         request = SimRequest(

@@ -4,7 +4,6 @@ site's first pages work."""
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
 from pathlib import Path
 
@@ -12,35 +11,25 @@ import pytest
 import requests
 
 from bench.engines.server.server import Server
-from tests.engine.serving import CPU_FLAGS, UNHURRIED, wait_until
+from tests.engine.serving import CPU_FLAGS, UNHURRIED, states, wait_until
 from tests.installed import Installed, build, somebodys_folder
-from tests.nursery import Nursery
 from tests.pages import DOCS, blocks
-
-_MODULE = """
-import os, runpy, sys
-os.chdir(os.environ["FOLDER"])
-del sys.argv[0]
-runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-"""
 
 
 class Reader:
     """A reader who types the commands of a page, with their own model and port."""
 
-    def __init__(self, installed: Installed, folder: Path, model: Path, cache: Path) -> None:
-        self.folder = folder
-        self.port = "30000"
-        self._installed = installed
-        self._model = str(model)
-        path = f"{installed.bin}:/usr/bin:/bin"
-        self._env = installed.env | {"PATH": path, "XDG_CACHE_HOME": str(cache)}
+    def __init__(self, installed: Installed, folder: Path, model: Path) -> None:
+        self.folder, self.port = folder, 30000
+        self._bin, self._model = installed.bin, str(model)
+        path, cache = f"{installed.bin}:/usr/bin:/bin", str(folder.parent / "cache")
+        self._env = installed.env | {"PATH": path, "XDG_CACHE_HOME": cache}
 
     def steps_of(self, page: str) -> list[str]:
         """Its blocks of commands, but for those that are marked as not run. The page's files are
         written first."""
         for file in (*blocks(DOCS / page, "json"), *blocks(DOCS / page, "python")):
-            text = file.code.replace("30000", self.port)
+            text = file.code.replace("30000", str(self.port))
             (self.folder / file.title).write_text(text + "\n", encoding="utf-8")
         return [block.code for block in blocks(DOCS / page, "sh") if not block.why_not_run]
 
@@ -49,45 +38,28 @@ class Reader:
 
     def types(self, command: str) -> str:
         """Return the output. Fails if the exit status is not 0."""
-        typed = self._typed(command)
-        typed = typed.replace(
-            "sage-sched set", f"sage-sched set --url http://127.0.0.1:{self.port}"
-        )
-        return _printed(typed, self._run(typed))
-
-    def types_stock(self, command: str, nursery: Nursery) -> str:
-        """The same of a module of SGLang, in whose command there is nothing of ours."""
-        python, flag, module, *argv = shlex.split(self._typed(command))
-        assert (python, flag) == ("python", "-m")
-        return _printed(command, nursery.run(_MODULE, module, *argv, FOLDER=str(self.folder)))
-
-    def _typed(self, command: str) -> str:
-        return command.replace("MODEL", self._model).replace("30000", self.port)
-
-    def _run(self, typed: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["bash", "-e", "-o", "pipefail", "-c", typed],
+        url = f"sage-sched set --url http://127.0.0.1:{self.port}"
+        typed = command.replace("MODEL", self._model).replace("30000", str(self.port))
+        done = subprocess.run(
+            ["bash", "-e", "-o", "pipefail", "-c", typed.replace("sage-sched set", url)],
             cwd=self.folder,
             env=self._env,
             capture_output=True,
             text=True,
             check=False,
         )
+        assert done.returncode == 0, f"{typed}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
 
-    def starts(self, serve: str, log: Path, *flags: str) -> Server:
+    def starts(self, serve: str, *flags: str) -> Server:
         """A server by this command, which the page has for a terminal of its own."""
         words = serve.replace("MODEL", self._model).split()
         assert words[:5] == ["sage-sched", "serve", "--model-path", self._model, "--port"]
         here = ("bash", "-c", 'cd "$0" && exec "$@"', str(self.folder))
-        command = (*here, str(self._installed.bin / words[0]), words[1])
+        command = (*here, str(self._bin / words[0]), words[1])
         env = {"PYTHONPATH": "", "XDG_CACHE_HOME": self._env["XDG_CACHE_HOME"], **UNHURRIED}
-        all_flags = [*words[6:], *CPU_FLAGS, *flags]
+        log, all_flags = self.folder.parent / "log", [*words[6:], *CPU_FLAGS, *flags]
         return Server(Path(self._model), all_flags, log=log, env=env, command=command)
-
-
-def _printed(typed: str, done: subprocess.CompletedProcess[str]) -> str:
-    assert done.returncode == 0, f"{typed}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -97,29 +69,22 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 
 def test_it_serves_and_the_pages_commands_run(
-    installed: Installed,
-    model: Path,
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    nursery: Nursery,
+    installed: Installed, model: Path, tmp_path: Path
 ) -> None:
-    cache = tmp_path_factory.mktemp("cache")
-    reader = Reader(installed, somebodys_folder(tmp_path / "work"), model, cache)
-
+    reader = Reader(installed, somebodys_folder(tmp_path / "work"), model)
     said = [reader.types(command) for command in reader.commands_of("predictor.md")]
     assert "num_records: 3\n" in said[-1]
 
     doctor, serve, generate, info = reader.commands_of("index.md")
     assert "no fault found" in reader.types(f"{doctor} --device cpu")
     # The HTTP processes load no plugin, so they have to find the parts by themselves.
-    with reader.starts(serve, tmp_path / "log", "--tokenizer-worker-num", "2") as server:
-        reader.port = str(server.port)
+    with reader.starts(serve, "--tokenizer-worker-num", "2") as server:
+        reader.port = server.port
         assert '"completion_tokens":16' in reader.types(generate)
         assert "num_records" in reader.types(info)
-        for command_line in reader.commands_of("benchmarking.md"):
-            benchmarked = reader.types_stock(command_line, nursery)
-            assert re.search(r"Successful requests: +2", benchmarked)
-        state = requests.get(f"{server.url}/server_info", timeout=60).json()["internal_states"][0]
+        for command in reader.commands_of("benchmarking.md"):
+            assert re.search(r"Successful requests: +2", reader.types(command))
+        (state,) = states(server)
     assert state["sage"]["predictor"]["worker_alive"]
     # One by hand, and of the benchmark two and one to warm up, twice.
     assert sum(state["sage"]["num_ranked"].values()) >= 1 + 2 * 3
@@ -127,13 +92,13 @@ def test_it_serves_and_the_pages_commands_run(
 
 @pytest.mark.long
 def test_a_first_day(installed: Installed, model: Path, tmp_path: Path) -> None:
-    reader = Reader(installed, tmp_path / "work", model, tmp_path / "cache")
+    reader = Reader(installed, tmp_path / "work", model)
     reader.folder.mkdir()
     doctor, warm, serve, *_ = reader.steps_of("first-day.md")
     assert "no fault found" in reader.types(f"{doctor} --device cpu")
     reader.types(warm)
-    with reader.starts(serve, tmp_path / "log") as server:
-        reader.port = str(server.port)
+    with reader.starts(serve) as server:
+        reader.port = server.port
         ask, see, what_if, switch = reader.steps_of("first-day.md")[3:]
         # Nothing but its cap ends an answer of the small model, and two cores are slow.
         script = reader.folder / "ask.py"
@@ -144,14 +109,12 @@ def test_a_first_day(installed: Installed, model: Path, tmp_path: Path) -> None:
         wait_until(lambda: "sage:predictions_total" in requests.get(metrics, timeout=60).text)
         assert "sage:predictions_total" in reader.types(see)
         said = reader.types(what_if)
-        # Requests of the script, and those of the server's own start.
-        num_read = re.search(r"log: (\d+) requests of", said)
-        assert num_read is not None
-        assert 160 <= int(num_read[1]) < 170
-        # Requests waited, so that it matters in which order.
-        by_arrival = re.search(r"^fcfs +([\d.]+) ", said, re.M)
-        assert by_arrival is not None
-        assert float(by_arrival[1]) > 1.1
+        # Requests of the script, and those of the server's own start. They waited, so that it
+        # matters in which order.
+        found = re.search(r"log: (\d+) requests of.*^fcfs +([\d.]+) ", said, re.M | re.S)
+        assert found is not None
+        assert 160 <= int(found[1]) < 170
+        assert float(found[2]) > 1.1
         switched = reader.types(switch)
         assert "120 answers" in switched
         assert re.findall(r'"schedule_policy": "(\w+)"', switched) == ["fcfs", "sage"]

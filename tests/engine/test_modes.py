@@ -13,25 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from bench.engines.server.model import write_model
-from patches import compat
 from tests.checks.exactness import TWO_RANKS, Answering
-from tests.engine import stage, torch_kernels, triton_kernels
-from tests.engine.architectures import (
-    ENCODED_PICTURE,
-    PICTURE,
-    with_convolutions,
-    with_cross_attention,
-    with_gated_delta,
-    with_pictures,
-    with_state_spaces,
-    with_windows,
-)
+from tests.engine import stage, torch_kernels
+from tests.engine.architectures import PICTURE, with_convolutions, with_pictures, with_windows
 from tests.engine.conftest import ASKED, Stock
 from tests.engine.kinds import CHECKED, PATIENT, YIELDING, YIELDING_FLAGS
 from tests.engine.kinds import settings as switch
@@ -40,10 +29,12 @@ from tests.engine.serving import (
     UNASKED_SHORT_PROMPT,
     SageServer,
     generate,
+    post,
+    states,
     wait_until,
 )
 
-NUM_ASKED, NUM_OF_GROUP, NUM_OF_FEW = 16, 12, 5
+NUM_ASKED, NUM_OF_GROUP = 16, 12
 ADAPTERS = ("first", "second")
 _RANK, _HIDDEN_SIZE = 4, 128
 
@@ -83,13 +74,8 @@ def all_yield_and_come_back(
     return alone
 
 
-def with_picture(text: str, color: int, mark: str = PICTURE) -> dict[str, Any]:
-    """A request for `text` with a picture of one color. mark: its place in the prompt."""
-    return {"text": f"{mark}{text}", "image_data": picture(color)}
-
-
 def picture(color: int) -> str:
-    """A PNG in base64."""
+    """A PNG of one color, in base64."""
     file = io.BytesIO()
     Image.new("RGB", (56, 84), (color % 256, 255 - color % 256, 99)).save(file, "png")
     return base64.b64encode(file.getvalue()).decode()
@@ -139,38 +125,37 @@ def test_storage_behind_host_memory(model: Path, tmp_path: Path) -> None:
 
 
 def read_back(server: SageServer) -> None:
-    """A prompt that neither the device nor host memory has any more, as soon as it is written."""
+    """A prompt of which neither the device nor host memory has anything any more."""
     prompt = [*range(100, 400)]
     said = answer_to(server, prompt, "said")
 
     def is_read() -> bool:
-        assert requests.post(f"{server.url}/flush_cache", timeout=300).ok
+        post(server, "/flush_cache")
         again = answer_to(server, prompt, "again")
         assert again["output_ids"] == said["output_ids"]
         found = again["meta_info"]["cached_tokens_details"] or {"storage": 0}
         return bool(found["storage"] >= 272)
 
-    wait_until(is_read)
+    wait_until(is_read)  # it has to be written first
 
 
 def abort_swapped(server: SageServer, state: Mapping[str, Any]) -> None:
     for rid in state["swapped"]:
-        requests.post(f"{server.url}/abort_request", json={"rid": rid}, timeout=300)
+        post(server, "/abort_request", {"rid": rid})
     stage.once_aborted(server, len(state["swapped"]))
 
 
 def answer_to(server: SageServer, ids: Sequence[int], rid: str) -> dict[str, Any]:
     sampling = {"temperature": 0, "max_new_tokens": 4}
     body = {"input_ids": ids, "rid": rid, "sampling_params": sampling}
-    found: dict[str, Any] = requests.post(f"{server.url}/generate", json=body, timeout=300).json()
+    found: dict[str, Any] = post(server, "/generate", body)
     return found
 
 
 def test_eight_bit_kv_experts_prefill_intervals_and_tree_sessions(tmp_path: Path) -> None:
     model = write_model(tmp_path / "mixtral", hidden_size=_HIDDEN_SIZE, num_experts=4)
     flags = [*YIELDING_FLAGS, "--kv-cache-dtype", "fp8_e5m2", "--prefill-decode-interval", "2"]
-    flags += ["--tp-size", "2", "--ep-size", "2"]
-    flags += ["--enable-session-radix-cache"]
+    flags += ["--tp-size", "2", "--ep-size", "2", "--enable-session-radix-cache"]
     sessions: list[dict[str, Any]] = [{}, {"session_id": "one"}, {"session_id": "other"}]
     env = CHECKED | TWO_RANKS | torch_kernels.install(tmp_path)
     with preempting(tmp_path, model, flags, env) as server:
@@ -205,33 +190,6 @@ def test_a_batch_has_room_for_one_adapter(model: Path, stock: Stock, tmp_path: P
         assert all(ids != said.ids for ids, said in zip(found, stock.answers, strict=False))
 
 
-@pytest.mark.skipif(
-    compat._release() == "0.5.22", reason="the pieces for drafts do not fit SGLang 0.5.22"
-)
-def test_speculative_decoding(model: Path, stock: Stock, tmp_path: Path) -> None:
-    # Memory runs out, and a step sets aside more than a token each.
-    flags = [*torch_kernels.NGRAM, "--max-running-requests", "6", "--max-total-tokens", "640"]
-    env = CHECKED | torch_kernels.install(tmp_path)
-    with SageServer(model, tmp_path, flags=flags, env=env, settings=PATIENT) as server:
-        the_shorter_starts_first(server)
-        said = [spoken.ids for spoken in stock.answers[:NUM_ASKED]]
-        num_tokens = sum(map(len, said))
-        decoded, num_steps = [], []
-        # All at once, then one by one: how many share a step is then no matter of chance.
-        for num_workers in (NUM_ASKED, 1):
-            before = server.stats()
-            with ThreadPoolExecutor(num_workers) as pool:
-                assert list(pool.map(partial(answer, server), range(NUM_ASKED))) == said
-            after = server.stats()
-            served = after["served_tokens"] - before["served_tokens"]
-            decoded.append(served - after["recomputed_tokens"] + before["recomputed_tokens"])
-            num_steps.append(after["step_time"]["num_steps"] - before["step_time"]["num_steps"])
-        # Repeated answers are drafted, and all their tokens count.
-        assert num_steps[1] < num_tokens / 2
-        assert min(decoded) >= num_tokens - NUM_ASKED
-        assert after["preemption"] is None
-
-
 def variant(
     folder: Path, config: Mapping[str, Any], norms: Mapping[str, torch.Tensor], **shape: int
 ) -> Path:
@@ -240,16 +198,16 @@ def variant(
     file, weights_file = model / "config.json", model / "model.safetensors"
     known = json.loads(file.read_text()) | config
     file.write_text(json.dumps(known))
-    layers = range(known["num_hidden_layers"])
     added = {
         f"model.layers.{i}.{name}.weight": norm.clone()
-        for i in layers
+        for i in range(known["num_hidden_layers"])
         for name, norm in norms.items()
     }
     save_file(load_file(weights_file) | added, weights_file, metadata={"format": "pt"})
     return model
 
 
+# A window of 16 tokens in the first layer.
 GEMMA = {
     "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "sliding_window": 16,
     "query_pre_attn_scalar": 32, "hidden_act": "gelu_pytorch_tanh",
@@ -258,42 +216,22 @@ GEMMA = {
 }  # fmt: skip
 
 
-def gemma(folder: Path, **config: object) -> Path:
-    """A window of 16 tokens in the first layer."""
+def test_a_sliding_window_whose_kv_is_kept_whole(tmp_path: Path) -> None:
     plain = torch.zeros(_HIDDEN_SIZE)
     norms = dict.fromkeys(("input_layernorm", "pre_feedforward_layernorm"), plain)
     # Layers outweigh the embedding of the last token.
     norms |= dict.fromkeys(("post_attention_layernorm", "post_feedforward_layernorm"), plain + 20)
-    return variant(folder, GEMMA | config, norms)
-
-
-def test_a_sliding_window_whose_kv_is_kept_whole(tmp_path: Path) -> None:
-    model = gemma(tmp_path)
-    with preempting(tmp_path, model, YIELDING_FLAGS) as server:
+    with preempting(tmp_path, variant(tmp_path, GEMMA, norms), YIELDING_FLAGS) as server:
         found = all_yield_and_come_back(server)
         assert len({token for ids in found for token in ids}) > NUM_ASKED
 
 
-# Kernels of the last two are interpreted, so only a few requests run.
-_FEW = {"num_asked": NUM_OF_FEW, "flags": ("--max-total-tokens", "200")}
-_SNAPSHOTLESS = ("--max-total-tokens", "200", *triton_kernels.WITHOUT_SNAPSHOTS)
-
-
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("make", "kernels", "more"),
-    [
-        (with_windows, torch_kernels, {}),
-        (with_convolutions, torch_kernels, {}),
-        (with_state_spaces, triton_kernels, _FEW),
-        (with_gated_delta, triton_kernels, {**_FEW, "flags": _SNAPSHOTLESS}),
-    ],
-)
+@pytest.mark.parametrize("make", [with_windows, with_convolutions])
 def test_models_whose_answers_are_not_preempted(
-    make: Callable[[Path], Path], kernels: Any, more: dict[str, Any], tmp_path: Path
+    make: Callable[[Path], Path], tmp_path: Path
 ) -> None:
-    env = kernels.install(tmp_path)
-    none_yields_but_the_shorter_starts_first(tmp_path, make(tmp_path / "model"), env, **more)
+    none_yields_but_the_shorter_starts_first(tmp_path, make(tmp_path / "model"))
 
 
 def none_yields_but_the_shorter_starts_first(
@@ -301,38 +239,37 @@ def none_yields_but_the_shorter_starts_first(
     model: Path,
     env: Mapping[str, str] = {},
     flags: Sequence[str] = (),
-    num_asked: int = NUM_ASKED,
-    bodies: Sequence[Mapping[str, Any]] = ({},) * NUM_ASKED,
     then: Callable[[SageServer], None] = lambda server: None,
 ) -> None:
-    """Check that answers stay the same next to other requests when memory runs out. `bodies` join
-    the requests, one each. then: called afterwards."""
+    """And answers are the same beside others, though memory runs out. then: what comes after."""
     env = CHECKED | torch_kernels.install(folder) | {**env}
     flags = [*YIELDING_FLAGS, *flags]
     with SageServer(model, folder, flags=flags, env=env, settings=PATIENT) as server:
         the_shorter_starts_first(server)
-        asked = [partial(answer, server, i, **bodies[i]) for i in range(num_asked)]
+        asked = [partial(answer, server, i) for i in range(NUM_ASKED)]
         alone = [ask() for ask in asked]
         assert stage.together(server, asked) == alone
-        assert len({token for ids in alone for token in ids}) > num_asked
+        assert len({token for ids in alone for token in ids}) > NUM_ASKED
         then(server)
         stats = server.stats()
-        assert stats["preemption"] is None
-        assert stats["num_policy_errors"] == 0
+        assert (stats["preemption"], stats["num_policy_errors"]) == (None, 0)
 
 
 @pytest.mark.long
 def test_pictures_in_prompts(tmp_path: Path) -> None:
+    def body(i: int, color: int) -> dict[str, Any]:
+        return {"text": f"{PICTURE}{ASKED[i][0]}", "image_data": picture(color)}
+
     model = with_pictures(tmp_path / "model")
     flags = [*YIELDING_FLAGS, "--mm-attention-backend", "sdpa"]
     env = CHECKED | torch_kernels.install(tmp_path)
     with preempting(tmp_path, model, flags, env) as server:
         # Every second prompt has a picture, which changes the answer.
-        bodies = [with_picture(ASKED[i][0], 16 * i) if i % 2 else {} for i in range(NUM_ASKED)]
+        with_picture = range(1, NUM_ASKED, 2)
+        bodies = [body(i, 16 * i) if i in with_picture else {} for i in range(NUM_ASKED)]
         found = all_yield_and_come_back(server, bodies)
-        others = [with_picture(ASKED[i][0], 16 * i + 128) for i in range(1, NUM_ASKED, 2)]
-        seen = [answer(server, 2 * i + 1, **body) for i, body in enumerate(others)]
-        assert all(ids != said for ids, said in zip(seen, found[1::2], strict=True))
+        for i in with_picture:
+            assert answer(server, i, **body(i, 16 * i + 128)) != found[i]
         # Chats with a picture are ordered by their text.
         switch(server, {"schedule_policy": "sage"})
         asked = {"long": UNASKED_LONG_PROMPT, "short": UNASKED_SHORT_PROMPT}
@@ -340,13 +277,11 @@ def test_pictures_in_prompts(tmp_path: Path) -> None:
         assert stage.started(server) == ["short", "long"]
 
 
-@pytest.mark.long
-def test_an_encoder_beside_the_decoder(tmp_path: Path) -> None:
-    # All have a picture: in a prefill that some have none in, SGLang masks the rows of others
-    # (models/mllama.py, get_full_text_row_masked_out_mask).
-    bodies = [with_picture(ASKED[i][0], 16 * i, ENCODED_PICTURE) for i in range(NUM_ASKED)]
-    model, flags = with_cross_attention(tmp_path / "model"), ("--mm-attention-backend", "sdpa")
-    none_yields_but_the_shorter_starts_first(tmp_path, model, flags=flags, bodies=bodies)
+def chat(server: SageServer, rid: str, text: str) -> None:
+    shown = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture(0)}"}}
+    messages = [{"role": "user", "content": [shown, {"type": "text", "text": text}]}]
+    body = {"model": "model", "rid": rid, "max_tokens": 4, "messages": messages}
+    post(server, "/v1/chat/completions", body)
 
 
 @pytest.mark.long
@@ -370,15 +305,6 @@ def test_prompts_of_embeddings_are_served_and_stay(model: Path, tmp_path: Path) 
         assert set(stats["preemption"]["num_not_preemptible"]) == {"input_embeds"}
 
 
-def chat(server: SageServer, rid: str, text: str) -> None:
-    shown = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture(0)}"}}
-    content = [shown, {"type": "text", "text": text}]
-    body = {"rid": rid, "max_tokens": 4, "messages": [{"role": "user", "content": content}]}
-    body["model"] = "model"
-    answer = requests.post(f"{server.url}/v1/chat/completions", json=body, timeout=300)
-    answer.raise_for_status()
-
-
 @pytest.mark.long  # four ranks take every step together, and wait busily
 def test_each_attention_group_decides_for_itself_and_its_ranks_alike(tmp_path: Path) -> None:
     flags = ["--tp-size", "4", "--dp-size", "2", "--enable-dp-attention"]
@@ -396,10 +322,9 @@ def test_each_attention_group_decides_for_itself_and_its_ranks_alike(tmp_path: P
             return answer(server, i, routed_dp_rank=group)
 
         def num_preemptions() -> list[int]:
-            info = requests.get(f"{server.url}/server_info", timeout=300).json()
-            states = [state["sage"]["preemption"] for state in info["internal_states"]]
-            assert all(state["num_preemptions"] == state["num_resumed"] for state in states)
-            return sorted(state["num_preemptions"] for state in states)
+            found = [state["sage"]["preemption"] for state in states(server)]
+            assert all(each["num_preemptions"] == each["num_resumed"] for each in found)
+            return sorted(each["num_preemptions"] for each in found)
 
         alone = [of(i, i % 2) for i in range(NUM_OF_GROUP)]
         with ThreadPoolExecutor(NUM_OF_GROUP) as pool:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import requests
 
 from predictor_store.probe.file import fingerprint
 from predictor_store.probe.recording import Recording
@@ -16,7 +14,7 @@ from tests.checks.exactness import ask, differences
 from tests.engine.conftest import ASKED, Stock
 from tests.engine.crowds import ask_together
 from tests.engine.kinds import YIELDING_FLAGS, settings
-from tests.engine.serving import SHORT_PROMPT, SageServer, generate, wait_until
+from tests.engine.serving import SHORT_PROMPT, SageServer, generate, post, wait_until
 from tests.predictor_store.probes import probe
 
 # A request's rank changes with each token, and none is too old to yield.
@@ -26,8 +24,8 @@ limit = 1000.0
 [step_time]
 decode_base_ms = 6.0
 [probe]
-file = "{probe}"
-record = "{record}"
+file = "{folder}/probe"
+record = "{folder}/recorded"
 """
 
 
@@ -39,9 +37,10 @@ def reading(
     """Under trail, with a random probe."""
     folder = tmp_path_factory.mktemp("reading")
     probe(fingerprint(model)).write(folder / "probe")
-    settings = SETTINGS.format(probe=folder / "probe", record=folder / "recorded")
-    flags = YIELDING_FLAGS
-    with SageServer(model, folder, flags=flags, settings=settings, policy="trail") as server:
+    settings = SETTINGS.format(folder=folder)
+    with SageServer(
+        model, folder, flags=YIELDING_FLAGS, settings=settings, policy="trail"
+    ) as server:
         yield server
 
 
@@ -57,28 +56,25 @@ class TestStatesAreRead:
         assert stats["probe"]["num_scores"] > 0.8 * sum(num_tokens for _, num_tokens in ASKED)
         assert stats["probe"]["num_not_finite"] == 0
 
-    def test_prompts_whose_tokens_are_scored_by_the_model_too(self, reading: SageServer) -> None:
+    def test_scored_prompts_are_no_answers(self, reading: SageServer) -> None:
         before = reading.stats()["probe"]["num_scores"]
         answer = generate(reading, SHORT_PROMPT, 8, return_logprob=True, logprob_start_len=0)
         assert len(answer["meta_info"]["input_token_logprobs"]) > 1
-        assert reading.stats()["probe"]["num_scores"] > before
+        assert before < reading.stats()["probe"]["num_scores"] <= before + 8
 
-    def test_what_was_recorded_is_of_the_answers(self, reading: SageServer) -> None:
+    def test_recorded_states_are_those_of_the_answers(self, reading: SageServer) -> None:
         folder = reading.log.parent / "recorded"
         wait_until(lambda: any(folder.glob("*.answers.jsonl")))
         recording = Recording.read(folder)
-        lengths = {num_tokens for _, num_tokens in ASKED}
-        assert lengths <= set(recording.lengths.tolist())
+        assert {num_tokens for _, num_tokens in ASKED} <= set(recording.lengths.tolist())
         assert np.all(recording.ages < recording.lengths[recording.answer])
         assert np.all(np.isfinite(recording.states))
-        for path in folder.iterdir():
-            assert path.stat().st_mode & 0o077 == 0
+        assert not any(path.stat().st_mode & 0o077 for path in folder.iterdir())
 
     def test_other_weights_end_it(self, reading: SageServer, model: Path) -> None:
-        body = {"model_path": str(model), "flush_cache": True}
-        response = requests.post(f"{reading.url}/update_weights_from_disk", json=body, timeout=300)
-        assert response.json()["success"]
-        before: dict[str, Any] = reading.stats()["probe"]
+        update = {"model_path": str(model), "flush_cache": True}
+        assert post(reading, "/update_weights_from_disk", update)["success"]
+        before = reading.stats()["probe"]
         assert "weights" in before["stopped"]
         generate(reading, SHORT_PROMPT, 8)
         assert reading.stats()["probe"]["num_scores"] == before["num_scores"]
@@ -86,7 +82,7 @@ class TestStatesAreRead:
 
 def test_two_ranks_go_by_the_same_scores(two_ranks: SageServer) -> None:
     """SGLang compares the ranks, and ends the server if they differ."""
-    before = two_ranks.stats()["preemption"]["num_preemptions"]
+    before = two_ranks.preemption()["num_preemptions"]
     trail = {"schedule_policy": "trail", "policy": {"trail": {"limit": 1000.0}}}
     settings(two_ranks, trail | {"preemption": {"enabled": True}})
     answers = ask(two_ranks, ASKED[:18], 18)

@@ -1,4 +1,4 @@
-"""Servers in other ways: untouched, within a program, refused."""
+"""A server that is left untouched, and one within a program."""
 
 from __future__ import annotations
 

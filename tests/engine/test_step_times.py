@@ -1,5 +1,5 @@
-"""A real server of two ranks learns step times, keeps them for the next server, and learns answer
-lengths. Its model has latent attention, whose KV is swapped too."""
+"""A real server of two ranks learns step times, and the next server keeps them. Its model has
+latent attention, whose KV is swapped too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.engines.server.model import write_model
 from tests.checks.exactness import TWO_RANKS, ask, differences
 from tests.engine import told_at_once
 from tests.engine.crowds import ask_in_waves
-from tests.engine.kinds import CHECKED
+from tests.engine.kinds import CHECKED, PATIENT
 from tests.engine.serving import (
     LONG_PROMPT,
     SHORT_PROMPT,
@@ -25,22 +25,13 @@ from tests.engine.serving import (
 
 # As many as are learned from at once, and more.
 NUM_ANSWERS, NUM_TOKENS = 8, 60
-
-
 # Whenever short ones come, as many long ones yield. Cost in tokens, as a price in seconds is what
 # the clock says.
-SETTINGS = """
-[predictor]
-deadline_ms = 600000.0
-[policy.sage]
-regret = inf
-[preemption]
-enabled = true
-"""
+SETTINGS = f"{PATIENT}[policy.sage]\nregret = inf\n[preemption]\nenabled = true\n"
 FLAGS = ["--max-total-tokens", "640", "--max-running-requests", "4", "--tp-size", "2"]
 
 
-def test_what_a_server_learns_all_its_ranks_and_the_next_server_go_by(tmp_path: Path) -> None:
+def test_learned_step_times_are_those_of_all_ranks_and_the_next_server(tmp_path: Path) -> None:
     store = warmed_store(tmp_path / "store")
     model = write_model(tmp_path / "model", latent_attention=True)
 
@@ -57,13 +48,12 @@ def test_what_a_server_learns_all_its_ranks_and_the_next_server_go_by(tmp_path: 
         learned = first.stats()["step_time"]
         assert learned["source"] == "learned"
         assert learned["num_steps"] > NUM_ANSWERS * NUM_TOKENS / 2
-        wait_until(lambda: all_say(first, "step times are learned now: "))
+        wait_until(lambda: both_ranks_say(first, "step times are learned now: "))
     with server("second") as second:
         kept = second.stats()["step_time"]
         assert kept["source"] == "kept"
         assert coefficients(kept) == coefficients(learned)
-        wait_until(lambda: all_say(second, "step times are kept now: "))
-        assert generate(second, "Say it.", 2)["meta_info"]["completion_tokens"] == 2
+        wait_until(lambda: both_ranks_say(second, "step times are kept now: "))
         latent_kv_comes_back_as_it_went(second)
 
 
@@ -72,20 +62,16 @@ def latent_kv_comes_back_as_it_went(server: SageServer) -> None:
     long = [(f"{LONG_PROMPT} Chapter {i}.", rng.randrange(90, 120)) for i in range(6)]
     short = [(f"{SHORT_PROMPT} Case {i}.", rng.randrange(4, 20)) for i in range(12)]
     waves = [long, short[:4], short[4:8], short[8:]]
-    before = server.stats()
     found = ask_in_waves(server, waves, every_tokens=20, ignore_eos=False)
-    stats = server.stats()
-    assert stats["preemption"]["num_preemptions"] == stats["preemption"]["num_resumed"] >= 8
-    num_ranked = sum(stats["num_ranked"].values()) - sum(before["num_ranked"].values())
-    assert num_ranked == len(found)
+    moved = server.preemption()
+    assert moved["num_preemptions"] == moved["num_resumed"] >= 8
     alone = ask(server, [*long, *short], 1, sampling=[{"ignore_eos": False}])
     assert differences(alone, found)[0] == 0
 
 
-def all_say(server: SageServer, what: str) -> bool:
-    """Whether both ranks' logs say it, and of it the same."""
-    pattern = rf"(TP\d)\].* {what}(.*)"
-    lines = re.findall(pattern, server.log.read_text())
+def both_ranks_say(server: SageServer, what: str) -> bool:
+    """Whether both logs say it, and of it the same."""
+    lines = re.findall(rf"(TP\d)\].* {what}(.*)", server.log.read_text())
     first, second = ([told for rank, told in lines if rank == name] for name in ("TP0", "TP1"))
     return len(first) > 0 and first == second
 

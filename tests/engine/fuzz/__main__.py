@@ -1,4 +1,8 @@
-"""The command: `python -m tests.engine.fuzz --seed S --minutes M [--config NAME ...]`."""
+"""The command: `python -m tests.engine.fuzz --seed S --minutes M [--config NAME ...]`.
+
+It plays random scenarios against real servers, and checks what must hold whatever the timing. The
+time is shared out evenly among the configurations. Exit code 1 if something is found.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,6 @@ import itertools
 import signal
 import sys
 from pathlib import Path
-
-from tqdm import tqdm
 
 from tests.engine.fuzz.configurations import CONFIGURATIONS
 from tests.engine.fuzz.model import write_spelling_model
@@ -19,29 +21,11 @@ _FOLDER = Path("results/fuzz")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.engine.fuzz",
-        description="Play random scenarios against real servers, and check what must hold whatever "
-        "the timing. The time is shared out evenly among the configurations. Exit code 1 if "
-        "something is found.",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    parser.add_argument(
-        "--minutes",
-        type=float,
-        default=10.0,
-        help="of play in all, without the starts of servers; default: %(default)s",
-    )
-    parser.add_argument(
-        "--config",
-        nargs="+",
-        choices=CONFIGURATIONS,
-        default=list(CONFIGURATIONS),
-        metavar="NAME",
-        help=f"default: all of {', '.join(CONFIGURATIONS)}",
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=10.0, help="without starts of servers")
+    parser.add_argument("--config", nargs="+", choices=CONFIGURATIONS, default=list(CONFIGURATIONS))
     parser.add_argument("--episode", type=int, help="play this one alone, again and again")
-    parser.add_argument("--keep-going", action="store_true", help="go on after a finding")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # servers end, too
     folder = _FOLDER.absolute()
@@ -55,44 +39,30 @@ def main() -> int:
         try:
             for configuration in configurations:
                 trial = Trial(configuration, model, folder, oracle)
-                found |= _try(trial, configuration.name, args)
+                found |= _finds_something(trial, configuration.name, args)
         finally:
             oracle.close()
     return int(found)
 
 
-def _try(trial: Trial, name: str, args: argparse.Namespace) -> bool:
-    """Whether something was found."""
-    found = False
-    number = args.episode or 0
-    progress = tqdm(desc=name, unit=" episodes", leave=False)
+def _finds_something(trial: Trial, name: str, args: argparse.Namespace) -> bool:
+    number, findings = args.episode or 0, list[str]()
     try:
-        with progress:
-            while trial.tally.played_s < 60 * args.minutes / len(args.config):
-                findings = trial.episode(f"{args.seed}/{name}/{number}")
-                progress.set_postfix_str(str(trial.tally))
-                progress.update()
-                if findings:
-                    found = True
-                    tqdm.write(_report(name, args.seed, number, findings))
-                    if not args.keep_going:
-                        break
-                number += args.episode is None
+        while not findings and trial.tally.played_s < 60 * args.minutes / len(args.config):
+            findings = trial.episode(f"{args.seed}/{name}/{number}")
+            number += args.episode is None and not findings
     finally:
         trial.stop()
-    print(f"{name}: {trial.tally}", flush=True)
-    return found
-
-
-def _report(name: str, seed: int, number: int, findings: list[str]) -> str:
-    lines = "\n".join(f"  - {finding[:1500]}" for finding in findings[:12])
-    more = f"\n  and {len(findings) - 12} more" if len(findings) > 12 else ""
-    return (
-        f"{name}, episode {number}: {len(findings)} findings\n{lines}{more}\n"
-        f"  logs: {_FOLDER}/{name}-fuzzed*/\n"
-        "  again (timing decides too, so it may take a few): python -m tests.engine.fuzz "
-        f"--config {name} --seed {seed} --episode {number}"
-    )
+    print(f"{name}: {trial.tally}")
+    for finding in findings[:12]:
+        print(f"  - {finding[:1500]}")
+    if findings:
+        print(
+            f"  {len(findings)} findings, logs in {_FOLDER}/{name}-fuzzed*/, again (timing decides "
+            f"too, so it may take a few) by --config {name} --seed {args.seed} --episode {number}",
+            flush=True,
+        )
+    return bool(findings)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from tests.engine.fuzz.claims import Claims
 from tests.engine.fuzz.scenario import (
     Disturbance,
     Kind,
-    Logprobs,
     Scenario,
     Talk,
     Trouble,
@@ -28,28 +27,29 @@ from tests.engine.fuzz.scenario import (
 # If nothing came back after this number of looks, a second apart, the server is stuck.
 # Counted, as a clock goes on while this process and the server are stopped.
 _STALLED_LOOKS = 150
-_CHAT = "/v1/chat/completions"
 _GENERATE = "/generate"
 _SETTINGS = "/sage/settings"
+_UPDATE = "/update_weights_from_disk"
 # These counters are read while requests come and go.
 _COUNTS = ("/server_info", "/metrics", "/v1/loads")
 _NOT_FLUSHED = "the cache was not flushed"
 _REFUSED_FLUSHES = (_NOT_FLUSHED, "Flush cache failed")
+# Fields of a batch, which are lists, and what they have where a request says nothing.
+_OF_A_BATCH: dict[str, Any] = {
+    "input_ids": None, "sampling_params": None, "return_logprob": False, "logprob_start_len": -1,
+    "top_logprobs_num": 0,
+}  # fmt: skip
+_PAUSES = {Trouble.PAUSE_ABORT: "abort", Trouble.PAUSE_IN_PLACE: "in_place"}
+# What a SWITCH goes back to, beside the policy.
+_CALM = {"preemption": {"enabled": True}, "decode": {"max_gap_ms": 1000.0}}
 
 
 class StalledError(RuntimeError):
     """Nothing comes back from the server any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A request, without the way in which the answer comes."""
-
-    route: str
-    body: Mapping[str, Any]
-
-    def key(self) -> str:
-        return self.route + json.dumps(self.body, sort_keys=True)
+# The body of a request, without the way in which the answer comes.
+Question = Mapping[str, Any]
 
 
 @dataclass(slots=True)
@@ -78,8 +78,8 @@ class Outcome:
     turn: Turn
     rid: str
     question: Question
-    sent_s: float
-    ended_s: float = float("inf")
+    sent_s: float = field(default_factory=time.monotonic)
+    ended_s: float = math.inf
     left: bool = False
     asked_to_abort: bool = False
     answers: list[Answer] = field(default_factory=list)
@@ -99,29 +99,27 @@ class Actor:
     during switches."""
 
     def __init__(self, url: str, model_path: str, policy: str, prefix: str) -> None:
-        self._url = url
-        self._model_path = model_path
-        self._policy = policy
-        self._prefix = prefix
-        self._started_s = time.monotonic()
-        self._heard_s = time.monotonic()
+        self._url, self._model_path = url, model_path
+        self._policy, self._prefix = policy, prefix
+        self._started_s = self._heard_s = 0.0
         self._http: aiohttp.ClientSession | None = None
         self.played = Played([], [], [])
 
-    async def play(self, scenario: Scenario) -> Played:
-        """Raises StalledError, with all that was played so far in `played`."""
-        timeout = aiohttp.ClientTimeout(total=None)
+    async def play(self, scenario: Scenario) -> None:
+        """Raises StalledError. What was played so far is in `played`."""
         # A server closes connections that are idle, some just as they are used again.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        timeout = aiohttp.ClientTimeout(total=None)
         async with aiohttp.ClientSession(timeout=timeout, connector=connector) as self._http:
             self._started_s = self._heard_s = time.monotonic()
-            disturbances = scenario.disturbances
-            acts = [
-                *(self._talk(talk) for talk in scenario.talks),
-                self._operator([one for one in disturbances if one.trouble is Trouble.SWITCH]),
-                self._operator([one for one in disturbances if one.trouble is not Trouble.SWITCH]),
+            tasks = [
+                asyncio.create_task(act)
+                for act in (
+                    *map(self._talk, scenario.talks),
+                    self._operator(scenario.troubles),
+                    self._operator(scenario.switches),
+                )
             ]
-            tasks = [asyncio.create_task(act) for act in acts]
             try:
                 num_looks = 0
                 while not all(task.done() for task in tasks):
@@ -134,19 +132,25 @@ class Actor:
                 for task in tasks:
                     task.cancel()
                 found = await asyncio.gather(*tasks, return_exceptions=True)
-        for error in found:
-            if isinstance(error, Exception):
-                self.played.problems.append(f"a client failed: {error!r}")
-        return self.played
+                self.played.problems += [
+                    f"a client failed: {error!r}" for error in found if isinstance(error, Exception)
+                ]
 
     async def _wait(self, at_s: float) -> None:
         await asyncio.sleep(max(0.0, self._started_s + at_s - time.monotonic()))
 
     async def _post(
-        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+        self,
+        path: str,
+        body: Mapping[str, Any] | None,
+        headers: Mapping[str, str] | None = None,
     ) -> tuple[int, Any]:
+        """Status and JSON, or text, of a call; of a GET without a body."""
         assert self._http is not None
-        async with self._http.post(self._url + path, json=body, headers=headers) as response:
+        method = "GET" if body is None else "POST"
+        async with self._http.request(
+            method, self._url + path, json=body, headers=headers
+        ) as response:
             text = await response.text()
             self._heard_s = time.monotonic()
             try:
@@ -170,52 +174,38 @@ class Actor:
         elif trouble is Trouble.ABORT_ALL:
             await self._post("/abort_request", {"abort_all": True})
         elif trouble is Trouble.UPDATE:
-            await self._update(update)
+            # SGLang waits until all clients have their answers or have gone
+            # (managers/tokenizer_manager.py). If a request still runs whose client has gone, it
+            # cannot flush its cache, and the call fails
+            # (managers/scheduler_components/weight_updater.py).
+            status, found = await self._post(_UPDATE, update)
+            gone = any(each.left or each.asked_to_abort for each in self.played.outcomes)
+            if status != 200 and not (gone and _NOT_FLUSHED in str(found)):
+                self.played.problems.append(f"{_UPDATE} gave {status}: {found}")
         elif trouble is Trouble.LOOK:
-            await self._look()
+            for path in _COUNTS:
+                await self._demand(path, None)
         elif trouble is Trouble.SWITCH:
-            own: dict[str, Any] = {"schedule_policy": self._policy}
-            own |= {"preemption": {"enabled": True}, "decode": {"max_gap_ms": 1000.0}}
             await self._demand(_SETTINGS, disturbance.settings)
             await asyncio.sleep(disturbance.for_s)
-            await self._demand(_SETTINGS, own)
+            await self._demand(_SETTINGS, {"schedule_policy": self._policy, **_CALM})
         else:
-            mode = {Trouble.PAUSE_ABORT: "abort", Trouble.PAUSE_IN_PLACE: "in_place"}
-            await self._demand("/pause_generation", {"mode": mode.get(trouble, "retract")})
+            await self._demand("/pause_generation", {"mode": _PAUSES.get(trouble, "retract")})
+            # The witness says whether a refusal to flush is right (evidence.py).
             if trouble is Trouble.RETRACT_AND_FLUSH:
-                await self._flush_retracted("/flush_cache", {})
+                await self._demand("/flush_cache", {}, refusals=_REFUSED_FLUSHES)
             elif trouble is Trouble.RETRACT_AND_UPDATE:
-                await self._flush_retracted("/update_weights_from_disk", update)
+                await self._demand(_UPDATE, update, refusals=_REFUSED_FLUSHES)
             await asyncio.sleep(disturbance.for_s)
             await self._demand("/continue_generation", {})
 
-    async def _update(self, body: Mapping[str, Any]) -> None:
-        """Read the weights again. SGLang waits until all clients have their answers or have gone
-        (managers/tokenizer_manager.py). If a request still runs whose client has gone, it cannot
-        flush its cache, and the call fails (managers/scheduler_components/weight_updater.py)."""
-        status, found = await self._post("/update_weights_from_disk", body)
-        gone = any(outcome.left or outcome.asked_to_abort for outcome in self.played.outcomes)
-        if status != 200 and not (gone and _NOT_FLUSHED in str(found)):
-            self.played.problems.append(f"/update_weights_from_disk gave {status}: {found}")
-
-    async def _flush_retracted(self, path: str, body: Mapping[str, Any]) -> None:
-        """The witness says whether a refusal to flush is right (tests/engine/fuzz/evidence.py)."""
+    async def _demand(
+        self, path: str, body: Mapping[str, Any] | None, refusals: Sequence[str] = ()
+    ) -> Any:
+        """The answer of a call that has to succeed, but for these refusals."""
         status, found = await self._post(path, body)
-        if status != 200 and not any(refusal in str(found) for refusal in _REFUSED_FLUSHES):
-            self.played.problems.append(f"{path} {dict(body)} gave {status}: {found}")
-
-    async def _look(self) -> None:
-        assert self._http is not None
-        for path in _COUNTS:
-            async with self._http.get(self._url + path) as response:
-                await response.read()
-                if response.status != 200:
-                    self.played.problems.append(f"{path} gave {response.status}")
-
-    async def _demand(self, path: str, body: Mapping[str, Any]) -> Any:
-        status, found = await self._post(path, body)
-        if status != 200:
-            self.played.problems.append(f"{path} {dict(body)} gave {status}: {found}")
+        if status != 200 and not any(refusal in str(found) for refusal in refusals):
+            self.played.problems.append(f"{path} {body} gave {status}: {found}")
         return found
 
     async def _talk(self, talk: Talk) -> None:
@@ -226,68 +216,49 @@ class Actor:
         session = None
         in_tree = f"{self._prefix}-{talk.name}" if talk.kind is Kind.CHAT else None
         if talk.kind in (Kind.SESSION, Kind.STREAMING_SESSION):
-            body = {
-                "capacity_of_str_len": 100_000,
-                "streaming": talk.kind is Kind.STREAMING_SESSION,
-            }
-            session = await self._demand("/open_session", body)
+            streaming = talk.kind is Kind.STREAMING_SESSION
+            opening = {"capacity_of_str_len": 100_000, "streaming": streaming}
+            session = await self._demand("/open_session", opening)
         said = list(talk.opening)
-        messages: list[dict[str, str]] = []
-        before: str | None = None
         for i, turn in enumerate(talk.turns):
             await asyncio.sleep(turn.pause_s if i else 0.0)
             rid = f"{self._prefix}-{talk.name}-{i}"
-            if talk.kind is Kind.MESSAGES:
-                messages = [*messages, {"role": "user", "content": spelled(turn.words)}]
-                question = Question(_CHAT, _chat_body(turn, messages))
-            else:
-                question = Question(_GENERATE, _generate_body(turn, [*said, *turn.words]))
+            said += turn.words
             extra: dict[str, Any] = {"rid": rid, "session_id": in_tree}
             if session is not None:
                 extra["session_params"] = {"id": session}
-                if talk.kind is Kind.SESSION and before is not None:
-                    extra["session_params"]["rid"] = before
+                if i and talk.kind is Kind.SESSION:
+                    extra["session_params"]["rid"] = f"{self._prefix}-{talk.name}-{i - 1}"
                 if i:
                     extra["input_ids"] = list(turn.words)
-            outcome = Outcome(talk, turn, rid, question, time.monotonic())
+            outcome = Outcome(talk, turn, rid, _question(turn, said))
             self.played.outcomes.append(outcome)
             await self._ask(outcome, extra)
             answer = outcome.answers[0] if outcome.answers else Answer()
             if answer.finish not in ("stop", "length"):
                 break
-            before = rid
-            if talk.kind is not Kind.PLAIN:
-                said += [*turn.words, *answer.ids]
-                messages = [*messages, {"role": "assistant", "content": answer.text}]
+            said = list(talk.opening) if talk.kind is Kind.PLAIN else [*said, *answer.ids]
         if (session := session or in_tree) is not None:
             await self._demand("/close_session", {"session_id": session})
 
     async def _batch(self, talk: Talk) -> None:
-        now = time.monotonic()
         outcomes = [
             Outcome(
                 talk,
                 turn,
                 f"{self._prefix}-{talk.name}-{i}",
-                Question(_GENERATE, _generate_body(turn, [*talk.opening, *turn.words])),
-                now,
+                _question(turn, [*talk.opening, *turn.words]),
                 asked_to_abort=turn.leave is not None,
             )
             for i, turn in enumerate(talk.turns)
         ]
         self.played.outcomes += outcomes
-        bodies = [outcome.question.body for outcome in outcomes]
-        body = {
-            "rid": [outcome.rid for outcome in outcomes],
-            "input_ids": [[*talk.opening, *turn.words] for turn in talk.turns],
-            "sampling_params": [
-                _claimed(one, turn.claims)["sampling_params"]
-                for one, turn in zip(bodies, talk.turns, strict=True)
-            ],
-            "return_logprob": [one.get("return_logprob", False) for one in bodies],
-            "logprob_start_len": [one.get("logprob_start_len", -1) for one in bodies],
-            "top_logprobs_num": [one.get("top_logprobs_num", 0) for one in bodies],
+        bodies = [_claimed(each.question, each.turn.claims) for each in outcomes]
+        body: dict[str, Any] = {
+            name: [one.get(name, default) for one in bodies]
+            for name, default in _OF_A_BATCH.items()
         }
+        body["rid"] = [outcome.rid for outcome in outcomes]
         leaving = [asyncio.create_task(self._abort(outcome)) for outcome in outcomes]
         try:
             status, found = await self._post(_GENERATE, body, talk.turns[0].claims.headers)
@@ -296,12 +267,11 @@ class Actor:
         finally:
             for task in leaving:
                 task.cancel()
+        is_whole = status == 200 and isinstance(found, list) and len(found) == len(outcomes)
         for i, outcome in enumerate(outcomes):
             outcome.ended_s = time.monotonic()
-            if status == 200 and isinstance(found, list) and len(found) == len(outcomes):
-                outcome.answers = [_heard(found[i])]
-            else:
-                outcome.answers = [Answer(error=f"{status}: {str(found)[:300]}")]
+            failed = Answer(error=f"{status}: {str(found)[:300]}")
+            outcome.answers = [_heard(found[i]) if is_whole else failed]
 
     async def _abort(self, outcome: Outcome) -> None:
         leave = outcome.turn.leave
@@ -331,27 +301,18 @@ class Actor:
 
     async def _answer(self, outcome: Outcome, extra: Mapping[str, Any]) -> None:
         turn, question = outcome.turn, outcome.question
-        body: dict[str, Any] = {**question.body, **extra}
-        if turn.stream:
-            body["stream"] = True
+        body = _claimed({**question, **extra, "stream": turn.stream}, turn.claims)
         if turn.num_samples > 1:
             body["sampling_params"] = {**body["sampling_params"], "n": turn.num_samples}
-        body = _claimed(body, turn.claims)
         assert self._http is not None
         async with self._http.post(
-            self._url + question.route, json=body, headers=turn.claims.headers
+            self._url + _GENERATE, json=body, headers=turn.claims.headers
         ) as response:
-            if response.status != 200:
-                error = f"{response.status}: {(await response.text())[:300]}"
-                outcome.answers = [Answer(error=error)]
-            elif not turn.stream:
-                found = await response.json()
-                parts = found if isinstance(found, list) else [found]
-                heard = _heard_chat if question.route == _CHAT else _heard
-                outcome.answers = [heard(part) for part in parts]
-            else:
+            if response.status == 200 and turn.stream:
                 outcome.answers = [Answer() for _ in range(turn.num_samples)]
                 await self._listen(outcome, response)
+            else:
+                outcome.answers = await _read(response)
         self._heard_s = time.monotonic()
 
     async def _listen(self, outcome: Outcome, response: aiohttp.ClientResponse) -> None:
@@ -367,8 +328,6 @@ class Actor:
             chunk = json.loads(line)
             if "error" in chunk:
                 outcome.answers[0].error = str(chunk)[:300]
-            elif outcome.question.route == _CHAT:
-                _follow_chat(outcome.answers[0], chunk)
             else:
                 _follow(outcome.answers[chunk.get("index") or 0], chunk)
         if not done:
@@ -377,41 +336,27 @@ class Actor:
 
 async def ask(http: aiohttp.ClientSession, url: str, question: Question) -> Answer:
     """One plain answer. Raises aiohttp.ClientError."""
-    async with http.post(url + question.route, json=question.body) as response:
-        if response.status != 200:
-            return Answer(error=f"{response.status}: {(await response.text())[:300]}")
-        found = await response.json()
-        return _heard_chat(found) if question.route == _CHAT else _heard(found)
+    async with http.post(url + _GENERATE, json=question) as response:
+        return (await _read(response))[0]
 
 
-def _generate_body(turn: Turn, prompt: list[int]) -> dict[str, Any]:
-    body: dict[str, Any] = {"sampling_params": dict(turn.sampling)}
-    body |= {"text": spelled(prompt)} if turn.as_text else {"input_ids": prompt}
-    if turn.logprobs is not Logprobs.NONE:
-        body["return_logprob"] = True
-    if turn.logprobs is Logprobs.INPUT:
-        body["logprob_start_len"] = 0
-    if turn.logprobs is Logprobs.TOP:
-        body["top_logprobs_num"] = 2
-    return body
+async def _read(response: aiohttp.ClientResponse) -> list[Answer]:
+    if response.status != 200:
+        return [Answer(error=f"{response.status}: {(await response.text())[:300]}")]
+    found = await response.json()
+    return [_heard(part) for part in (found if isinstance(found, list) else [found])]
 
 
-def _chat_body(turn: Turn, messages: list[dict[str, str]]) -> dict[str, Any]:
-    sampling = dict(turn.sampling)
-    sampling["max_tokens"] = sampling.pop("max_new_tokens")
-    return {"model": "any", "messages": messages, **sampling}
+def _question(turn: Turn, prompt: Sequence[int]) -> Question:
+    said = {"text": spelled(prompt)} if turn.as_text else {"input_ids": [*prompt]}
+    return {"sampling_params": {**turn.sampling}, **said, **turn.logprobs}
 
 
 def _claimed(body: Mapping[str, Any], claims: Claims) -> dict[str, Any]:
     """A request's body with what its client says of its importance."""
-    found = dict(body)
-    if claims.custom_params:
-        said = {"custom_params": {**claims.custom_params}}
-        is_chat = "sampling_params" not in body
-        found |= said if is_chat else {"sampling_params": {**body["sampling_params"], **said}}
-    if claims.priority is not None:
-        found["priority"] = claims.priority
-    return found
+    said = {"custom_params": {**claims.custom_params}} if claims.custom_params else {}
+    priority = {} if claims.priority is None else {"priority": claims.priority}
+    return {**body, **priority, "sampling_params": {**body["sampling_params"], **said}}
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
@@ -441,12 +386,6 @@ def _heard(found: Mapping[str, Any]) -> Answer:
     )
 
 
-def _heard_chat(found: Mapping[str, Any]) -> Answer:
-    choice = found["choices"][0]
-    text, finish = choice["message"]["content"] or "", choice["finish_reason"] or ""
-    return Answer(text=text, rid=found["id"], finish=finish)
-
-
 def _follow(answer: Answer, chunk: Mapping[str, Any]) -> None:
     """A chunk of /generate, which has all that was said so far."""
     now = _heard(chunk)
@@ -460,13 +399,3 @@ def _follow(answer: Answer, chunk: Mapping[str, Any]) -> None:
     for name in Answer.__slots__:
         if name not in ("problems", "error"):
             setattr(answer, name, getattr(now, name))
-
-
-def _follow_chat(answer: Answer, chunk: Mapping[str, Any]) -> None:
-    """A chunk of the OpenAI route, with the new text."""
-    for choice in chunk["choices"]:
-        if answer.finish:
-            answer.problems.append("the answer went on after its end")
-        answer.rid = chunk["id"]
-        answer.text += choice["delta"].get("content") or ""
-        answer.finish = choice["finish_reason"] or ""

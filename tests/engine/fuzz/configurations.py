@@ -48,20 +48,14 @@ _POLICIES = (
 # SGLang's dfs-weight ends a server with streaming sessions.
 _POLICIES_OF_SESSIONS = _POLICIES[:-1]
 _CLAIMING = Mix(
-    max_tokens=400,
-    troubles=_ALL_TROUBLES | {Trouble.LOOK: 3.0},
-    max_troubles=3,
-    claims=0.7,
-    policies=_POLICIES,
-    max_switches=4,
-)
+    max_tokens=400, troubles=_ALL_TROUBLES | {Trouble.LOOK: 3.0}, max_troubles=3, claims=0.7,
+    policies=_POLICIES, max_switches=4,
+)  # fmt: skip
 # Other configurations try shared prompts.
 _STRUCTURED = Mix(
-    max_tokens=400,
-    grammar=0.7,
-    leaving=0.1,
+    max_tokens=400, grammar=0.7, leaving=0.1,
     families={"singles": 4.0, "chats": 1.0, "batches": 1.0},
-)
+)  # fmt: skip
 _WITH_SESSIONS = {
     "documents": 2.0, "chats": 1.0, "singles": 2.0, "sessions": 2.0, "streaming sessions": 3.0,
 }  # fmt: skip
@@ -126,7 +120,7 @@ _LIST = [
     ),
     Configuration(
         name="paged", flags=(*_PAGED, "--disable-overlap-schedule"), pool_tokens=1280,
-        mix=Mix(penalties=True, grammar=0.15, troubles=_CALM_TROUBLES),
+        mix=Mix(grammar=0.15, troubles=_CALM_TROUBLES),
     ),
     *(
         Configuration(
@@ -174,9 +168,9 @@ _LIST = [
         name="chaos", flags=(*_MIXED, "--disable-overlap-schedule"), pool_tokens=1000,
         starved_flags=("--enable-streaming-session", "--enable-session-radix-cache", *_COUNTED),
         mix=replace(
-            _CLAIMING, policies=_POLICIES_OF_SESSIONS, grammar=0.05, penalties=True, max_switches=6,
+            _CLAIMING, policies=_POLICIES_OF_SESSIONS, grammar=0.05, max_switches=6,
             families=_WITH_SESSIONS
-            | {"streaming sessions": 1.0, "agents": 1.0, "batches": 0.7, "messages": 0.7},
+            | {"streaming sessions": 1.0, "agents": 1.0, "batches": 0.7},
         ),
     ),
     Configuration(

@@ -36,17 +36,11 @@ class Evidence:
             for state, _ in event["met"].values()
         )
 
-    def lost_kv(self) -> set[str]:
-        """The ids of the requests that were retracted and kept no copy, or lost it to a flush."""
-        events = [event for events in self._schedulers.values() for event in events]
-        return {event["rid"] for event in events if event["event"] == "kv lost"}
-
     def findings(self) -> list[str]:
         return [*self._lost_aborts(), *self._answered_twice(), *self._refused_flushes()]
 
     def _lost_aborts(self) -> list[str]:
         """Requests that the HTTP process was told to abort, and that ran to their natural end."""
-        found = []
         # By admitted request: how often all had been aborted before.
         let_in: dict[str, int] = {}
         wanted: set[str] = set()
@@ -57,12 +51,12 @@ class Evidence:
             elif event["event"] == "abort":
                 num_of_all += event["all"]
                 wanted |= set(event["known"]) & let_in.keys()
-        for rid in sorted(wanted):
-            for events in self._schedulers.values():
-                if (problem := _lost(rid, events, let_in[rid])) is not None:
-                    found.append(f"{rid}: {problem}")
-                    break
-        return found
+        return [
+            f"{rid}: {problem}"
+            for rid in sorted(wanted)
+            for events in self._schedulers.values()
+            if (problem := _lost(rid, events, let_in[rid]))
+        ]
 
     def _answered_twice(self) -> list[str]:
         ends = Counter(event["rid"] for event in self._http if event["event"] == "finish")
@@ -80,53 +74,41 @@ class Evidence:
 
 
 def _read(path: Path) -> list[Event]:
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("}")]
 
 
-def _lost(rid: str, events: Iterable[Event], num_of_all_before: int) -> str | None:
-    """Return how one scheduler lost the abort of a request; None if it did not.
+def _lost(rid: str, events: Iterable[Event], num_of_all_before: int) -> str:
+    """Return how one scheduler lost the abort of a request; "" if it did not.
 
     num_of_all_before: how often all were aborted before the request was there.
     """
-    arrived, aborts_before, passed_by, met = False, -num_of_all_before, 0, []
+    has_arrived, num_before, num_missed, met = False, -num_of_all_before, 0, []
     for event in events:
         if event["event"] == "abort":
             if rid in event["met"]:
                 met.append((*event["met"][rid], event.get("step")))
             elif event["all"] or event["rid"] == rid:
-                aborts_before += not arrived
-                passed_by += arrived
+                num_before += not has_arrived
+                num_missed += has_arrived
         elif event["event"] == "pause" and event["mode"] == "retract":
             # SGLang aborts a chunked prompt before the next step, but not if a pause has moved it
             # to the queue meanwhile (process_pending_chunked_abort in managers/scheduler.py).
             met = [each for each in met if each[::2] != ("chunked", event["step"])]
-        elif event.get("rid") != rid:
-            continue
-        elif event["event"] == "arrive":
-            arrived = True
-        elif event["event"] == "finish" and event["reason"] != "abort":
+        elif event.get("rid") == rid and event["event"] == "arrive":
+            has_arrived = True
+        elif event.get("rid") == rid and event["event"] == "finish" and event["reason"] != "abort":
+            said = event["tokens"]
             if met:
                 state, num_tokens, _ = met[0]
-                late = event["tokens"] - num_tokens
-                if late > _LAST_WORDS:
-                    return f"aborted while {state}, and said {late} more tokens to its end"
-            elif passed_by:
-                return (
-                    f"the scheduler did not find it to abort, and it said {event['tokens']} tokens"
-                )
-            elif aborts_before > 0 and event["tokens"] > _LAST_WORDS:
-                return f"aborted before it reached the scheduler, and said {event['tokens']} tokens"
-            else:
-                # An abort that came after the end is noted too, and later.
-                return _never(rid, event, events)
-    return None
-
-
-def _never(rid: str, finish: Event, events: Iterable[Event]) -> str | None:
-    told = any(
-        event["event"] == "abort" and (event["all"] or event["rid"] == rid) for event in events
-    )
-    return None if told else f"no abort reached the scheduler; it said {finish['tokens']} tokens"
+                is_lost = said > num_tokens + _LAST_WORDS
+                return f"aborted while {state}, and said {said - num_tokens} more" * is_lost
+            if num_missed:
+                return f"the scheduler did not find it to abort, and it said {said} tokens"
+            if num_before > 0 and said > _LAST_WORDS:
+                return f"aborted before it reached the scheduler, and said {said} tokens"
+            # An abort that came after the end is noted too, and later.
+            aborts = (each for each in events if each["event"] == "abort")
+            is_told = any(each["all"] or each["rid"] == rid for each in aborts)
+            return "" if is_told else f"no abort reached the scheduler; it said {said} tokens"
+    return ""

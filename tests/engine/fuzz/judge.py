@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from tests.engine.fuzz.actor import Answer, Outcome, Played
 from tests.engine.fuzz.oracle import Oracle
-from tests.engine.fuzz.scenario import COUNTED, GRAMMARS, Kind, Turn
+from tests.engine.fuzz.scenario import GRAMMARS, Kind
 
 # Of a log probability: who is decoded together changes its last digits.
 _TOLERANCE = 1e-3
@@ -15,63 +16,40 @@ _TOLERANCE = 1e-3
 
 @dataclass(slots=True)
 class Verdict:
-    """The faults in an episode's answers, and the number of comparisons.
-
-    num_uncertain: comparisons of which two undisturbed runs differed too, or in which SGLang
-        retracted a request whose tokens it counts.
-    """
+    """The faults of an episode's answers. counts: answers that were compared, aborted, left by
+    their client, or uncertain: two undisturbed runs did not agree either."""
 
     findings: list[str]
-    num_compared: int = 0
-    num_uncertain: int = 0
-    num_aborted: int = 0
-    num_left: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
 
 
-def judge(played: Played, oracle: Oracle, lost_kv: Set[str] = frozenset()) -> Verdict:
-    """lost_kv: see Evidence.lost_kv."""
+def judge(played: Played, oracle: Oracle) -> Verdict:
     verdict = Verdict(list(played.problems))
     compared = [outcome for outcome in played.outcomes if not outcome.turn.sampled]
-    calm = dict(
-        zip(
-            [outcome.rid for outcome in compared],
-            oracle.answers([outcome.question for outcome in compared]),
-            strict=True,
-        )
-    )
+    known = oracle.answers([outcome.question for outcome in compared])
+    calm = {outcome.rid: answer for outcome, answer in zip(compared, known, strict=True)}
     for outcome in played.outcomes:
-        wanted = calm.get(outcome.rid)
-        counts = not COUNTED.isdisjoint(outcome.turn.sampling)
-        if counts and not lost_kv.isdisjoint(answer.rid for answer in outcome.answers):
-            verdict.num_uncertain += 1
-            wanted = None
-        found = _judge_one(outcome, wanted, _may_abort(outcome, played), verdict)
-        if found and outcome.rid in calm:
-            again = oracle.alone(outcome.question)
-            known = calm[outcome.rid]
-            if (again.ids, again.text) != (known.ids, known.text) or _near_tie(
-                outcome, known, oracle
-            ):
-                verdict.num_uncertain += 1
-                continue
-        verdict.findings += [f"{_who(outcome)}: {problem}" for problem in found]
+        wanted, may_abort = calm.get(outcome.rid), _may_abort(outcome, played)
+        found = _judge_one(outcome, wanted, may_abort, verdict.counts)
+        if found and outcome.rid in calm and _is_uncertain(outcome, calm[outcome.rid], oracle):
+            verdict.counts["uncertain"] += 1
+        else:
+            who = f"{outcome.rid} ({outcome.talk.kind.name}, {outcome.turn})"
+            verdict.findings += [f"{problem}: {who}" for problem in found]
     return verdict
 
 
-def _near_tie(outcome: Outcome, calm: Answer, oracle: Oracle) -> bool:
-    """Whether all differences began at a token that was hardly likelier than another. In a chat,
-    for example, the KV of earlier answers comes from decode steps, which round it differently than
-    a prefill does."""
-    if outcome.talk.kind is Kind.MESSAGES:
-        return False
-    margins = None
-    for answer in outcome.answers:
-        if (at := _first_difference(answer, calm)) is None:
-            continue
-        margins = oracle.margins(outcome.question) if margins is None else margins
-        if at >= len(margins) or margins[at] > _TOLERANCE:
-            return False
-    return margins is not None
+def _is_uncertain(outcome: Outcome, calm: Answer, oracle: Oracle) -> bool:
+    """Whether the undisturbed server says another thing by now, or all that is wrong began at a
+    token that was hardly likelier than another. In a chat, say, the KV of what was said before is
+    of decode steps, in which it is rounded otherwise than in a prefill."""
+    again = oracle.alone(outcome.question)
+    if (again.ids, again.text) != (calm.ids, calm.text):
+        return True
+    parted = [_first_difference(answer, calm) for answer in outcome.answers]
+    places = [at for at in parted if at is not None]
+    margins = oracle.margins(outcome.question) if places else []
+    return bool(places) and all(at < len(margins) and margins[at] <= _TOLERANCE for at in places)
 
 
 def _may_abort(outcome: Outcome, played: Played) -> bool:
@@ -88,59 +66,41 @@ def _may_abort(outcome: Outcome, played: Played) -> bool:
     )
 
 
-def _who(outcome: Outcome) -> str:
-    turn = outcome.turn
-    how = [
-        outcome.talk.kind.name.lower(),
-        f"{len(turn.words)} new tokens",
-        str(dict(turn.sampling)),
-    ]
-    how += ["streamed"] * turn.stream + [f"n={turn.num_samples}"] * (turn.num_samples > 1)
-    return f"{outcome.rid} ({', '.join(how)})"
-
-
 def _judge_one(
-    outcome: Outcome, calm: Answer | None, may_abort: bool, verdict: Verdict
+    outcome: Outcome, calm: Answer | None, may_abort: bool, counts: Counter[str]
 ) -> list[str]:
-    problems: list[str] = []
-    turn = outcome.turn
-    if not outcome.left and len(outcome.answers) != turn.num_samples:
-        problems.append(f"{len(outcome.answers)} answers")
+    turn, problems = outcome.turn, list[str]()
     if calm is not None and calm.error:
         return [f"the undisturbed server says {calm.error}"]
+    if not outcome.left:
+        problems += [problem for answer in outcome.answers for problem in answer.problems]
+        if len(outcome.answers) != turn.num_samples:
+            problems.append(f"{len(outcome.answers)} answers")
     for answer in outcome.answers:
-        problems += answer.problems if not outcome.left else []
         if answer.error:
-            if not (may_abort or outcome.left):
-                problems.append(answer.error)
+            problems += [] if may_abort or outcome.left else [answer.error]
         elif outcome.left and not answer.finish:
-            verdict.num_left += 1
+            counts["left"] += 1
             problems += _not_a_start(answer, calm)
         elif answer.finish == "abort":
-            verdict.num_aborted += 1
-            if not may_abort:
-                problems.append("aborted, though nobody asked for it")
-            if not _was_stubbed(turn, answer):
+            counts["aborted"] += 1
+            problems += [] if may_abort else ["aborted, though no client asked for it"]
+            # If an abort meets a request whose grammar is being made, SGLang puts a stub in its
+            # prompt's place and lets it make one step (constrained/grammar_manager.py).
+            if len(answer.ids) != 1 or GRAMMARS.isdisjoint(turn.sampling):
                 problems += _not_a_start(answer, calm)
         elif not answer.finish:
             problems.append("not answered to the end")
         elif calm is not None:
-            verdict.num_compared += 1
+            counts["compared"] += 1
             problems += _differences(answer, calm)
-        elif outcome.talk.kind is not Kind.MESSAGES:
+        else:
             cap = turn.sampling["max_new_tokens"]
             # A token that stops it may be the last that the cap allows: SGLang says "stop" then.
             is_short = len(answer.ids) < cap
             if len(answer.ids) > cap or (answer.finish == "length" and is_short):
                 problems.append(f"{len(answer.ids)} of at most {cap} tokens, {answer.finish}")
     return problems
-
-
-def _was_stubbed(turn: Turn, answer: Answer) -> bool:
-    """Whether its token means nothing: if an abort meets a request whose grammar is being made,
-    SGLang puts a stub in its prompt's place and lets it make one step without a grammar
-    (constrained/grammar_manager.py)."""
-    return len(answer.ids) == 1 and not GRAMMARS.isdisjoint(turn.sampling)
 
 
 def _not_a_start(answer: Answer, calm: Answer | None) -> list[str]:
@@ -153,17 +113,14 @@ def _not_a_start(answer: Answer, calm: Answer | None) -> list[str]:
 def _differences(answer: Answer, calm: Answer) -> list[str]:
     if answer.ids != calm.ids:
         at = _first_difference(answer, calm)
-        where = "the end of one" if at is None else at
-        return [f"other tokens from {where} on: {answer.ids}, undisturbed {calm.ids}"]
-    problems = []
-    if answer.text != calm.text:
-        problems.append(f"other text: {answer.text!r}, undisturbed {calm.text!r}")
-    if answer.finish != calm.finish:
-        problems.append(f"ended by {answer.finish}, undisturbed by {calm.finish}")
-    if answer.top_ids != calm.top_ids:
-        problems.append(f"top tokens {answer.top_ids}, undisturbed {calm.top_ids}")
-    for what in ("logprobs", "input_logprobs"):
-        problems += _far(what, getattr(answer, what), getattr(calm, what))
+        return [f"other tokens from place {at} on: {answer.ids}, undisturbed {calm.ids}"]
+    problems = [
+        f"{name} is {getattr(answer, name)}, undisturbed {getattr(calm, name)}"
+        for name in ("text", "finish", "top_ids")
+        if getattr(answer, name) != getattr(calm, name)
+    ]
+    for name in ("logprobs", "input_logprobs"):
+        problems += _far(name, getattr(answer, name), getattr(calm, name))
     return problems
 
 

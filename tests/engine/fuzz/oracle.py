@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Sequence
-from dataclasses import replace
 
 import aiohttp
-from tqdm import tqdm
 
 from bench.engines.server.server import Server
 from tests.engine.fuzz.actor import Answer, Question, ask
@@ -46,46 +45,42 @@ class Oracle:
 
     def answers(self, questions: Sequence[Question]) -> list[Answer]:
         """Return the answers in the order of the questions."""
-        new = {question.key(): question for question in questions}
+        keys = [json.dumps(question, sort_keys=True) for question in questions]
+        new = dict(zip(keys, questions, strict=True))
         new = {key: question for key, question in new.items() if key not in self._known}
         if new:
-            found = self._ask(list(new.values()), _AT_A_TIME)
+            found = self._ask(list(new.values()))
             self._known |= dict(zip(new, found, strict=True))
-        return [self._known[question.key()] for question in questions]
+        return [self._known[key] for key in keys]
 
     def alone(self, question: Question) -> Answer:
         """Ask again alone, with an empty cache: a near tie may break the other way."""
-        return self._ask([question], 1, flush=True)[0]
+        return self._ask([question], flush=True)[0]
 
     def margins(self, question: Question) -> list[float]:
         """Return each token's margin over the next likeliest, in log probability."""
-        body = {**question.body, "return_logprob": True, "top_logprobs_num": 2}
-        return self._ask([replace(question, body=body)], 1, flush=True)[0].margins
+        return self.alone({**question, "return_logprob": True, "top_logprobs_num": 2}).margins
 
-    def _ask(self, questions: Sequence[Question], num: int, flush: bool = False) -> list[Answer]:
+    def _ask(self, questions: Sequence[Question], flush: bool = False) -> list[Answer]:
         if self._server.running():
             resume(self._server)
         else:
             self._server.__enter__()
         try:
-            return asyncio.run(self._ask_all(questions, num, flush))
+            return asyncio.run(self._ask_all(questions, flush))
         finally:
             pause(self._server)
 
-    async def _ask_all(self, questions: Sequence[Question], num: int, flush: bool) -> list[Answer]:
-        slots = asyncio.Semaphore(num)
-        progress = tqdm(total=len(questions), desc="undisturbed", leave=False, delay=1)
+    async def _ask_all(self, questions: Sequence[Question], flush: bool) -> list[Answer]:
+        slots = asyncio.Semaphore(_AT_A_TIME)
 
         async def one(question: Question) -> Answer:
             async with slots:
-                answer = await ask(http, self._server.url, question)
-            progress.update()
-            return answer
+                return await ask(http, self._server.url, question)
 
         timeout = aiohttp.ClientTimeout(total=None, sock_read=300)
-        with progress:
-            async with aiohttp.ClientSession(timeout=timeout) as http:
-                if flush:
-                    async with http.post(f"{self._server.url}/flush_cache") as response:
-                        response.raise_for_status()
-                return await asyncio.gather(*map(one, questions))
+        async with aiohttp.ClientSession(timeout=timeout) as http:
+            if flush:
+                async with http.post(f"{self._server.url}/flush_cache") as response:
+                    response.raise_for_status()
+            return await asyncio.gather(*map(one, questions))

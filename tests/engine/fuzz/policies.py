@@ -15,12 +15,9 @@ from sage_sched.view import SchedulerView
 # Of served work, a phase each.
 _PHASE_TOKENS = 96
 _BUDGETS = (
-    None,
-    Budget(prefill_tokens=0),
-    Budget(prefill_tokens=48),
-    Budget(chunk_tokens=20),
+    None, Budget(prefill_tokens=0), Budget(prefill_tokens=48), Budget(chunk_tokens=20),
     Budget(prefill_tokens=1, chunk_tokens=1),
-)
+)  # fmt: skip
 
 
 class Picky(FastServe):
@@ -42,7 +39,7 @@ class Fickle(FastServe):
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:
-        # Who is held back while it waits is not the first to go while it runs.
+        # A request that is held back while it waits is not the first to go while it runs.
         return FastServe.key(self, waiting, view) < FastServe.key(self, running, view)
 
     def budget(self, view: SchedulerView) -> Budget | None:
@@ -55,8 +52,5 @@ def _phase(view: SchedulerView) -> int:
 
 def install(folder: Path) -> dict[str, str]:
     """The environment of servers that know them: picky and fickle."""
-    found: dict[str, str] = {}
-    for policy in (Picky, Fickle):
-        source = f"{__name__}:{policy.__name__}"
-        found |= plugins.install_as(folder, policy.__name__.lower(), source, ENTRY_POINT_GROUP)
-    return found
+    plugins.install_as(folder, "picky", f"{__name__}:Picky", ENTRY_POINT_GROUP)
+    return plugins.install_as(folder, "fickle", f"{__name__}:Fickle", ENTRY_POINT_GROUP)

@@ -19,29 +19,30 @@ from tests.engine.serving import LONG_PROMPT, SHORT_PROMPT
 
 # Sampling parameters that ask for a grammar.
 GRAMMARS = frozenset({"regex", "json_schema"})
-# Of those, what SGLang counts token by token, and forgets where it retracts.
-COUNTED = frozenset(
-    {"frequency_penalty", "presence_penalty", "repetition_penalty", "min_new_tokens"}
-)
 _REGEXES = ("(ab|cd|ef){25,30}", "[a-z]{20,40}", "([0-9]{3}-){8,12}x", "(yes|no)( (yes|no)){10,20}")
+_FIELDS = {
+    "name": {"type": "string", "pattern": "[a-z]{4,12}"},
+    "rank": {"enum": ["first", "second", "third"]},
+    "old": {"type": "boolean"},
+}
+_ITEM = {"type": "string", "pattern": "[a-f]{3,6}"}
 _SCHEMAS: tuple[dict[str, Any], ...] = (
     {
         "type": "object",
-        "properties": {
-            "name": {"type": "string", "pattern": "[a-z]{4,12}"},
-            "rank": {"enum": ["first", "second", "third"]},
-            "old": {"type": "boolean"},
-        },
-        "required": ["name", "rank", "old"],
+        "properties": _FIELDS,
+        "required": [*_FIELDS],
         "additionalProperties": False,
     },
-    {
-        "type": "array",
-        "items": {"type": "string", "pattern": "[a-f]{3,6}"},
-        "minItems": 3,
-        "maxItems": 6,
-    },
+    {"type": "array", "items": _ITEM, "minItems": 3, "maxItems": 6},
+)  # fmt: skip
+# Ways to ask for log probabilities, and how often each comes.
+_LOGPROBS: tuple[dict[str, Any], ...] = (
+    {},
+    {"return_logprob": True},
+    {"return_logprob": True, "logprob_start_len": 0},
+    {"return_logprob": True, "top_logprobs_num": 2},
 )
+_LOGPROB_WEIGHTS = (5, 2, 1, 1)
 
 
 class Kind(Enum):
@@ -51,15 +52,14 @@ class Kind(Enum):
     CHAT = "each turn sends all that was said, answers included"
     SESSION = "SGLang remembers what was said"
     STREAMING_SESSION = "SGLang keeps its KV, too"
-    MESSAGES = "a chat through the OpenAI route"
     BATCH = "one call for all turns"
 
 
-class Logprobs(Enum):
-    NONE = 0
-    OUTPUT = 1
-    INPUT = 2
-    TOP = 3
+# Of talks that come alone.
+_KINDS = {
+    "chats": Kind.CHAT, "sessions": Kind.SESSION, "streaming sessions": Kind.STREAMING_SESSION,
+    "batches": Kind.BATCH, "singles": Kind.PLAIN,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Turn:
     pause_s: float = 0.0  # after the answer before
     stream: bool = False
     num_samples: int = 1
-    logprobs: Logprobs = Logprobs.NONE
+    logprobs: Mapping[str, Any] = field(default_factory=dict)
     leave: Leave | None = None
     as_text: bool = False
     claims: Claims = NO_CLAIMS
@@ -128,8 +128,11 @@ class Disturbance:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    talks: tuple[Talk, ...]
-    disturbances: tuple[Disturbance, ...]
+    """switches: the disturbances that are SWITCH. troubles: the others. All by time."""
+
+    talks: list[Talk]
+    troubles: list[Disturbance]
+    switches: list[Disturbance]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +140,6 @@ class Mix:
     """The distributions of scenarios. Weights need not sum to 1; shares are of turns.
 
     max_tokens: of a whole talk, so that it fits into the pool.
-    penalties: and min_new_tokens. With overlap, SGLang's own depend on who else is served.
     num_stop_ids: of those that stop at some token. SGLang's check that ranks agree compares the
         text of sets, which for more than one id depends on how it was made: then 1.
     claims: turns whose client says how important they are.
@@ -150,12 +152,10 @@ class Mix:
     families: Mapping[str, float] = field(
         default_factory=lambda: {
             "documents": 3.0, "chats": 1.5, "agents": 1.5, "singles": 3.0, "batches": 0.7,
-            "messages": 0.7,
         }
     )  # fmt: skip
     leaving: float = 0.2
     grammar: float = 0.0
-    penalties: bool = False
     num_stop_ids: int = 8
     troubles: Mapping[Trouble, float] = field(default_factory=dict)
     max_troubles: int = 2
@@ -176,61 +176,47 @@ class _Draw:
         self._num_talks = 0
 
     def scenario(self) -> Scenario:
-        talks: list[Talk] = []
+        mix, talks = self._mix, list[Talk]()
         agents = self._words(60, 200)
-        while len(talks) < self._mix.num_talks:
-            talks += self._family(self._pick(self._mix.families), agents)
-        talks = sorted(talks[: self._mix.num_talks], key=lambda talk: talk.at_s)
-        troubles = self._mix.troubles
-        num = self._rng.randint(0, self._mix.max_troubles) if troubles else 0
-        disturbances = [self._disturbance(self._pick(troubles)) for _ in range(num)]
-        if self._mix.policies:
-            num = self._rng.randint(0, self._mix.max_switches)
-            disturbances += [self._disturbance(Trouble.SWITCH) for _ in range(num)]
-        return Scenario(tuple(talks), tuple(sorted(disturbances, key=lambda one: one.at_s)))
+        while len(talks) < mix.num_talks:
+            talks += self._family(self._pick(mix.families), agents)
+        talks = sorted(talks[: mix.num_talks], key=lambda talk: talk.at_s)
+        num = self._rng.randint(0, mix.max_troubles) if mix.troubles else 0
+        troubles = [self._disturbance(self._pick(mix.troubles)) for _ in range(num)]
+        num = self._rng.randint(0, mix.max_switches) if mix.policies else 0
+        switches = [self._disturbance(Trouble.SWITCH, self._settings()) for _ in range(num)]
+        return Scenario(talks, *(sorted(one, key=lambda d: d.at_s) for one in (troubles, switches)))
 
-    def _disturbance(self, trouble: Trouble) -> Disturbance:
+    def _disturbance(self, trouble: Trouble, settings: Mapping[str, Any] = {}) -> Disturbance:
+        at_s = self._rng.uniform(0, 1.5 * self._mix.span_s)
+        return Disturbance(at_s, trouble, self._rng.choice((0.0, 0.05, 0.3, 1.0)), settings)
+
+    def _settings(self) -> dict[str, Any]:
+        """Those that a SWITCH sets."""
         rng = self._rng
-        at_s = rng.uniform(0, 1.5 * self._mix.span_s)
-        for_s = rng.choice((0.0, 0.05, 0.3, 1.0))
-        if trouble is not Trouble.SWITCH:
-            return Disturbance(at_s, trouble, for_s)
-        settings: dict[str, Any] = {"schedule_policy": rng.choice(self._mix.policies)}
+        found: dict[str, Any] = {"schedule_policy": rng.choice(self._mix.policies)}
         if rng.random() < 0.3:
-            settings["preemption"] = {"enabled": False}
+            found["preemption"] = {"enabled": False}
         elif rng.random() < 0.2:
-            settings["preemption"] = {"host_pool_gib": rng.choice((0.0001, 0.5))}
+            found["preemption"] = {"host_pool_gib": rng.choice((0.0001, 0.5))}
         if rng.random() < 0.3:
-            settings["decode"] = {"max_gap_ms": rng.choice((1.0, 20.0))}
-        return Disturbance(at_s, trouble, for_s, settings)
+            found["decode"] = {"max_gap_ms": rng.choice((1.0, 20.0))}
+        return found
 
     def _family(self, family: str, agents: tuple[int, ...]) -> list[Talk]:
         """Talks that belong together."""
         rng = self._rng
         at_s = rng.uniform(0, self._mix.span_s)
         if family == "documents":
-            share = rng.uniform(0.2, 0.7)
-            document = self._words(*(round(share * f * self._mix.max_tokens) for f in (0.5, 1.0)))
-            return [
-                self._talk(Kind.PLAIN, at_s + rng.uniform(0, 0.3), document, 1)
-                for _ in range(rng.randint(2, 4))
-            ]
+            tokens = rng.uniform(0.2, 0.7) * self._mix.max_tokens
+            document = self._words(round(0.5 * tokens), round(tokens))
+            ats_s = [at_s + rng.uniform(0, 0.3) for _ in range(rng.randint(2, 4))]
+            return [self._talk(Kind.PLAIN, at_s, document, 1) for at_s in ats_s]
         if family == "agents":
-            num = rng.randint(1, 3)
-            return [
-                self._talk(Kind.PLAIN, at_s + rng.uniform(0, 1), agents, rng.randint(1, 3))
-                for _ in range(num)
-            ]
-        kind = {
-            "chats": Kind.CHAT,
-            "sessions": Kind.SESSION,
-            "streaming sessions": Kind.STREAMING_SESSION,
-            "messages": Kind.MESSAGES,
-            "batches": Kind.BATCH,
-            "singles": Kind.PLAIN,
-        }[family]
+            ats_s = [at_s + rng.uniform(0, 1) for _ in range(rng.randint(1, 3))]
+            return [self._talk(Kind.PLAIN, at_s, agents, rng.randint(1, 3)) for at_s in ats_s]
         num_turns = 1 if family == "singles" else rng.randint(2, 4)
-        return [self._talk(kind, at_s, (), num_turns)]
+        return [self._talk(_KINDS[family], at_s, (), num_turns)]
 
     def _talk(self, kind: Kind, at_s: float, opening: tuple[int, ...], num_turns: int) -> Talk:
         self._num_talks += 1
@@ -242,45 +228,40 @@ class _Draw:
         return Talk(f"t{self._num_talks:03d}", at_s, kind, opening, turns)
 
     def _turn(self, kind: Kind, max_tokens: int) -> Turn:
-        rng = self._rng
+        rng, mix = self._rng, self._mix
         words = self._words(3, max(4, min(60, max_tokens // 3)))
         longest = max(4, max_tokens - len(words) - 8)
         num_tokens = min(longest, rng.choice((rng.randint(2, 20), rng.randint(20, 80), 200)))
-        sessions = kind in (Kind.SESSION, Kind.STREAMING_SESSION)
-        grammar = rng.random() < self._mix.grammar and kind is not Kind.MESSAGES
-        sampling = self._sampling(num_tokens, grammar)
-        plain = kind in (Kind.PLAIN, Kind.CHAT)
-        num_samples = rng.choice((2, 3)) if plain and rng.random() < 0.08 else 1
+        grammar = rng.random() < mix.grammar
+        is_plain = kind in (Kind.PLAIN, Kind.CHAT)
+        num_samples = rng.choice((2, 3)) if is_plain and rng.random() < 0.08 else 1
         leave = None
-        if rng.random() < self._mix.leaving:
+        if rng.random() < mix.leaving:
             after_s = rng.choice((0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0))
             # A sample's id is unknown to clients, and a batch has one connection.
             closes = num_samples > 1 or (kind is not Kind.BATCH and rng.random() < 0.4)
             leave = Leave(closes, after_s * rng.uniform(0.5, 1.5))
         return Turn(
             words=words,
-            sampling=sampling,
+            sampling=self._sampling(num_tokens, grammar),
             pause_s=rng.choice((0.0, 0.0, 0.1, 0.5)),
             stream=rng.random() < 0.45 and kind is not Kind.BATCH,
             num_samples=num_samples,
-            logprobs=Logprobs.NONE
-            if sessions or kind is Kind.MESSAGES
-            else rng.choices(list(Logprobs), (5, 2, 1, 1))[0],
+            logprobs=rng.choices(_LOGPROBS, _LOGPROB_WEIGHTS)[0]
+            if is_plain or kind is Kind.BATCH
+            else {},
             leave=leave,
             as_text=rng.random() < 0.5 and kind is Kind.PLAIN,
-            claims=draw_claims(rng)
-            if self._mix.claims and rng.random() < self._mix.claims
-            else NO_CLAIMS,
+            claims=draw_claims(rng) if rng.random() < mix.claims else NO_CLAIMS,
         )
 
     def _sampling(self, num_tokens: int, grammar: bool) -> dict[str, Any]:
         rng = self._rng
         sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": num_tokens}
         if grammar:
-            how: dict[str, Any] = rng.choice(
-                ({"regex": rng.choice(_REGEXES)}, {"json_schema": json.dumps(rng.choice(_SCHEMAS))})
-            )
-            return sampling | {"max_new_tokens": max(num_tokens, 60)} | how
+            regex, schema = rng.choice(_REGEXES), json.dumps(rng.choice(_SCHEMAS))
+            sampling |= rng.choice(({"regex": regex}, {"json_schema": schema}))
+            return sampling | {"max_new_tokens": max(num_tokens, 60)}
         if rng.random() < 0.05:
             return sampling | {"temperature": 1.0}
         if rng.random() < 0.5:
@@ -290,19 +271,6 @@ class _Draw:
         if rng.random() < 0.1:
             sampling["stop_token_ids"] = rng.sample(
                 range(FIRST_ID, VOCAB_SIZE), self._mix.num_stop_ids
-            )
-        if self._mix.penalties and rng.random() < 0.2:
-            sampling |= rng.choice(
-                (
-                    {"frequency_penalty": 0.8},
-                    {"presence_penalty": 0.8},
-                    {"repetition_penalty": 1.4},
-                    {
-                        "min_new_tokens": num_tokens // 2,
-                        "ignore_eos": False,
-                        "stop_token_ids": list(range(FIRST_ID, VOCAB_SIZE, 8)),
-                    },
-                )
             )
         return sampling
 

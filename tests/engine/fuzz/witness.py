@@ -54,25 +54,21 @@ class _Notes:
             self._file.write(json.dumps({"event": event, **what}) + "\n")
 
 
-def _before(owner: Any, name: str, note: Callable[..., None]) -> None:
-    """Call `note` with a method's arguments before each of its calls."""
+def _noted(
+    owner: Any,
+    name: str,
+    before: Callable[..., None] = lambda *args, **kw: None,
+    after: Callable[..., None] = lambda *args, **kw: None,
+) -> None:
+    """Call `before` with a method's arguments at each of its calls, and `after` with its result and
+    its arguments."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
     def noted(*args: Any, **kw: Any) -> Any:
-        note(*args, **kw)
-        return original(*args, **kw)
-
-    setattr(owner, name, noted)
-
-
-def _after(owner: Any, name: str, note: Callable[..., None]) -> None:
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def noted(*args: Any, **kw: Any) -> Any:
+        before(*args, **kw)
         result = original(*args, **kw)
-        note(result, *args, **kw)
+        after(result, *args, **kw)
         return result
 
     setattr(owner, name, noted)
@@ -102,19 +98,22 @@ def _watch_scheduler() -> None:
         }
         write("abort", rid=abort.rid, all=abort.abort_all, met=met, step=scheduler.forward_ct)
 
+    def pause(scheduler: Any, pause: Any) -> None:
+        write("pause", mode=pause.mode, step=scheduler.forward_ct)
+
+    def arrive(scheduler: Any, req: Any, **kw: Any) -> None:
+        write("arrive", rid=req.rid)
+
     def state(result: Any, scheduler: Any, *args: Any, **kw: Any) -> None:
-        pool = scheduler.token_to_kv_pool_allocator
+        pool, tree = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
+        slots, num_free = scheduler.req_to_token_pool, pool.available_size()
         result.internal_state["witness"] = {
             "waiting": len(scheduler.waiting_queue),
             "running": len(scheduler.running_batch.reqs),
-            "step": scheduler.forward_ct,
             "copies": _copies_alive(),
-            "locked_tokens": scheduler.tree_cache.protected_size(),
-            "missing_tokens": scheduler.max_total_num_tokens
-            - pool.available_size()
-            - scheduler.tree_cache.evictable_size(),
-            "missing_slots": scheduler.req_to_token_pool.size
-            - len(scheduler.req_to_token_pool.free_slots),
+            "locked_tokens": tree.protected_size(),
+            "missing_tokens": scheduler.max_total_num_tokens - num_free - tree.evictable_size(),
+            "missing_slots": slots.size - len(slots.free_slots),
         }
 
     def finish(result: Any, req: Any, *args: Any, **kw: Any) -> None:
@@ -123,33 +122,17 @@ def _watch_scheduler() -> None:
             reason = req.finished_reason.to_json()["type"]
             write("finish", rid=req.rid, reason=reason, tokens=len(req.output_ids))
 
-    def lost(req: Any) -> None:
-        if req.kv.retraction_backup is None:
-            write("kv lost", rid=req.rid)
-
     def flushed(success: bool, scheduler: Any, *args: Any, **kw: Any) -> None:
-        for req in scheduler.waiting_queue if success else ():
-            if req.output_ids:
-                write("kv lost", rid=req.rid)  # or its copy, which is as stale
         if not success and scheduler._engine_paused:
             write("flush refused", blockers=_flush_blockers(scheduler))
 
-    _after(Scheduler, "__init__", start)
-    _before(Scheduler, "abort_request", abort)
-    _before(
-        Scheduler,
-        "pause_generation",
-        lambda scheduler, pause: write("pause", mode=pause.mode, step=scheduler.forward_ct),
-    )
-    _before(
-        Scheduler,
-        "handle_generate_request",
-        lambda scheduler, req, **kw: write("arrive", rid=req.rid),
-    )
-    _after(Scheduler, "get_internal_state", state)
-    _after(Req, "update_finish_state", finish)
-    _before(Req, "reset_for_retract", lost)
-    _after(Scheduler, "flush_cache", flushed)
+    _noted(Scheduler, "__init__", after=start)
+    _noted(Scheduler, "abort_request", abort)
+    _noted(Scheduler, "pause_generation", pause)
+    _noted(Scheduler, "handle_generate_request", arrive)
+    _noted(Scheduler, "get_internal_state", after=state)
+    _noted(Scheduler, "flush_cache", after=flushed)
+    _noted(Req, "update_finish_state", after=finish)
 
 
 def _requests(scheduler: Any) -> Iterator[tuple[str, Any]]:
@@ -213,9 +196,9 @@ def _watch_http() -> None:
             if reason is not None and rid in manager.rid_to_state:
                 notes.write("finish", rid=rid, reason=reason["type"])
 
-    _before(TokenizerManager, "_validate_and_resolve_lora", let_in)
-    _before(TokenizerManager, "abort_request", abort)
-    _before(TokenizerManager, "_handle_batch_output", output)
+    _noted(TokenizerManager, "_validate_and_resolve_lora", let_in)
+    _noted(TokenizerManager, "abort_request", abort)
+    _noted(TokenizerManager, "_handle_batch_output", output)
 
     original = TokenizerManager.get_internal_state
 
