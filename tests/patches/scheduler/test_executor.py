@@ -81,7 +81,7 @@ def test_a_failed_move_costs_no_slot(full: FullServer, monkeypatch: pytest.Monke
     monkeypatch.setattr(Preemption, "host_free_tokens", lambda self, in_host_memory: 10**6)
     monkeypatch.setattr(Preemption, "preempt", not_taken_out)
     monkeypatch.setattr(Sage, "should_preempt", lambda *args: True)
-    monkeypatch.setattr(Starts, "look", lambda self, view: None)
+    monkeypatch.setattr(Starts, "update", lambda self, view: None)
     expected = [*full.waiting]
     assert full.take_pass() == expected
     assert len(asked) == 1
