@@ -13,8 +13,10 @@ DEFAULT_URGENCY = 3
 LEAST_WEIGHT, MOST_WEIGHT = 1e-3, 1e3
 LEAST_SLO_MS, MOST_SLO_MS = 1e-3, 1e9
 MAX_NAME_CHARACTERS = 256
+# Levels of priorities are at most this far from 0, so that a float holds them with BEHIND exactly.
+MOST_LEVEL = 1 << 50
 # Added to the level of a job that is served after all others; more than any two priorities differ.
-BEHIND = 1 << 66
+BEHIND = 1 << 52
 _RANGES = {
     **dict.fromkeys(("weight", "first_token_weight"), (LEAST_WEIGHT, MOST_WEIGHT)),
     **dict.fromkeys(("ttft_slo_ms", "tpot_slo_ms", "pause_ms"), (LEAST_SLO_MS, MOST_SLO_MS)),

@@ -58,7 +58,7 @@ class Starts:
         if (
             self._ttft_s < math.inf
             and job.is_ranked
-            and not (job.generated_tokens or job.keeps_memory)
+            and not (job.generated_tokens or job.keeps_memory or job.is_behind)
         ):
             self._fresh[job] = None
 

@@ -57,8 +57,11 @@ class StarvationBound:
         self._has_looked = False
 
     def arrived(self, job: Job) -> None:
-        """Note that a job has arrived, after all jobs before it. Called once for each."""
-        if self._regret == 0:
+        """Note that a job has arrived, after all jobs before it. Called again only if the latest
+        job has ended before the server worked for it."""
+        if job in self._places:
+            self._ended.discard(job)
+        elif self._regret == 0:
             job.pass_starvation_bound()
         elif self._regret < math.inf:
             self._append(job, job.served_at_arrival_tokens, 0)

@@ -63,6 +63,8 @@ def receive(manager: TokenizerManager, ours: HttpState, obj: GenerateReqInput, r
             part.priority = priority
         incoming(part).came_s = incoming(obj).came_s
         incoming(part).is_dry_run = _DRY_RUN_HEADER in headers
+        if incoming(part).is_dry_run and part.session_params:
+            raise ValueError("a dry run has no session_params: SGLang would change the session")
         text = prompt_text(manager, part)
         _hint(manager, ours, part, headers, given, text)
         _predict(manager, ours, part, text)
@@ -90,7 +92,7 @@ def _hint(
     own = (sampling.get("custom_params") or {}) if trust == "body" else {}
     kept.expected_tokens = given.get("expected_tokens")
     hints = ours.claims.hints(
-        ours.claims.class_of(gateway_class(headers), obj.priority) or "",
+        ours.claims.class_of(gateway_class(headers), obj.priority, only_asks=kept.is_dry_run) or "",
         carrier.clients_hints({**given, **own}),
         obj.priority,
         headers.get(_TENANT_HEADER, ""),

@@ -14,7 +14,7 @@ from patches.carrier import decode_asked, is_dry_run
 from patches.engine_types import Batch, Req, Scheduler
 from patches.listener import Listener
 from patches.loads import DEGRADED
-from patches.messages import answer_in_abort, in_abort
+from patches.messages import answer_in_abort, in_abort, times_ms
 from patches.scheduler import queues
 from patches.scheduler.request import PredictedTimes
 from sage_sched.overload import Decision
@@ -90,7 +90,7 @@ class OverloadGate(Listener):
                 return _NO_TIMES
             newcomer = overload.newcomer(*about)
             late = overload.would_refuse(job, newcomer) if acts else None
-            return answer_in_abort(Decision(newcomer, late, None))
+            return answer_in_abort(Decision(newcomer, late, None), self._mode)
         decision = overload.decide(*about, any_waits=acts, knows_steps=self._knows_steps)
         reason = None if decision.refusal is None else in_abort(decision.refusal)
         newcomer = decision.newcomer
@@ -132,12 +132,12 @@ class OverloadGate(Listener):
         if found is None:
             return None
         newcomer, refusal = found
-        ttft_ms, ttlt_ms = (round(1e3 * s) for s in (newcomer.ttft_s, newcomer.ttlt_s))
+        predicted_ms = times_ms(newcomer, self._mode)
         if self._mode != "null":
-            return {"ttft_ms": ttft_ms} if self._mode == "prefill" else {"ttlt_ms": ttlt_ms}
+            return predicted_ms
         any_waits = any(not req.sage.job.is_behind for req in queues.waiting(self._scheduler))
         late = refusal is not None and any_waits and self._knows_steps
-        return {"ttft_ms": ttft_ms, "ttlt_ms": ttlt_ms, "late": int(late)}
+        return {**predicted_ms, "late": int(late)}
 
     def stepped(self, batch: Batch, result: Any) -> None:
         if not self._is_on:

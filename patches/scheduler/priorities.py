@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import sys
 
 from patches.engine_types import Req, Scheduler
+from sage_sched.job import MOST_LEVEL
 
 
 def level_of(req: Req, scheduler: Scheduler) -> int:
@@ -13,8 +13,9 @@ def level_of(req: Req, scheduler: Scheduler) -> int:
     if not scheduler.enable_priority_scheduling:
         return 0
     if req.priority is None:
-        return sys.maxsize + 1
-    return req.priority if scheduler.schedule_low_priority_values_first else -req.priority
+        return MOST_LEVEL
+    level = req.priority if scheduler.schedule_low_priority_values_first else -req.priority
+    return max(-MOST_LEVEL, min(level, MOST_LEVEL - 1))
 
 
 def level_gap(scheduler: Scheduler) -> float:

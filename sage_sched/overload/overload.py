@@ -93,7 +93,11 @@ class Overload:
         self._num_within = NUM_WITHIN
 
     def arrived(self, job: Job) -> None:
-        if self.config.enabled:
+        """Note that a job has come, or that these settings have been changed while it is here."""
+        config = self.config
+        if job.is_behind and not (config.enabled and config.action == "behind"):
+            job.level -= BEHIND
+        if config.enabled:
             self._unfinished.add(job)
 
     def prefilled(self, num_requests: int) -> None:
@@ -132,7 +136,7 @@ class Overload:
         pace = Pace.of(total + own, server, self._together, rate)
         if pace.busy_s(self._arrivals.offered()) >= _MARGIN * span_s:
             latest = self._arrivals.ahead_of(row) * (_MARGIN * share)
-        fresh = total if policy.starts_early else None
+        fresh = Work.started_with(row, rows) if policy.starts_early else None
         early = admitted if policy.starts_early else Work()
         return Newcomer(row, own, before, fresh, latest, span_s, early, pace)
 
@@ -185,7 +189,9 @@ class Overload:
             newcomer = self.newcomer(job, policy, server, now_s)
         refusal = self.refuses(job, newcomer, now_s, any_waits=any_waits, knows_steps=knows_steps)
         if refusal is not None and action == "behind":
+            policy.on_end(job, now_s)
             job.level += BEHIND
+            job.is_ranked = policy.on_arrival(job)
             refusal, degraded = None, action
         return Decision(newcomer, refusal, degraded)
 

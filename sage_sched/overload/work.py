@@ -86,6 +86,11 @@ class Work:
         """Return the work that jobs take at their places."""
         return cls.of(rows, rows[:, _QUANTUM])
 
+    @classmethod
+    def started_with(cls, place: Floats, rows: Floats) -> Work:
+        """Return the work of jobs that may start with a newcomer: none of a worse level."""
+        return cls.of_quantum(rows[rows[:, _LEVEL] <= place[_LEVEL]])
+
     def __add__(self, other: Work) -> Work:
         return Work(*(a + b for a, b in zip(self._all(), other._all(), strict=True)))
 

@@ -141,7 +141,9 @@ class Makespan(Policy):
         first = next(self.queue.walk(view, self), None)
         if not num_running or first is None or view.chunked is not None or view.swapped:
             return None
-        if first.goes_first or first.level < max(job.level for job in view.running):
+        if first.goes_first or any(
+            first.level < job.level and not job.is_behind for job in view.running
+        ):
             return None
         step_time = view.server.step_time
         step_s = step_time.decode_s(num_running, view.running_kv_tokens)

@@ -105,8 +105,10 @@ class SloClaims:
         self._counts: Counter[str] = Counter()
         self._num_demoted = self._num_clamped = 0
 
-    def class_of(self, header: str | None, priority: object) -> str:
+    def class_of(self, header: str | None, priority: object, *, only_asks: bool = False) -> str:
         """Return the class of a new request; "" if there are no classes.
+
+        only_asks: the request is not served, and takes no share.
 
         The setting `trust` decides whether the header X-SMG-Priority or the body's priority counts.
         A class that exceeds its share of the latest requests falls back to the default.
@@ -121,9 +123,10 @@ class SloClaims:
         given = config.classes.get(name)
         if given is not None and self._latest.count(name) >= given.max_share * _WINDOW:
             name = config.default
-            self._num_demoted += 1
-        self._latest.append(name)
-        self._counts[name] += 1
+            self._num_demoted += not only_asks
+        if not only_asks:
+            self._latest.append(name)
+            self._counts[name] += 1
         return name
 
     def hints(self, name: str, given: Hints, priority: object = None, tenant: str = "") -> Hints:

@@ -107,7 +107,8 @@ class Proserve(Policy):
 
     def on_arrival(self, job: Job) -> bool:
         is_ranked = self._others.on_arrival(job)
-        if is_ranked and job.hints.has_slo:
+        job.memo = None
+        if is_ranked and job.hints.has_slo and not job.is_behind:
             deadlines = Deadlines.of(job.hints)
             job.memo = SloState(deadlines, self._worth(job), self._prefill_s(job))
         return is_ranked

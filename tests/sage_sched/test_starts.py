@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from sage_sched.job import Hints, Job
+from sage_sched.job import BEHIND, Hints, Job
 from sage_sched.plan import Admit, Plan, Preempt, Resume
 from sage_sched.policies.sage import Sage, SageParameters
 from sage_sched.view import Holding, SchedulerView
@@ -51,6 +51,17 @@ class Server:
     def started(self, now_s: float, **facts: object) -> list[Job]:
         actions = self.plan(now_s, **facts).actions
         return [action.job for action in actions if type(action) is Admit]
+
+
+def test_requests_set_behind_do_not_start_early() -> None:
+    alone, beside = Server(), Server()
+    for _ in range(20):
+        beside.comes(0.0, level=BEHIND)
+    for server in (alone, beside):
+        newcomer = server.comes(0.0)
+        assert server.started(0.0) == []
+        assert server.policy.plan_by_s == pytest.approx(alone.policy.plan_by_s)
+        assert server.started(server.policy.plan_by_s) == [newcomer]
 
 
 def kinds(plan: Plan) -> list[type]:

@@ -54,6 +54,22 @@ def test_finished_jobs_behind_an_unfinished_one_are_not_kept(name: str) -> None:
     assert not stays.goes_first
 
 
+def test_a_job_that_is_ranked_again_keeps_its_account() -> None:
+    first, later = (
+        [job(n, 5) for n in range(4)],
+        [job(n, 5, served_tokens=5) for n in range(4, 200)],
+    )
+    policy, stays = named("sage", *first), first[-1]
+    policy.on_end(stays, 0.0)
+    policy.on_arrival(stays)
+    policy.on_pass(replace(IDLE, waiting=first))
+    for one in later:
+        policy.on_arrival(one)
+        policy.on_end(one, 0.0)
+    policy.on_pass(replace(IDLE, served_tokens=5 * len(later), waiting=first))
+    assert stays.goes_first
+
+
 def test_work_for_a_job_that_was_retracted_while_no_plan_was_made_counts() -> None:
     overtaken, other = (job(n, 100, 9000, lengths=(5000,)) for n in range(2))
     policy = named("sage", overtaken, other)

@@ -25,7 +25,11 @@ from sage_sched.gap import GAPS_PER_S
 from sage_sched.slo import Deadlines
 
 # SGLang's reason, in a stream with status 200, under --max-queued-requests.
-_QUEUE_IS_FULL = "The request queue is full."
+# Of SGLang's --max-queued-requests, for the request itself or for one of a lower priority.
+_QUEUE_IS_FULL = {
+    "The request queue is full.",
+    "The request is aborted by a higher priority request.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +207,7 @@ async def _meta_infos(
             if line.startswith(b"data: {"):
                 meta = json.loads(line[6:]).get("meta_info")
                 reason = (meta or {}).get("finish_reason") or {}
-                if reason.get("message") == _QUEUE_IS_FULL:
+                if reason.get("message") in _QUEUE_IS_FULL:
                     raise _RefusedError
                 if meta is None or reason.get("type") == "abort":
                     raise ValueError(f"no answer: {line[:300].decode(errors='replace')}")

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from sage_sched.app.registry import policy_named
 from sage_sched.distribution import LengthDistribution
-from sage_sched.job import Hints, Job
+from sage_sched.job import BEHIND, Hints, Job
 from sage_sched.overload import Overload, OverloadConfig, Refusal
 from sage_sched.overload.overload import FLOOR, NUM_WITHIN
 from sage_sched.policy import Policy
+from sage_sched.slo.slo_state import slo_state_of
 from tests.sage_sched.strategies import SERVER
 
 CLASSES_MS = {"patient": (1e6, 1e6), "any": (math.inf, math.inf)}
@@ -249,6 +250,49 @@ def test_a_typical_request_is_one_as_the_latest_are(policy: str) -> None:
     assert found is not None
     assert found[0].ttlt_s < newcomer.ttlt_s
     assert found[1] is None
+
+
+def first_token_s(door: Door) -> float:
+    job = Job(9999, 100, 4096, LengthDistribution.from_samples([500], "truth"), 0)
+    door.overload.arrived(job)
+    job.is_ranked = door.policy.on_arrival(job)
+    found = door.overload.newcomer(job, door.policy, SERVER, door.now_s)
+    door.overload.ended(job)
+    return found.ttft_s
+
+
+def test_requests_set_behind_delay_no_first_token_and_come_back_with_the_settings() -> None:
+    door = Door(config=replace(SECOND_SLOS, action="behind"))
+    door.fill(20, 500)
+    alone_s = first_token_s(door)
+    for _ in range(200):
+        job, _ = door.ask(500, any_waits=False)
+        job.level += BEHIND
+    door.now_s += 1.0
+    assert first_token_s(door) < 2 * alone_s
+    Overload(SECOND_SLOS, CLASSES_MS).arrived(job)
+    assert job.level == 0
+
+
+@pytest.mark.parametrize("policy", ["sage", "proserve", "makespan"])
+def test_late_requests_are_ranked_anew_behind_others(policy: str) -> None:
+    door = Door(policy, replace(SECOND_SLOS, action="behind"))
+    door.fill(300, 500)
+    hints = Hints(ttft_slo_ms=1.0, tpot_slo_ms=1.0)
+    known = LengthDistribution.from_samples([500] * 9, "history")
+    for n in range(40):
+        job = Job(1000 + n, 100, 4096, known, 0, hints=hints)
+        door.overload.arrived(job)
+        job.is_ranked = door.policy.on_arrival(job)
+        about = (job, door.policy, SERVER, door.now_s)
+        decision = door.overload.decide(*about, any_waits=True, knows_steps=True)
+        assert decision.refusal is None
+        assert job.is_ranked
+        assert job.is_behind == (decision.degraded == "behind")
+        if job.is_behind:
+            assert slo_state_of(job) is None  # nobody keeps its deadlines
+            return
+    pytest.fail("none was late")
 
 
 def test_asking_for_a_typical_request_changes_no_decision() -> None:
