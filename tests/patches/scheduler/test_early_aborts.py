@@ -65,3 +65,9 @@ def test_the_latest_aborts_are_kept_for_a_while(monkeypatch: pytest.MonkeyPatch)
     # Requests expire them too.
     assert not is_aborted(aborts, encode_asked("z", 1300.0, 1300.0))
     assert len(aborts) == 0
+
+
+def test_long_ids_are_kept_short() -> None:
+    begun, other = short_id("c" * 10**6), short_id("c" * 10**6 + "d")
+    assert max(len(begun), len(other)) < 200
+    assert begun != other
