@@ -23,13 +23,13 @@ class SrptOracleParameters:
     """Settings of srpt-oracle."""
 
     preempt_margin: Annotated[float, Meta(ge=0, le=MOST)] = 0.5
-    """A waiting request preempts a running one if the rest of the running one costs more by this
-    share."""
+    """A waiting request preempts a running one if the running one's remaining cost exceeds its own
+    by this share."""
 
 
 class SrptOracle(Policy):
-    """Serves the least remaining measured cost first, by a distribution with one length, the true
-    one. Only a simulator hands out such distributions."""
+    """Serves the least remaining cost first. Its distributions have one length, the true one. Only
+    a simulator hands out such distributions."""
 
     Parameters = SrptOracleParameters
 

@@ -18,7 +18,7 @@ from predictor_store.store.file import Record
 from sage_sched.distribution import LengthDistribution
 
 _CAPACITY = 10_000
-# Below this a history says almost nothing, and luck decides.
+# The first answers are not judged: with so short a history, luck decides.
 NUM_FIRST = 100
 
 
@@ -32,10 +32,10 @@ def replay(
 ) -> dict[str, list[Outcome]]:
     """Return the outcomes of each candidate, without the first NUM_FIRST answers.
 
-    Answers to one prompt that follow one another are predicted before any of them is revealed. A
+    Successive answers to the same prompt are predicted before any of them is revealed. A
     cut answer is revealed but not judged, because its length is unknown.
 
-    general: knowledge other than the history. It must not have been fitted to these answers.
+    general: a model of lengths. It must not have been fitted to these answers.
     """
     outcomes: dict[str, list[Outcome]] = {candidate: [] for candidate in candidates}
     history = History.of_encoder(embedder.encoder, _CAPACITY, general)

@@ -1,5 +1,5 @@
-"""Refuses or degrades requests on arrival at a scheduler, tells routers what they would wait, and
-compares predicted times with real ones."""
+"""Refuses or degrades requests on arrival at a scheduler, tells routers how long a request would
+wait, and compares predicted times with real ones."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _NO_TIMES: dict[str, str | int] = {
 
 
 class OverloadGate(Listener):
-    """Overload protection of one scheduler. All ranks decide alike; the clock is read for ratios
-    alone.
+    """Overload protection of one scheduler. All ranks decide alike, by the broadcast clock. The
+    local clock is read only to compare predicted times with real ones.
 
     outlook: the times of a typical request if it came now (/v1/loads); None if unknown.
     """
@@ -53,9 +53,9 @@ class OverloadGate(Listener):
         return bool(self._scheduler.sage.limits.overload.config.enabled)
 
     def turns_away(self, req: Req) -> bool:
-        """Return whether a request that begins to wait is refused, or was a dry run. Then its
-        client gets the reason, and the caller releases it. A request that waits again was admitted
-        before."""
+        """Return whether a request that begins to wait is refused, or was a dry run. If so, its
+        client has got the reason, and the caller must release it. A request that waits again is
+        never refused."""
         if req.sage.predicted_times is not None or req.output_ids:
             return False
         if req.to_finish is not None or req.finished():
@@ -114,8 +114,8 @@ class OverloadGate(Listener):
         return bool(self._scheduler.sage.calibration.source != "shipped")
 
     def ticked(self, now_s: float) -> None:
-        """Renew the outlook from time to time: on all ranks, because rows of jobs are renewed with
-        it."""
+        """Renew the outlook from time to time. All ranks do, because this also renews the rows of
+        jobs by which they decide."""
         if not self._is_on:
             self.outlook = None
         elif not 0 <= now_s - self._looked_s < _OUTLOOK_S:

@@ -11,7 +11,7 @@ from sage_sched.plan import Plan
 
 
 class PassMeter(Listener):
-    """Counts passes, and records each request's first place in the queue."""
+    """Counts passes, and records at which place each request joined the queue."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler

@@ -16,7 +16,7 @@ class WaitingJobs(Listener):
     plan left it, and is not touched.
 
     jobs: in the order of the queue.
-    begun: requests with tokens.
+    begun: requests with output tokens.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class WaitingJobs(Listener):
         return [self._job_of[id(req)] for req in reqs]
 
     def planned(self, plan: Plan, seconds: float) -> None:
-        """Follow the queue, which takes the order of the plan."""
+        """Put the jobs in the plan's order, which the queue has taken."""
         if plan.order is not None:
             self._queue.ordered(plan.order)
             self.jobs = in_front(self.jobs, plan.order)

@@ -65,14 +65,14 @@ class PredictorConfig:
     """Turns prompts into vectors: `static` quickly; `minilm` in 5 to 10 ms of a core, for long
     documents."""
     threshold: Share = 0.0
-    """Above 0: SageSched's published rule. Past prompts of this cosine or more count alike (0.8
-    in the paper, with `minilm`)."""
+    """Above 0: the rule of SageSched's paper. All past prompts whose cosine to the new one is at
+    least this count alike (0.8 in the paper, with `minilm`)."""
     deadline_ms: Annotated[float, Meta(ge=1e-3, le=MOST)] = 1000.0
     """A request that waits longer for its prediction goes on with the distribution of all
     lengths."""
     service: str = ""
-    """Address of a predictor service: a path or `host:port`. The service then has `[store]` and
-    the other predictor settings."""
+    """Address of a predictor service: a path or `host:port`. `[store]` and the other predictor
+    settings are then set there."""
     service_token_file: str = ""
     """File with the token for `host:port`. Empty: the environment variable
     `SAGE_PREDICTOR_TOKEN`."""
@@ -132,8 +132,8 @@ class DecodeConfig:
     """Bounds on the time between two tokens. inf: no bound."""
 
     max_gap_ms: Annotated[float, Meta(ge=1)] = 1000.0
-    """Longest time between two tokens while others are prefilled. If it is too short for the cost
-    of cutting prefills, a longer one holds."""
+    """Longest time between two tokens while others are prefilled. It is longer if prefills would
+    have to be cut too finely."""
     max_swapped_ms: Annotated[float, Meta(ge=1)] = 60_000.0
     """Longest time that a swapped-out request waits. Then it goes first, and stays for 64 tokens
     or more. `makespan` ignores it."""

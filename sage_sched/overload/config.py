@@ -21,8 +21,8 @@ class OverloadConfig:
     """The section `[overload]`."""
 
     enabled: bool = False
-    """Act on requests predicted to miss their deadlines: their class's, or the two below. Clients
-    can only tighten these."""
+    """Act on requests predicted to miss the deadlines of their class, or else `max_ttft_ms` and
+    `max_tpot_ms`. Clients can only tighten these."""
     action: Action = "refuse"
     """`refuse`; `cap`: cut the answer at cap_tokens, or else refuse; `behind`: serve after all
     others."""

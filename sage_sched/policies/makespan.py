@@ -29,7 +29,7 @@ class MakespanParameters:
     """Settings of makespan."""
 
     risk: Annotated[float, Meta(ge=0, le=1000)] = 10.0
-    """Weight of the jobs that may end last, over the others. At 0 all count alike."""
+    """Extra weight of the jobs that may end last. At 0 all count alike."""
 
 
 @dataclass(slots=True)

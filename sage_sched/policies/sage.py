@@ -25,11 +25,11 @@ class SageParameters:
     """Settings of `sage`."""
 
     ttft_ms: Annotated[float, Meta(ge=0)] = 2000.0
-    """Target for first tokens: new requests start together in time for it. Running requests
-    with a larger index make room. `inf`: none."""
+    """TTFT target: new requests are held and start together in time for it. Running requests with a
+    larger index make room. `inf`: none."""
     regret: Annotated[float, Meta(ge=0)] = 32.0
-    """A request is not overtaken once the work since it came exceeds (1 + `regret`) times the
-    part of it for earlier requests, plus one batch. `inf`: no bound."""
+    """Starvation bound. Nothing overtakes a request once, since it came, the work for later
+    requests exceeds `regret` times the work for earlier ones and a batch. `inf`: no bound."""
 
 
 class Sage(Policy):

@@ -64,12 +64,12 @@ class SloConfig:
     """The section `[slo]`. classes: by NAME."""
 
     trust: Trust = "none"
-    """Who names a request's class: `none`, `header` (`X-SMG-Priority`; the tenant:
-    `X-Sage-Tenant`), `body` (`priority`)."""
+    """Where a request's class comes from: `none`, `header` (`X-SMG-Priority`, and the tenant from
+    `X-Sage-Tenant`) or `body` (`priority`)."""
     default: str = ""
     """Class of requests that name none, or an unknown one."""
     first_token_weight: Weight = 1.0
-    """How many further tokens the first one counts for. ProServe: mean prompt length over mean
+    """Weight of the first token; later ones have 1. ProServe: mean prompt length divided by mean
     answer length."""
     classes: Mapping[str, SloClass] = field(default_factory=dict, hash=False)
 

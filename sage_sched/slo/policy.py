@@ -59,13 +59,13 @@ class ProserveParameters:
     otherwise."""
 
     eta: Annotated[float, Meta(ge=0, le=_MOST_TPOTS)] = 0.65
-    """The shortest batch, as a share of the smallest TPOT deadline."""
+    """The least time of a batch, as a share of the smallest TPOT deadline."""
     density: Literal["next", "expected"] = "next"
-    """Jobs go by the worth per second of their `next` token (the paper) or of the `expected`
+    """Jobs are ordered by worth per second: of the `next` token (the paper) or of the `expected`
     answer (ours)."""
     starved_share: Annotated[float, Meta(ge=0, lt=1)] = 0.02
-    """Share of the work for jobs that are late by their whole TTFT, and as much for jobs without
-    a deadline."""
+    """Share of the work for jobs that have waited for twice their TTFT deadline; as large a share
+    for jobs without one."""
 
 
 class Proserve(Policy):

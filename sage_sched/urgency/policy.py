@@ -24,10 +24,11 @@ class UrgencyParameters:
     """Settings of urgency. A pool is as many tokens as the KV pool holds."""
 
     level_pools: Pools = 1.0
-    """Head start over requests that are one level less urgent, in KV pools of work."""
+    """Head start of a level over the next less urgent one. 1: the work of as many tokens as the KV
+    pool holds."""
     decode_share: Share = 0.5
-    """Least share of time for decode steps of levels 1 and 2 while only less urgent prompts
-    wait."""
+    """At least this share of the time goes to decode steps of levels 1 and 2 while only less urgent
+    prompts wait."""
 
 
 class Urgency(Policy):
