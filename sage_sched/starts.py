@@ -54,7 +54,8 @@ class Starts:
         self.next_s = math.inf
 
     def queued(self, job: Job) -> None:
-        """Note that a job begins to wait. A job that keeps its memory preempts no other."""
+        """Note that a job begins to wait. A job that keeps its memory after its answer, or that was
+        set behind, does not start early."""
         if (
             self._ttft_s < math.inf
             and job.is_ranked
@@ -129,7 +130,7 @@ class Starts:
                     found[job] = prompt_s
             elif job.was_looked_up or first_s >= due_s:
                 late.append(job)
-            else:  # this plan looks up how much of it is cached
+            else:  # late unless some of it is cached, which this plan looks up
                 self.next_s = view.now_s
         for job in late:
             del self._fresh[job]

@@ -30,8 +30,8 @@ class ClusterView(NamedTuple):
     Each node, shape (nodes,):
 
     decode_s: the seconds that its decoding requests add to one step.
-    queue_age_s: seconds since the last report on its requests without a first token, or since it
-        has any.
+    queue_age_s: seconds since the node last reported its requests without a first token, or since
+        the first of them came if that is later.
 
     Each unfinished request, shape (requests,):
 

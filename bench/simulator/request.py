@@ -21,8 +21,8 @@ class SimRequest:
     output_tokens: the true length, 1 to max_new_tokens.
     distribution: the predicted length, or None.
     class_name: for reports.
-    spans: its prompt's tokens, by the streams that it shares with other prompts (radix_tree.Span);
-        () if it shares none.
+    spans: its prompt as slices of token sequences that prompts share (radix_tree.Span); () if it
+        shares none.
     prompt: its text, for real servers; "" if only its length is known.
     follows: the index of an earlier request. This one comes pause_s after that one's answer, and
         its arrival_s counts for nothing until then. None if it comes at arrival_s.
@@ -49,8 +49,8 @@ class Progress:
     """A request in the engine. A policy sees only its Job.
 
     index: its place in the run's requests.
-    age_offset, served_offset: used while decoding: generated and served tokens minus the batch's
-        step counter.
+    age_offset, served_offset: constant while it decodes. With the batch's step counter they add up
+        to its generated tokens and its served tokens.
     prefilled_tokens: the prefilled part of the chunked request.
     node, tree_tokens: used while on the device: the radix tree's node where the known part of its
         sequence ends, and the length of that part.
