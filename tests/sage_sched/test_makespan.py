@@ -51,7 +51,7 @@ def test_when_memory_runs_out_a_job_near_its_end_leaves_first() -> None:
     ("free_slots", "level", "starts"), [(1, 0, False), (12, 0, True), (1, -1, True)]
 )
 def test_starts_wait_for_several_slots(free_slots: int, level: int, starts: bool) -> None:
-    running = [job(200, arrival=i) for i in range(20)]
+    running = [job(200, arrival=i, level=-(i == 0)) for i in range(20)]
     queue = [job(200, arrival=20 + i, level=level) for i in range(20)]
     policy = policy_with(*running, *queue)
     view = replace(waiting(*queue), running=running, free_slots=free_slots)
