@@ -10,6 +10,7 @@ import pytest
 from sage_sched.job import BEHIND, Hints, Job
 from sage_sched.plan import Admit, Plan, Preempt, Resume
 from sage_sched.policies.sage import Sage, SageParameters
+from sage_sched.steps import attended_pairs
 from sage_sched.view import Holding, SchedulerView
 from tests.sage_sched.strategies import SERVER, decide, job, waiting
 
@@ -79,6 +80,14 @@ def test_requests_start_together_and_before_the_first_would_be_late() -> None:
     # The more wait, the sooner.
     assert server.policy.plan_by_s < due_s
     assert server.started(due_s) == [first, second]
+
+
+def test_a_start_leaves_time_for_the_steps_before_and_after_it() -> None:
+    server, slow = Server(), replace(SERVER.step_time, prefill_base_s=0.5, decode_base_s=0.1)
+    server.comes(0.0, length=4000)
+    server.plan(0.0, server=replace(SERVER, step_time=slow))
+    most_s = 2.0 - slow.prefill_s(1, 100, attended_pairs(0, 100)) - 2 * slow.decode_s(10, 0)
+    assert 0.0 < server.policy.plan_by_s <= most_s
 
 
 def test_while_requests_gather_preempted_ones_come_back_first() -> None:
