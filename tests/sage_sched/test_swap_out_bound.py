@@ -38,6 +38,8 @@ def test_a_job_that_was_away_for_too_long_is_due() -> None:
         look(bound, at(now_s, left, fresh))
         assert left.goes_first is is_due
         assert not fresh.goes_first
+    look(bound, at(161.0, fresh))  # it was aborted
+    assert not left.goes_first
 
 
 def test_a_job_that_has_had_a_turn_may_leave_again() -> None:
@@ -68,6 +70,16 @@ def test_the_clock_is_asked_for_while_a_job_is_away() -> None:
             look(bound, view)
             found.append(bound.needs_clock)
         assert found == [False, asks, False]
+
+
+def test_a_job_that_runs_again_is_no_longer_away() -> None:
+    policy, limits = named("fcfs-fill"), Limits(swap_out=SwapOutBound(60.0))
+    left, other = job(0, age=5), job(1, age=5)
+    for now_s in (0.0, 1.0):
+        decide(at(now_s, left, other), policy, limits)
+    for now_s in (2.0, 62.0):
+        decide(at(now_s, other, running=(left,)), policy, limits)
+    assert (left.goes_first, other.goes_first) == (False, True)
 
 
 def test_others_yield_to_one_that_is_due_under_a_policy_whose_jobs_never_yield() -> None:
