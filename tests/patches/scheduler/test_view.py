@@ -78,6 +78,11 @@ def test_adapters_find_room_beside_others(flags: dict[str, Any], expected: list[
     assert [in_order(position) for position in range(3)] == expected
 
 
+def test_a_chunk_is_no_larger_than_a_prefill_may_be() -> None:
+    server = Server(chunked_prefill_size=8192, max_prefill_tokens=4096)
+    assert server.state.view(StandInBatch()).pass_tokens == 4096
+
+
 def test_on_a_decode_server_only_the_admitted_get_room() -> None:
     one, other, room = make_request([9]), make_request([9]), Room()
     assert room.needed_tokens(one, 5, 100) == 5
