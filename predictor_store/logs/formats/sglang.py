@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from predictor_store.logs.errors import NoRequestError
-from predictor_store.logs.fields import Row
+from predictor_store.logs.fields import Row, whole
 from predictor_store.logs.format import Context, Format
 from predictor_store.logs.messages import was_cut
 from predictor_store.logs.request import LoggedRequest
@@ -53,7 +53,7 @@ def _cap_of(asked: Mapping[str, Any]) -> int | None:
     if not isinstance(sampling, Mapping):
         return None
     cap = sampling.get("max_new_tokens", 128)
-    return 0 if cap is None else int(cap)
+    return 0 if cap is None else whole(cap, "max_new_tokens")
 
 
 FORMAT = Format(
