@@ -45,6 +45,10 @@ def test_options_that_mean_nothing_are_refused(words: list[str]) -> None:
         parsed(*words)
 
 
+def test_the_unit_that_is_named_is_used_whatever_the_format_says() -> None:
+    assert Clock("ms").read(5000, "s") == 5.0
+
+
 @pytest.mark.parametrize(
     ("numbers", "unit", "is_sure"),
     [
