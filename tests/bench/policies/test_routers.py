@@ -178,6 +178,13 @@ def test_the_queues_age_begins_with_its_oldest_prompt() -> None:
     assert ledger.view(REQUEST, 111.0).queue_age_s.tolist() == [0.0]
 
 
+def test_an_empty_queues_age_begins_with_its_prompt_though_another_node_is_busy() -> None:
+    ledger = Ledger(2, SERVER)
+    ledger.sent("a", 0, REQUEST, 0.0)
+    ledger.sent("b", 1, REQUEST, 5.0)
+    assert ledger.view(REQUEST, 6.0).queue_age_s.tolist() == [6.0, 1.0]
+
+
 def test_a_report_ends_what_it_does_not_name() -> None:
     ledger = Ledger(2, SERVER)
     for rid in "abc":
