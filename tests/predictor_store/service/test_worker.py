@@ -189,6 +189,15 @@ def test_prompts_are_predicted_in_order_of_arrival(worker: Worker) -> None:
     assert [*answers(worker)] == [*handles]
 
 
+def test_clients_take_turns_over_several_batches(worker: Worker) -> None:
+    clients = range(1, 6)  # more than a batch has room for
+    for client in clients:
+        worker.connect(client)
+        for handle in range(2):
+            worker.receive(client, predict(handle, "a long prompt " * 50))
+    assert {client for _ in range(2) for client, _ in worker.step()} == {*clients}
+
+
 def test_overload_serves_the_newest_first(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     handles = asked_at_once(worker)
     # The first of them would have their prediction too late.
