@@ -163,6 +163,12 @@ def test_arrivals_are_drawn_if_there_are_none_and_a_rate_is_named(tmp_path: Path
     assert len(read_log([tmp_path / "log"], rate=5.0).requests) == 1
 
 
+def test_times_to_last_token_have_the_unit_of_the_arrivals(tmp_path: Path) -> None:
+    rows = "1790000000000,1790000002500,7,5\n1790000001000,1790000003500,7,5\n"
+    log = read(tmp_path / "log", f"t,end,input,output\n{rows}")
+    assert [r.ttlt_s for r in log.requests] == [2.5, 2.5]
+
+
 def test_no_more_requests_are_read_than_the_limit(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("t,input,output\n" + "".join(f"{i},7,5\n" for i in range(50)))
     assert len(read_log([tmp_path / "log"], limit=30).requests) == 30
