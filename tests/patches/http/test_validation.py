@@ -129,6 +129,13 @@ def test_a_field_is_refused_or_accepted(
         check(**{field: value})
 
 
+def test_a_long_stop_string_makes_a_regex_slow() -> None:
+    """SGLang then searches in more tokens."""
+    sampling(stop_regex=r"\s{0,20}END")
+    with pytest.raises(ValueError, match="stop_regex"):
+        sampling(stop_regex=r"\s{0,20}END", stop="x" * 10_000)
+
+
 @pytest.mark.parametrize(
     ("manager", "request_", "given", "is_refused"),
     [
