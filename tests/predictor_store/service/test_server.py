@@ -357,6 +357,23 @@ def test_a_restart_loses_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     client.close()
 
 
+def test_a_lost_connection_counts_nothing_twice(tmp_path: Path) -> None:
+    config = config_at(tmp_path, deadline_ms=600_000)
+    with served(config), closing(PredictorClient(config, "one")) as client:
+        client.start()
+        while (handle := asyncio.run(client.predict(PROMPT)).handle) is None:
+            time.sleep(0.01)
+        client.finished(handle, 5, 7, False)
+        while client.stats()["num_recorded"] == 0:
+            asyncio.run(client.predict(PROMPT))  # hears the service's news
+        assert client._link is not None
+        client._link.kill()
+        while not (client.stats()["num_worker_restarts"] and client.stats()["worker_alive"]):
+            time.sleep(0.01)
+        num_recorded = client.stats()["num_recorded"]
+    assert num_recorded == 1
+
+
 def test_over_tcp_alone_a_token_is_asked_for(
     service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
