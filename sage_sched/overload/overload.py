@@ -183,15 +183,13 @@ class Overload:
             and job.max_new_tokens > self.config.cap_tokens
             and self.would_refuse(job, newcomer) is not None
         ):
-            policy.on_end(job, now_s)
             job.max_new_tokens, degraded = self.config.cap_tokens, action
-            job.is_ranked = policy.on_arrival(job)
+            _rank_anew(job, policy, now_s)
             newcomer = self.newcomer(job, policy, server, now_s)
         refusal = self.refuses(job, newcomer, now_s, any_waits=any_waits, knows_steps=knows_steps)
         if refusal is not None and action == "behind":
-            policy.on_end(job, now_s)
             job.level += BEHIND
-            job.is_ranked = policy.on_arrival(job)
+            _rank_anew(job, policy, now_s)
             refusal, degraded = None, action
         return Decision(newcomer, refusal, degraded)
 
@@ -233,3 +231,9 @@ class Overload:
         if predicted_s > limit_s:
             return Refusal("ttlt", predicted_s, limit_s)
         return None
+
+
+def _rank_anew(job: Job, policy: Policy, now_s: float) -> None:
+    """Rank a job that does not wait yet, because its cap or its level has changed."""
+    policy.on_end(job, now_s)
+    job.is_ranked = policy.on_arrival(job)

@@ -290,7 +290,7 @@ def test_late_requests_are_ranked_anew_behind_others(policy: str) -> None:
         assert job.is_ranked
         assert job.is_behind == (decision.degraded == "behind")
         if job.is_behind:
-            assert slo_state_of(job) is None  # nobody keeps its deadlines
+            assert slo_state_of(job) is None  # its deadlines no longer count
             return
     pytest.fail("none was late")
 
