@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predictor_store.logs.errors import DatasetError
@@ -17,18 +18,7 @@ from predictor_store.logs.registry import FORMATS, format_of
 from predictor_store.logs.request import LoggedRequest
 from predictor_store.logs.rows import raw_rows
 from predictor_store.logs.summary import lines_of
-from tests.predictor_store.logs.variants import (
-    ANSWER,
-    NO_TIMES,
-    VARIANTS,
-    aiperf,
-    date,
-    dynamo,
-    langfuse,
-    made,
-    span,
-    value,
-)
+from tests.predictor_store.logs.variants import ANSWER, CALL, VARIANTS, made
 from tests.predictor_store.samples import lines
 
 ASKED = made()
@@ -50,8 +40,8 @@ def log(folder: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_same_requests_out_of_every_variant(tmp_path: Path, name: str) -> None:
-    format_, write, has, resolution_s = VARIANTS[name]
-    found, source, _ = read(log(tmp_path, write(ASKED)))
+    format_, _, has, resolution_s, *_ = variant = VARIANTS[name]
+    found, source, _ = read(log(tmp_path, variant.write(ASKED)))
     assert (source.format.name, len(found), source.counts.left_out.total()) == (format_, 60, 0)
     if "-" in has:
         assert {(each.output_tokens, each.output) for each in found} == {(None, "So.")}
@@ -60,7 +50,7 @@ def test_the_same_requests_out_of_every_variant(tmp_path: Path, name: str) -> No
         assert lengths == [(a.inputs, a.outputs) for a in ASKED]
     scale = source.context.clock.scale()
     at_s = [each.arrival * scale for each in found if each.arrival is not None]
-    if resolution_s == NO_TIMES:
+    if resolution_s == math.inf:
         assert not at_s
     else:
         expected_s = pytest.approx([a.at_s for a in ASKED], abs=1.01 * resolution_s)
@@ -96,7 +86,6 @@ def damaged(text: str, chance: random.Random) -> str:
 @pytest.mark.parametrize("name", VARIANTS)
 @settings(max_examples=12)
 @given(seed=st.integers(0, 2**32))
-@example(seed=425)  # a cap of 30 digits in SGLang's request log
 def test_a_damaged_file_is_read_in_part_or_refused(
     tmp_path_factory: pytest.TempPathFactory, name: str, seed: int
 ) -> None:
@@ -121,50 +110,111 @@ def test_the_example_of_each_format_is_of_that_format(tmp_path: Path, format_: A
     assert format_of(row) is format_
 
 
-FAILED = {
-    "aiperf": aiperf(A, output_sequence_length=value(3)) | {"error": {"code": 499}},
-    "litellm": {"startTime": 1.0, "call_type": "completion", "completion_tokens": 3,
-                "status": "failure"},
-    "langfuse": langfuse(A, level="ERROR"),
-    "otel": span(A) | {"status": {"code": 2}},
-    "openai-batch": {"custom_id": "r", "response": {"status_code": 500, "body": {}}},
-    "table": {"t": 1, "input_tokens": 3, "output_tokens": 0, "status": 503},
-}  # fmt: skip
-OTHER = {
-    "aiperf": {"metadata": {"request_start_ns": 1, "benchmark_phase": "warmup"}, "metrics": {}},
-    "litellm": {"startTime": 1.0, "call_type": "aembedding", "completion_tokens": 0},
-    "langfuse": langfuse(A, type="SPAN"),
-    "otel": span(A) | {"attributes": [{"key": "http.method", "value": {"stringValue": "GET"}}]},
-    "otel, around a call": span(A)
-    | {"attributes": {"ai.operationId": "ai.generateText", "ai.usage.completionTokens": 5}},
-    "dynamo": {"schema": "dynamo.request.trace.v1", "event_type": "tool_end", "tool": {}},
-    "sglang": {"event": "request.received", "timestamp": date(1.0), "obj": {}},
-}
-SOUND = {
-    "aiperf": aiperf(A, output_sequence_length=value(A.outputs)), "langfuse": langfuse(A),
-    "otel": span(A), "dynamo": dynamo(A),
-    "table": {"t": 1, "input_tokens": 3, "output_tokens": 5, "status": 200},
-}  # fmt: skip
+SGLANG, LANGFUSE, OTLP = "SGLang's request log", "Langfuse", "OTLP"
+BATCH, CHAT, TABLE = "OpenAI's batch", "messages with usage", "an array of tables' rows"
+
+
+def row(variant: str, **fields: Any) -> dict[str, Any]:
+    return json.loads(VARIANTS[variant].row_of(A)) | fields
+
+
+LEFT_OUT, OTHER = (2, 0), (0, 2)
+MARKED = {"key": "llm.usage.prompt_tokens", "value": {"intValue": 3}}
+AROUND = {"ai.operationId": "ai.generateText", "ai.usage.completionTokens": 5}
+EMBEDDED = {"gen_ai.operation.name": "embeddings", "gen_ai.usage.output_tokens": 0}
 
 
 @pytest.mark.parametrize(
-    ("name", "row", "is_failed"),
-    [(name, row, is_failed) for of, is_failed in ((FAILED, True), (OTHER, False))
-     for name, row in of.items()],
-)  # fmt: skip
+    ("variant", "fields", "counts"),
+    [
+        (SGLANG, {"event": "request.received"}, OTHER),
+        (SGLANG, {"obj": {"sampling_params": {"max_new_tokens": 10**30}}}, LEFT_OUT),
+        (SGLANG, {"obj": 5}, LEFT_OUT),
+        ("aiperf", {"error": {"code": 499}}, LEFT_OUT),
+        ("aiperf", {"metadata": {"request_start_ns": 1, "was_cancelled": True}}, LEFT_OUT),
+        ("aiperf", {"metadata": {"request_start_ns": 1, "benchmark_phase": "warmup"}}, OTHER),
+        ("inference-perf", {"error": {"error_type": "Timeout"}}, LEFT_OUT),
+        ("Dynamo's ends", {"event_type": "tool_end"}, OTHER),
+        ("LiteLLM's standard payload", {"status": "failure"}, LEFT_OUT),
+        ("LiteLLM's standard payload", {"cache_hit": True}, LEFT_OUT),
+        ("LiteLLM's standard payload", {"call_type": "aembedding"}, OTHER),
+        (LANGFUSE, {"level": "ERROR"}, LEFT_OUT),
+        (LANGFUSE, {"type": "SPAN"}, OTHER),
+        (OTLP, {"status": {"code": 2}}, LEFT_OUT),
+        (OTLP, {"attributes": [MARKED]}, OTHER),
+        (OTLP, {"attributes": AROUND}, OTHER),
+        (OTLP, {"attributes": EMBEDDED}, OTHER),
+        (BATCH, {"response": {"status_code": 500, "body": {}}}, LEFT_OUT),
+        (CHAT, {"error": "overloaded"}, LEFT_OUT),
+        (TABLE, {"status": 503}, LEFT_OUT),
+        (TABLE, {"error": "timed out"}, LEFT_OUT),
+        (TABLE, {"success": False}, LEFT_OUT),
+        (TABLE, {"latency": -1}, LEFT_OUT),
+        ("lmsys", {"conversation": [ANSWER]}, LEFT_OUT),
+    ],
+)
 def test_failures_are_left_out_and_what_is_no_request_counts_apart(
-    tmp_path: Path, name: str, row: dict[str, Any], is_failed: bool
+    tmp_path: Path, variant: str, fields: dict[str, Any], counts: tuple[int, int]
 ) -> None:
-    sound = [SOUND[name]] * 3 if name in SOUND else []
-    found, source, _ = read(lines(tmp_path / "log", row, *sound, row))
-    assert source.format.name == name.partition(",")[0]
-    num_left_out, num_other = source.counts.left_out.total(), source.counts.other
-    assert len(found) == len(sound)
-    assert (num_left_out, num_other) == ((2, 0) if is_failed else (0, 2))
+    bad = row(variant, **fields)
+    found, source, _ = read(lines(tmp_path / "log", bad, *[row(variant)] * 3, bad))
+    assert (len(found), source.format.name) == (3, VARIANTS[variant].format)
+    assert (source.counts.left_out.total(), source.counts.other) == counts
+
+
+TURNS = [*A.messages, ANSWER, {"role": "user", "content": "And?"}, {"role": "tool"},
+         {"role": "assistant", "content": "Thus."}]  # fmt: skip
+LIMITED = {"prompt_tokens": 3, "completion_tokens": 5, "finish_reason": {"type": "length"}}
+PAYLOAD = {"request": {"prompt": "Why?", "max_tokens": 9}, "response": {
+    "choices": [{"text": "So.", "finish_reason": "length"}],
+    "usage": {"prompt_tokens": 2, "completion_tokens": 9}}}  # fmt: skip
+STEPS = [{"t": 1, "in": 9, "out": 8}, {"t": 7, "stop": "max_tokens", "in": 3, "out": 4}]
+
+
+@pytest.mark.parametrize(
+    ("variant", "fields", "expected"),
+    [
+        (SGLANG, {"obj": {"text": "x" * 2051}}, {"prompt": "x" * 1024, "cap_tokens": None}),
+        (SGLANG, {"obj": {"sampling_params": {}}}, {"cap_tokens": 128, "prompt": ""}),
+        (SGLANG, {"obj": {"sampling_params": {"max_new_tokens": None}}}, {"cap_tokens": 0}),
+        (SGLANG, {"out": {"meta_info": LIMITED}}, {"is_cut": True, "output_tokens": 5}),
+        ("Dynamo's ends", {"event_type": "request_payload", "payload": PAYLOAD},
+         {"prompt": "Why?", "output": "So.", "cap_tokens": 9, "is_cut": True, "input_tokens": 2,
+          "output_tokens": 9, "arrival": None}),
+        ("Dynamo", {}, {"blocks": (2**63 + 1, 2**64 - 1), "block_tokens": 16, "session": "s0"}),
+        ("LiteLLM's standard payload", {"session_id": "s"}, {"session": "s", "output": None}),
+        (LANGFUSE, {"modelParameters": {"maxTokens": 7}}, {"cap_tokens": 7, "output": None}),
+        (OTLP, {"attributes": {"llm.usage.completion_tokens": 5, "session.id": "s",
+                               "gen_ai.response.finish_reasons": ["length"]}},
+         {"output_tokens": 5, "session": "s", "is_cut": True}),
+        (OTLP, {"startTimeUnixNano": None, "startTime": [17, 5e8], "endTimeUnixNano": None},
+         {"arrival": 17.5}),
+        (BATCH, {"response": {"body": {"choices": [{"message": ANSWER}] * 4, "usage": A.usage}}},
+         {"output_tokens": round(A.outputs / 4), "arrival": None, "output": "So."}),
+        # The last answer of a chat with usage, and the first of a data set.
+        (CHAT, {"messages": TURNS}, {"prompt": "And?", "output_tokens": A.outputs}),
+        (CHAT, {"messages": TURNS, "usage": None}, {"prompt": A.text, "output": "So."}),
+        (CHAT, {"response": CALL}, {"input_tokens": A.inputs, "output_tokens": A.outputs}),
+        ("Bailian", {"parent_chat_id": -1}, {"id": "1", "parent": "", "block_tokens": 16}),
+        ("Bailian", {}, {"id": "1", "parent": "0", "blocks": (*range(-(-A.inputs // 16)),)}),
+        ("Weka", {"requests": [{"t": 5, "requests": STEPS}], "id": "s", "hash_id_scope": "global"},
+         {"arrival": 6.0, "is_cut": False, "block_tokens": 64}),
+        (TABLE, {"finishReason": "length"}, {"is_cut": True, "cap_tokens": 800}),
+        (TABLE, {"thread_id": 4, "arrivalTime": None, "start_ms": 7, "end_ms": 500},
+         {"session": "4", "arrival": 0.007, "end": 0.5}),
+        (TABLE, {"metrics": {"prompt_tokens": 9}, "inputTokens": None}, {"input_tokens": 9}),
+    ],
+)  # fmt: skip
+def test_special_fields(
+    tmp_path: Path, variant: str, fields: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    (found, *_), source, _ = read(lines(tmp_path / "log", row(variant, **fields)))
+    assert source.format.name == VARIANTS[variant].format
+    assert {name: getattr(found, name) for name in expected} == expected
 
 
 def test_a_batch_takes_its_prompts_from_the_input_file(tmp_path: Path) -> None:
-    (tmp_path / "a_output.jsonl").write_text(VARIANTS["OpenAI's batch"].write(ASKED))
+    (tmp_path / "a_output.jsonl").write_text(VARIANTS[BATCH].write(ASKED))
     bodies = [
         {"custom_id": f"r{a.number}", "body": {"messages": a.messages, "max_tokens": 800}}
         for a in ASKED
@@ -172,21 +222,6 @@ def test_a_batch_takes_its_prompts_from_the_input_file(tmp_path: Path) -> None:
     lines(tmp_path / "b_input.jsonl", *bodies)
     found = [each for source in LogReader([str(tmp_path)]).sources() for _, each in source]
     assert [(each.prompt, each.cap_tokens) for each in found] == [(a.text, 800) for a in ASKED]
-
-
-def test_usage_of_several_choices_is_of_all_of_them(tmp_path: Path) -> None:
-    row = {"created": 1, "choices": [{"message": ANSWER}] * 4, "usage": A.usage}
-    ((found,), _, _) = read(lines(tmp_path / "log", row))
-    assert found.output_tokens == round(A.outputs / 4)
-
-
-def test_the_last_answer_of_a_chat_with_usage_and_the_first_of_a_data_set(tmp_path: Path) -> None:
-    chat = [*A.messages, ANSWER, {"role": "user", "content": "And?"}, {"role": "tool"}]
-    row = {"messages": [*chat, {"role": "assistant", "content": "Thus."}]}
-    ((with_usage,), _, _) = read(lines(tmp_path / "log", row | {"usage": A.usage}))
-    assert (with_usage.prompt, with_usage.output_tokens) == ("And?", A.outputs)
-    ((without,), _, _) = read(lines(tmp_path / "log", row))
-    assert (without.prompt, without.output) == (A.text, "So.")
 
 
 LENGTHS = {"input_length": 305, "output_length": 5}
