@@ -38,32 +38,14 @@ def test_a_leap_counts_as_its_steps_do(
     assert least <= num_on_time(num_steps, first_s, growth_s, due_s, tpot_s) <= most
 
 
-def test_only_the_first_token_is_due_without_a_tpot() -> None:
-    assert num_on_time(5, 0.05, 0.0, 0.0, math.inf) == 4
-
-
-seconds = st.floats(0.0, 1e4)
-# Of a request: sent, to its first token, from there to its last, tokens, alone.
-timings = st.tuples(
-    seconds, st.floats(1e-3, 1e4), seconds, st.integers(1, 5000), st.floats(1e-3, 1e4)
-)
-
-
-def metrics(rows: list[tuple[float, float, float, int, float]]) -> dict[str, float]:
-    sent_s, to_first_s, to_last_s, tokens, alone_s = (np.array(c) for c in zip(*rows, strict=True))
-    first_s = sent_s + to_first_s
-    return run_metrics(sent_s, first_s, first_s + to_last_s, tokens, alone_s)
-
-
 def test_by_hand() -> None:
-    numbers = metrics(
-        [
-            (0.0, 1.0, 3.0, 30, 2.0),  # over at 4, waited for 2
-            (2.0, 1.0, 14.0, 15, 9.0),  # half of it over at 10, waited for 6
-            (10.0, 2.0, 4.0, 20, 4.0),  # the last to come, all of it in the drain, waited for 2
-        ]
-    )
-    assert numbers == {
+    assert num_on_time(5, 0.05, 0.0, 0.0, math.inf) == 4  # without a TPOT only the first is due
+    rows = [  # sent, first and last token, tokens, alone
+        (0.0, 1.0, 4.0, 30, 2.0),  # waited for 2
+        (2.0, 3.0, 17.0, 15, 9.0),  # half of it over at 10, waited for 6
+        (10.0, 12.0, 16.0, 20, 4.0),  # the last to come, all of it in the drain, waited for 2
+    ]
+    assert run_metrics(*map(np.array, zip(*rows, strict=True))) == {
         "mean_waited_s": pytest.approx(10 / 3),
         "median_waited_s": pytest.approx(2.0),
         "p99_waited_s": pytest.approx(6.0, rel=0.02),
