@@ -1,9 +1,11 @@
-"""The choice of a node."""
+"""Routers, and what their ledger knows."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,12 +21,12 @@ from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints
 from tests.sage_sched.strategies import SERVER
 
-KNOWN = LengthDistribution.from_samples([100], "history")
-REQUEST = Newcomer(100, 1000, KNOWN)
-
 
 def of_length(tokens: int, input_tokens: int = 100) -> Newcomer:
     return Newcomer(input_tokens, 5000, LengthDistribution.from_samples([tokens], "history"))
+
+
+REQUEST = of_length(100)
 
 
 # Sums of these are exact, so that a reference which adds in another order has the same ties.
@@ -97,130 +99,124 @@ def candidates(view: ClusterView, limits: GoRouting) -> set[int]:
     return {min(chosen, key=estimate_exec)}
 
 
+def cost_s(view: ClusterView, p: int) -> float:
+    """Return the seconds that the request costs all together at a node."""
+    others = [i for i in range(len(view.node)) if view.node[i] == p]
+    waited_s = sum([float(view.prefill_s[p])] * (1 + len(others)))
+    together = [min(float(view.left_tokens[i]), view.answer_tokens) for i in others]
+    steps_s = [float(view.step_s[i]) for i in others]
+    return waited_s + sum(2 * t * s for t, s in zip(together, steps_s, strict=True))
+
+
+@settings(max_examples=300)
 @given(views(), st.sampled_from([0.0, 0.5, 0.95, 1.0]), st.sampled_from([0.0, 0.25, 0.5]))
-def test_gorouting_is_algorithm_2(view: ClusterView, alpha: float, mu: float) -> None:
+def test_routers_pick_by_their_definitions(view: ClusterView, alpha: float, mu: float) -> None:
     router = GoRouting()
     router.alpha, router.mu, router.lambda_ = alpha, mu, mu + 0.5
     assert router.pick(view) in candidates(view, router)
+    nodes = range(view.num_nodes)
+    assert router_named("predicted-cost").pick(view) == min(nodes, key=partial(cost_s, view))
+    for name in ROUTERS:
+        one, again = router_named(name, 5), router_named(name, 5)
+        picked = [one.pick(view) for _ in range(3)]
+        assert picked == [again.pick(view) for _ in range(3)]
+        assert {*picked} <= {*nodes}
+        assert name != "round_robin" or picked == [i % view.num_nodes for i in range(3)]
 
 
-@settings(max_examples=400)
-@given(views())
-def test_predicted_cost_costs_all_together_the_least(view: ClusterView) -> None:
-    def cost_s(p: int) -> float:
-        others = [i for i in range(len(view.node)) if view.node[i] == p]
-        waited_s = sum([float(view.prefill_s[p])] * (1 + len(others)))
-        together = [min(float(view.left_tokens[i]), view.answer_tokens) for i in others]
-        steps_s = [float(view.step_s[i]) for i in others]
-        return waited_s + sum(2 * t * s for t, s in zip(together, steps_s, strict=True))
-
-    picked = router_named("predicted-cost").pick(view)
-    assert picked == min(range(view.num_nodes), key=cost_s)
+def asking(keys: int, input_tokens: int, tokens: int = 10) -> Newcomer:
+    """Return a request whose prompt begins with these many shared blocks."""
+    return replace(of_length(tokens, input_tokens), keys=[("shared", i) for i in range(keys)])
 
 
-@given(views(), st.sampled_from(ROUTERS))
-def test_every_dispatcher_picks_a_node_and_the_same_again(view: ClusterView, name: str) -> None:
-    one, again = router_named(name, 5), router_named(name, 5)
-    picked = [one.pick(view) for _ in range(3)]
-    assert picked == [again.pick(view) for _ in range(3)]
-    assert all(0 <= pick < view.num_nodes for pick in picked)
+PROMPT = 40 * BLOCK_TOKENS
+WITH_PREFIX, IDLE = [asking(40, PROMPT)], list[Newcomer]()
 
 
-def num_unfinished(ledger: Ledger) -> list[float]:
-    return ledger.view(REQUEST, 9.0).by_node().tolist()
+@pytest.mark.parametrize(
+    ("nodes", "asked", "picks"),
+    [
+        # A long prompt with a long answer, or two that are short.
+        (
+            [[of_length(4000, 300)], [of_length(10)] * 2],
+            of_length(2000),
+            {"total_requests": 0, "total_tokens": 1, "min-load": 1, "predicted-cost": 1},
+        ),
+        # A prefix attracts a request while it saves time, and the cache-aware router from a share
+        # of 0.3 on, unless the node has 65 requests more and half as many again.
+        ([WITH_PREFIX, IDLE], asking(40, PROMPT + 9), {"cache_aware": 0, "predicted-cost": 0}),
+        ([WITH_PREFIX, IDLE], asking(40, 4 * PROMPT), {"cache_aware": 1}),
+        ([WITH_PREFIX * 64, IDLE], asking(40, PROMPT + 9), {"cache_aware": 0}),
+        ([WITH_PREFIX * 65, IDLE], asking(40, PROMPT + 9), {"cache_aware": 1, "predicted-cost": 1}),
+        ([WITH_PREFIX * 210, [REQUEST] * 140], asking(40, PROMPT + 9), {"cache_aware": 0}),
+    ],
+)
+def test_each_router_has_its_measure(
+    nodes: list[list[Newcomer]], asked: Newcomer, picks: dict[str, int]
+) -> None:
+    ledger = ledger_of(*nodes)
+    assert {name: router_named(name).pick(ledger.view(asked, 0.0)) for name in picks} == picks
 
 
-def picks(name: str, ledger: Ledger, request: Newcomer, now_s: float = 0.0) -> int:
-    return router_named(name).pick(ledger.view(request, now_s))
+def ledger_of(*nodes: Sequence[Newcomer]) -> Ledger:
+    """Return a ledger of nodes to which these requests were sent at 0 s, by their place there."""
+    ledger = Ledger(len(nodes), SERVER)
+    for node, requests in enumerate(nodes):
+        for number, each in enumerate(requests):
+            ledger.sent(number, node, each, 0.0)
+    return ledger
 
 
-def test_a_long_answer_weighs_more_than_two_short_ones() -> None:
-    ledger = Ledger(2, SERVER)
-    ledger.sent("long", 0, of_length(4000), 0.0)
-    ledger.sent("short", 1, of_length(10), 0.0)
-    ledger.sent("short too", 1, of_length(10), 0.0)
-    assert picks("total_requests", ledger, of_length(2000)) == 0
-    assert picks("predicted-cost", ledger, of_length(2000)) == 1
+def test_the_less_busy_of_two_random_nodes_is_picked() -> None:
+    view = ledger_of([REQUEST] * 2, [REQUEST], []).view(REQUEST, 0.0)
+    assert {router_named("power_of_two", seed).pick(view) for seed in range(20)} == {1, 2}
 
 
-def test_a_prefix_draws_requests_as_far_as_it_saves_time() -> None:
-    keys = [("shared", i) for i in range(40)]
-    prompt = replace(of_length(10, 41 * BLOCK_TOKENS), keys=keys)
-    ledger = Ledger(2, SERVER)
-    ledger.sent("first", 1, prompt, 0.0)
-    ledger.ended("first", 1, 1.0)
-    view = ledger.view(prompt, 1.0)
-    assert view.cached_tokens.tolist() == [0, 40 * BLOCK_TOKENS]
-    assert view.prefill_s[0] > 2 * view.prefill_s[1]
-    assert picks("predicted-cost", ledger, prompt, 1.0) == 1
-    for number in range(30):
-        ledger.sent(number, 1, of_length(10, 1000), 1.0)
-    assert picks("predicted-cost", ledger, prompt, 1.0) == 0
+def test_the_decode_node_of_a_pair_has_the_most_free_memory() -> None:
+    decode = ledger_of([of_length(500, 1500)], [of_length(500, 3000)], [of_length(100, 1100)])
+    views = (ledger.view(of_length(400), 0.0) for ledger in (Ledger(3, SERVER), decode))
+    assert router_named("gorouting").pick_pair(*views)[1] == 2
 
 
-def test_what_was_worked_off_since_is_taken_off() -> None:
-    ledger = Ledger(2, SERVER)
-    for node, heard_s in ((0, 5.0), (1, 0.0)):
-        ledger.sent(node, node, of_length(100, 2000), 0.0)
-        ledger.report(node, {node: 0}, heard_s)
-    assert ledger.view(REQUEST, 5.0).queue_age_s.tolist() == [0.0, 5.0]
-    assert picks("min-load", ledger, of_length(4000), 5.0) == 1
+def test_the_ages_of_queues() -> None:
+    """A queue is as old as the node's last report, or its first prompt if that came later."""
+
+    def ages_s(now_s: float) -> list[float]:
+        return ledger.view(REQUEST, now_s).queue_age_s.tolist()
+
+    ledger = ledger_of([of_length(100, 2000)], [of_length(100, 2000)])
+    assert ages_s(6.0) == [6.0, 6.0]
+    ledger.report(0, {0: 0}, 5.0)
+    assert ages_s(5.0) == [0.0, 5.0]
+    assert router_named("min-load").pick(ledger.view(of_length(4000), 5.0)) == 1
+    ledger.sent("later", 1, REQUEST, 6.0)
+    assert ages_s(6.0) == [1.0, 6.0]
+    # Both decode: the next prompts begin the queues anew.
+    ledger.report(1, {0: 1, "later": 1}, 7.0)
+    ledger.grown(0, 0, 1, 7.0)
+    ledger.sent("last", 1, REQUEST, 107.0)
+    assert ages_s(108.0)[1] == 1.0
 
 
-def test_the_queues_age_begins_with_its_oldest_prompt() -> None:
-    ledger = Ledger(1, SERVER)
-    ledger.report(0, {}, 0.0)
-    ledger.sent("a", 0, REQUEST, 100.0)
-    assert ledger.view(REQUEST, 101.0).queue_age_s.tolist() == [1.0]
-    # A decoding request does not make the queue look older.
-    ledger.grown("a", 0, 1, 101.0)
-    ledger.sent("b", 0, REQUEST, 111.0)
-    assert ledger.view(REQUEST, 111.0).queue_age_s.tolist() == [0.0]
-
-
-def test_an_empty_queues_age_begins_with_its_prompt_though_another_node_is_busy() -> None:
-    ledger = Ledger(2, SERVER)
-    ledger.sent("a", 0, REQUEST, 0.0)
-    ledger.sent("b", 1, REQUEST, 5.0)
-    assert ledger.view(REQUEST, 6.0).queue_age_s.tolist() == [6.0, 1.0]
-
-
-def test_a_report_ends_what_it_does_not_name() -> None:
-    ledger = Ledger(2, SERVER)
-    for rid in "abc":
-        ledger.sent(rid, 0, REQUEST, 0.0)
-    ledger.sent("d", 1, REQUEST, 0.0)
-    ledger.report(0, {"a": 0, "b": 7}, 1.0)
+def test_what_a_ledger_knows_of_requests() -> None:
+    promised = replace(of_length(1000), hints=Hints(ttft_slo_ms=2000.0, weight=3.0))
+    ledger = ledger_of([promised, REQUEST, REQUEST], [REQUEST])
+    before = ledger.view(promised, 0.5)
+    assert before.by_node().tolist() == [3, 1]
+    assert (before.ttft_s, before.remain_s[0]) == (2.0, 1.5)
+    assert before.gain == before.queue_gain[0] == 3.0
+    # A report ends the requests that it does not name.
+    ledger.report(0, {0: 960, 1: 0}, 1.0)
     view = ledger.view(REQUEST, 1.0)
-    assert num_unfinished(ledger) == [2, 1]
-    assert sorted(view.tokens.tolist()) == [100, 100, 107]
-    assert sorted(view.queue_node.tolist()) == [0, 1]
-    # What ends twice, or was never there, changes nothing.
-    ledger.ended("a", 0, 2.0)
-    ledger.ended("a", 0, 2.0)
-    ledger.grown("nobody", 0, 3, 2.0)
-    assert num_unfinished(ledger) == [1, 1]
-
-
-def test_less_is_left_of_an_answer_that_is_further() -> None:
-    ledger = Ledger(1, SERVER)
-    ledger.sent("a", 0, of_length(1000), 0.0)
-    before = ledger.view(REQUEST, 0.0).left_tokens[0]
-    ledger.grown("a", 0, 960, 1.0)
-    assert ledger.view(REQUEST, 1.0).left_tokens[0] < 0.6 * before
-    # An answer of which nothing is known is work too.
-    ledger.sent("b", 0, Newcomer(10, 4096), 0.0)
+    assert view.by_node().tolist() == [2, 1]
+    assert view.left_tokens[0] < 0.6 * before.left_tokens[0]
+    assert (view.tokens.tolist(), view.queue_node.tolist()) == ([1060, 100, 100], [0, 1])
+    # No event of a request that has ended, or was never there, changes anything.
+    ledger.ended(2, 0, 2.0)
+    ledger.grown("unknown", 0, 3, 2.0)
+    assert ledger.view(REQUEST, 2.0).by_node().tolist() == [2, 1]
+    ledger.sent("no prediction", 0, Newcomer(10, 4096), 0.0)
     assert ledger.view(REQUEST, 0.0).left_tokens.min() > 0
-
-
-def test_deadlines_count_from_when_a_request_was_sent() -> None:
-    ledger = Ledger(1, SERVER)
-    promised = replace(REQUEST, hints=Hints(ttft_slo_ms=2000.0, weight=3.0))
-    ledger.sent("a", 0, promised, 10.0)
-    view = ledger.view(promised, 11.5)
-    assert view.remain_s.tolist() == pytest.approx([0.5])
-    assert view.queue_gain.tolist() == [3.0]
-    assert view.ttft_s == 2.0
 
 
 @given(st.lists(st.lists(st.integers(0, 3), max_size=6), max_size=12), st.integers(1, 8))
@@ -239,11 +235,3 @@ def test_a_prefix_index_never_names_more_than_was_sent(
         sent[number % 3] |= set(keys)
         kept = min(len(keys), most_blocks) * BLOCK_TOKENS
         assert index.cached_tokens(keys)[number % 3] >= kept
-
-
-def test_of_those_that_decode_the_one_with_less_to_do_is_of_the_pair() -> None:
-    prefill, decode = Ledger(3, SERVER), Ledger(3, SERVER)
-    for node, length, input_tokens in ((0, 500, 1500), (1, 500, 3000), (2, 100, 1100)):
-        decode.sent(node, node, of_length(length, input_tokens), 0.0)
-    views = (ledger.view(of_length(400), 0.0) for ledger in (prefill, decode))
-    assert router_named("gorouting").pick_pair(*views)[1] == 2
