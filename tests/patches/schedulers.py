@@ -7,7 +7,7 @@ our hooks read.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,8 +25,7 @@ from sage_sched.app.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import NO_HINTS, Hints
 
-KV_POOL_TOKENS, MOST_RUNNING = 500_000, 256
-CAP_TOKENS = 1000
+MOST_RUNNING = 256
 
 
 def make_request(
@@ -45,9 +44,7 @@ def make_request(
         encode(LengthDistribution.from_samples([*lengths], "history")) if len(lengths) else {}
     )
     custom_params = {**predicted, **encode_hints(hints), **(carried or {})}
-    params = SamplingParams(
-        **{"max_new_tokens": CAP_TOKENS, "custom_params": custom_params, **sampling}
-    )
+    params = SamplingParams(**{"max_new_tokens": 1000, "custom_params": custom_params, **sampling})
     ids = array("q", [1] * prompt if isinstance(prompt, int) else prompt)
     req = Req(rid, "", ids, params)
     req.output_ids = array("q", [1] * answer_tokens)
@@ -83,10 +80,15 @@ class StandInBatch:
         return len(self.reqs)
 
 
-def make_allocator(num_tokens: int = 64) -> TokenToKVPoolAllocator:
-    """Make a KV pool on the CPU, of one layer."""
-    pool = MHATokenToKVPool(num_tokens, 1, torch.float32, 1, 8, 1, "cpu", enable_memory_saver=False)
-    return TokenToKVPoolAllocator(num_tokens, torch.float32, "cpu", pool, False)
+class _Queues:
+    def __init__(self) -> None:
+        self.queue, self.retracted_queue, self.grammar_queue = list[Any](), list[Any](), list[Any]()
+
+
+def make_allocator() -> TokenToKVPoolAllocator:
+    """Make a KV pool of 64 tokens on the CPU, of one layer."""
+    pool = MHATokenToKVPool(64, 1, torch.float32, 1, 8, 1, "cpu", enable_memory_saver=False)
+    return TokenToKVPoolAllocator(64, torch.float32, "cpu", pool, False)
 
 
 def make_bare_scheduler(
@@ -100,67 +102,42 @@ def make_bare_scheduler(
         model_path="", quantization=None, kv_cache_dtype="auto", tp_size=1, pp_size=1, dp_size=1,
         nnodes=1, disaggregation_mode="null", enable_dp_attention=False, ep_size=1,
         enable_lora=None, speculative_algorithm=None, speculative_num_draft_tokens=None,
+        num_reserved_decode_tokens=512, _sage_trace=None,
     )  # fmt: skip
     scheduler = SimpleNamespace(
-        schedule_policy=schedule_policy,
-        server_args=server_args,
+        schedule_policy=schedule_policy, server_args=server_args,
         model_config=SimpleNamespace(dtype=torch.float32, is_generation=True, model_path=""),
-        max_total_num_tokens=KV_POOL_TOKENS,
-        max_running_requests=MOST_RUNNING,
-        waiting_queue=[],
-        running_batch=StandInBatch(),
-        chunked_req=None,
-        max_prefill_tokens=16384,
-        chunked_prefill_size=8192,
-        page_size=1,
-        device="cpu",
-        enable_lora=False,
-        is_hybrid_swa=False,
-        is_mixed_chunk=False,
-        spec_algorithm=SpeculativeAlgorithm.NONE,
-        enable_priority_scheduling=False,
-        enable_priority_preemption=False,
-        schedule_low_priority_values_first=False,
-        priority_scheduling_preemption_threshold=10,
+        max_total_num_tokens=500_000, max_running_requests=MOST_RUNNING, page_size=1, device="cpu",
+        waiting_queue=[], running_batch=StandInBatch(), chunked_req=None,
+        max_prefill_tokens=16384, chunked_prefill_size=8192, is_mixed_chunk=False,
+        truncation_align_size=None, enable_lora=False, is_hybrid_swa=False,
+        spec_algorithm=SpeculativeAlgorithm.NONE, prefill_delayer=None,
+        enable_priority_scheduling=False, enable_priority_preemption=False,
+        schedule_low_priority_values_first=False, priority_scheduling_preemption_threshold=10,
         policy=SimpleNamespace(enable_priority_scheduling=False),
-        prefill_delayer=None,
-        truncation_align_size=None,
         new_token_ratio_tracker=SimpleNamespace(current=0.5),
-        token_to_kv_pool_allocator=allocator,
-        tree_cache=RadixCache.create_simulated(),
+        token_to_kv_pool_allocator=allocator, tree_cache=RadixCache.create_simulated(),
         attn_tp_group=SimpleNamespace(broadcast_object=lambda measured: measured, world_size=1),
-        grammar_manager=SimpleNamespace(grammar_queue=[]),
-        metrics_collector_context=SimpleNamespace(
-            current_scheduler_metrics_enabled=False, collector=None
-        ),
-        disagg_prefill_bootstrap_queue=SimpleNamespace(queue=[]),
-        disagg_prefill_inflight_queue=[],
-        disagg_decode_prealloc_queue=SimpleNamespace(queue=[], retracted_queue=[]),
-        disagg_decode_transfer_queue=SimpleNamespace(queue=[]),
+        metrics_collector_context=SimpleNamespace(current_scheduler_metrics_enabled=False),
+        grammar_manager=_Queues(), disagg_prefill_bootstrap_queue=_Queues(),
+        disagg_prefill_inflight_queue=[], disagg_decode_prealloc_queue=_Queues(),
+        disagg_decode_transfer_queue=_Queues(),
         get_num_allocatable_reqs=lambda num_running, running_batch: 0,
         _reqs_finishing_inflight=lambda batch: [],
-    )
+    )  # fmt: skip
     scheduler._collect_inflight_batches = lambda: [scheduler.running_batch, None]
     for name, value in attributes.items():
         setattr(server_args if hasattr(server_args, name) else scheduler, name, value)
     return scheduler
 
 
-def hook_on(name: str, **sections: Any) -> Callable[..., Any]:
-    """Return our hook on a function of SGLang's, by the end of its path."""
-    hooks = scheduler_hooks(SageConfig.parse(sections))
-    return next(hook.hook for hook in hooks if hook.target.endswith(f".{name}"))
-
-
 class Server:
     """A scheduler whose hooks are called as SGLang calls them. state: our part of it."""
 
-    def __init__(
-        self, scheduler: Any = None, preempts: bool = False, sections: Any = None, **attributes: Any
-    ) -> None:
+    def __init__(self, sections: Any = None, **attributes: Any) -> None:
         """attributes: see make_bare_scheduler. sections: of the configuration."""
-        self.scheduler = scheduler or make_bare_scheduler(**attributes)
-        config = {"preemption": {"enabled": preempts}, **(sections or {})}
+        self.scheduler = make_bare_scheduler(**attributes)
+        config = {"preemption": {"enabled": False}, **(sections or {})}
         hooks = scheduler_hooks(SageConfig.parse(config))
         self.hooks = {hook.target.rpartition(".")[2]: hook.hook for hook in hooks}
         self.hooks["init_schedule_policy"](None, self.scheduler)

@@ -1,5 +1,3 @@
-"""SGLang's own admission, as our headroom makes it reserve."""
-
 from __future__ import annotations
 
 from array import array

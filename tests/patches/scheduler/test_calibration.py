@@ -15,7 +15,8 @@ from sage_sched.backlog import backlog_s
 from sage_sched.job import Job
 from sage_sched.step_learner import INTERVAL_STEPS, MEMORY_STEPS
 from sage_sched.steps import ServerFacts, StepTime, seconds_on
-from tests.sage_sched.step_traffic import Step, steps
+from tests.patches.scheduler.test_state import fail
+from tests.sage_sched.step_traffic import steps
 
 SHIPPED = StepTimeConfig().step_time()
 TRUTH = StepTime(0.004, 0.002, 1.5e-4, 2e-8, 0.013, 3e-4, 1e-6)
@@ -32,11 +33,14 @@ def made(configured: StepTimeConfig | None = None) -> Calibration:
     return Calibration(configured, StepTimeFile({"model": "a model"}), 72_000, 64, "cpu")
 
 
+def decode_s(step_time: StepTime) -> float:
+    return step_time.decode_s(32, 20_000)
+
+
 def run(calibration: Calibration, step_time: StepTime, num_steps: int) -> list[StepTimes]:
     """Steps of a server that is as step_time says; what rank 0 tells meanwhile, and all hear."""
     told = []
-    taken: list[Step] = list(islice(steps(step_time, 0, rate=8.0), num_steps))
-    for work, seconds in taken:
+    for work, seconds in islice(steps(step_time, 0, rate=8.0), num_steps):
         calibration._learner.add(work, seconds)
         if (news := calibration.polled()) is not None:
             calibration.updated(news)
@@ -53,9 +57,7 @@ def test_what_is_learned_is_told_and_gone_by() -> None:
     assert rank_1.step_time == calibration.step_time
     assert calibration.source == "learned"
     assert calibration.step_time == StepTime(*told[-1].seconds)
-    assert calibration.step_time.decode_s(32, 20_000) == pytest.approx(
-        TRUTH.decode_s(32, 20_000), rel=0.1
-    )
+    assert decode_s(calibration.step_time) == pytest.approx(decode_s(TRUTH), rel=0.1)
     assert calibration.pace() == 1
     stats = calibration.stats()["step_time"]
     assert (stats["source"], stats["num_steps"]) == ("learned", 2000)
@@ -67,9 +69,7 @@ def test_it_is_told_only_where_it_matters_and_not_often() -> None:
     calibration = made()
     assert 1 <= len(run(calibration, TRUTH, 3 * MEMORY_STEPS)) <= 5
     assert run(calibration, SLOW, 2 * MEMORY_STEPS)
-    assert calibration.step_time.decode_s(32, 20_000) == pytest.approx(
-        SLOW.decode_s(32, 20_000), rel=0.1
-    )
+    assert decode_s(calibration.step_time) == pytest.approx(decode_s(SLOW), rel=0.1)
 
 
 def test_it_is_said_again_until_it_has_come_back() -> None:
@@ -83,32 +83,23 @@ def test_it_is_said_again_until_it_has_come_back() -> None:
     assert (calibration.step_time, calibration.source) == (SHIPPED, "shipped")
     calibration.updated(news)
     assert calibration.polled() is None
-
-
-def test_the_next_server_begins_with_what_was_learned() -> None:
-    first = made()
-    run(first, TRUTH, 2000)
+    # The next server begins with what was learned.
     second = made()
-    news = second.polled()
-    assert news is not None
-    second.updated(news)
+    kept = second.polled()
+    assert kept is not None
+    second.updated(kept)
     assert second.source == "kept"
-    assert astuple(second.step_time) == pytest.approx(astuple(first.step_time), rel=1e-5)
+    assert kept.seconds == pytest.approx(news.seconds, rel=1e-5)
     assert len(run(second, TRUTH, 2000)) <= 2
 
 
-def test_what_is_configured_stays(tmp_path: Path) -> None:
-    run(made(), TRUTH, 1000)
-    configured = StepTimeConfig(decode_base_ms=100.0)
-    calibration = made(configured)
-    assert run(calibration, TRUTH, 1000) == []
-    assert (calibration.step_time, calibration.source) == (configured.step_time(), "configured")
-
-
-def test_seconds_of_what_is_configured_go_by_at_a_pace() -> None:
+def test_what_is_configured_stays_and_its_seconds_go_by_at_a_pace() -> None:
+    run(made(), TRUTH, INTERVAL_STEPS)  # an earlier server
     calibration = made(StepTimeConfig(**in_ms(SLOW)))
     assert calibration.pace() == 1  # nothing is known yet
-    run(calibration, TRUTH, 1000)
+    assert run(calibration, TRUTH, 1000) == []
+    assert calibration.source == "configured"
+    assert astuple(calibration.step_time) == pytest.approx(astuple(SLOW))
     assert calibration.pace() == pytest.approx(3, rel=0.02)
 
 
@@ -134,9 +125,6 @@ def test_seconds_a_token_are_right_where_a_step_gives_several() -> None:
 def test_learning_that_fails_costs_the_learning_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*args: object) -> None:
-        raise ZeroDivisionError("a bug")
-
     monkeypatch.setattr("sage_sched.step_learner.fit", fail)
     calibration = made()
     assert run(calibration, TRUTH, 1000) == []

@@ -1,5 +1,3 @@
-"""Aborts that overtake their requests, without a server."""
-
 from __future__ import annotations
 
 from types import SimpleNamespace

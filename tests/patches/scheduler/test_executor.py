@@ -1,5 +1,3 @@
-"""A pass of SGLang's scheduler by a plan of ours."""
-
 from __future__ import annotations
 
 import gc
@@ -13,7 +11,7 @@ import pytest
 from sglang.srt.managers.scheduler import Scheduler
 
 from patches.scheduler import kv_copy
-from patches.scheduler.executor import run_pass, timed_out, without_started
+from patches.scheduler.executor import timed_out, without_started
 from patches.scheduler.preemption import Preemption
 from patches.scheduler.request import Waits
 from sage_sched.gap import Gap
@@ -23,11 +21,6 @@ from sage_sched.starts import Starts
 from sage_sched.view import SchedulerView
 from tests.checks.full_server import FullServer
 from tests.patches.scheduler.test_state import fail
-
-
-def same(some: list[Any], others: list[Any]) -> bool:
-    """Whether these are the same requests in any order."""
-    return sorted(map(id, some)) == sorted(map(id, others))
 
 
 @pytest.fixture
@@ -42,6 +35,11 @@ def roomy() -> FullServer:
     server = FullServer(num_waiting=4, num_newcomers=1)
     server.batch.batch_is_full = False
     return server
+
+
+@pytest.fixture
+def decode_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sage, "budget", lambda self, view: Budget(prefill_tokens=0))
 
 
 def test_a_policy_error_costs_one_plan(full: FullServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,6 +65,19 @@ def test_nothing_of_a_view_outlives_its_pass(full: FullServer) -> None:
     assert not [view for view in views if ours & {*view.running}]
 
 
+def test_an_empty_queue_needs_no_plan_while_memory_suffices(
+    full: FullServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Preemption, "preempt", lambda *args: None)
+    full.take_pass()
+    full.scheduler.waiting_queue = []
+    for free_tokens, num_passes in ((10**6, 1), (0, 2)):
+        full.set_free(free_tokens)
+        full.take_pass()
+        assert full.stats()["num_passes"] == num_passes
+        assert full.state.waiting.jobs == []  # it keeps no request alive
+
+
 def test_a_failed_move_costs_no_slot(full: FullServer, monkeypatch: pytest.MonkeyPatch) -> None:
     best = full.batch.reqs.pop(0)
     best.output_ids = array("q")
@@ -83,22 +94,17 @@ def test_a_failed_move_costs_no_slot(full: FullServer, monkeypatch: pytest.Monke
     monkeypatch.setattr(Sage, "should_preempt", lambda *args: True)
     monkeypatch.setattr(Starts, "update", lambda self, view: None)
     expected = [*full.waiting]
-    assert full.take_pass() == expected
-    assert len(asked) == 1
-    # What others had freed for its sake is given away before the next step.
-    assert not full.batch.batch_is_full
-    full.take_pass()
-    assert len(asked) == 2
+    for num_asked in (1, 2):
+        assert full.take_pass() == expected
+        assert len(asked) == num_asked
+        # What others had freed for its sake is given away before the next step.
+        assert not full.batch.batch_is_full
 
 
 def test_ended_requests_are_in_no_plan(full: FullServer, monkeypatch: pytest.MonkeyPatch) -> None:
     # SGLang 0.5.22 keeps them in the running batch until after the pass.
-    ended, others = full.batch.reqs[0], full.batch.reqs[1:]
-
-    def filter_batch() -> None:
-        full.batch.reqs = [request for request in full.batch.reqs if request is not ended]
-
-    full.batch.filter_batch = filter_batch
+    ended, *others = full.batch.reqs
+    full.batch.filter_batch = lambda: setattr(full.batch, "reqs", others)
     for release, left in (("0.5.23", [ended, *others]), ("0.5.22", others)):
         monkeypatch.setattr("sglang.version.__version__", release)
         full.batch.batch_is_full = True
@@ -108,122 +114,110 @@ def test_ended_requests_are_in_no_plan(full: FullServer, monkeypatch: pytest.Mon
 
 
 # Seconds since each request's start, for which it ran since, and since its latest entry into the
-# queue; and whether it was preempted.
-_WAITS, _WAITS_LONG, _AWAY_LONG = (0, 0, 5, False), (0, 0, 500, False), (500, 20, 400, True)
-_RUNS, _RUNS_LONG, _BACK = (20, 20, 30, False), (500, 500, 510, False), (500, 20, 40, False)
+# queue: three that wait, of which the last was preempted, and three that run.
+TIMES = ((0, 0, 5), (0, 0, 500), (500, 20, 400), (20, 20, 30), (500, 500, 510), (500, 20, 40))
 
 
-@pytest.mark.parametrize("waiting_s", [-1.0, 100.0])
-@pytest.mark.parametrize("running_s", [-1.0, 100.0])
+@pytest.mark.parametrize(
+    ("waiting_s", "running_s", "late"),
+    [(-1, -1, ""), (100, -1, "1"), (-1, 100, "4"), (100, 100, "14")],
+)
 def test_sglangs_timeouts_do_not_count_the_time_after_a_preemption(
-    monkeypatch: pytest.MonkeyPatch, waiting_s: float, running_s: float
+    monkeypatch: pytest.MonkeyPatch, waiting_s: int, running_s: int, late: str
 ) -> None:
     server = FullServer(num_waiting=3, num_newcomers=0)
-    scheduler, queue = server.scheduler, server.waiting
     del server.batch.reqs[3:]
-    now_s = time.monotonic()
-    situation = (_WAITS, _WAITS_LONG, _AWAY_LONG, _RUNS, _RUNS_LONG, _BACK)
-    requests = [*queue, *server.batch.reqs]
-    for i, (request, times) in enumerate(zip(requests, situation, strict=True)):
-        started_s, ran_s, queued_s, is_preempted = times
+    queue, now_s, stamp_s = server.waiting, time.monotonic(), time.perf_counter()
+    for i, request in enumerate([*queue, *server.batch.reqs]):
+        started_s, ran_s, queued_s = TIMES[i]
         request.rid = f"{i}"
         request.time_stats = SimpleNamespace(
-            wait_queue_entry_time=time.perf_counter() - queued_s,
-            forward_entry_time=time.perf_counter() - started_s if started_s else 0.0,
+            wait_queue_entry_time=stamp_s - queued_s,
+            forward_entry_time=stamp_s - started_s if started_s else 0.0,
         )
-        request.sage.waits = Waits(came_s=now_s - started_s, waited_s=started_s - ran_s)
-        if is_preempted:
-            request.sage.job.num_preemptions = 1
-            request.sage.waits = Waits(now_s - started_s, since_s=now_s - queued_s)
+        request.sage.waits = Waits(now_s - started_s, waited_s=started_s - ran_s)
+    preempted = queue[2].sage
+    preempted.job.num_preemptions, preempted.waits = 1, Waits(now_s - 500, since_s=now_s - 400)
     monkeypatch.setenv("SGLANG_REQ_WAITING_TIMEOUT", f"{waiting_s}")
     monkeypatch.setenv("SGLANG_REQ_RUNNING_TIMEOUT", f"{running_s}")
     before = [*queue]
-    aborted = timed_out(scheduler, partial(Scheduler._poll_timeout_aborts, scheduler))
-    late = [_WAITS_LONG] * (waiting_s > 0) + [_RUNS_LONG] * (running_s > 0)
-    assert [situation[int(abort.rid)] for abort in aborted] == late
-    assert scheduler.waiting_queue is queue
+    aborted = timed_out(server.scheduler, partial(Scheduler._poll_timeout_aborts, server.scheduler))
+    assert [abort.rid for abort in aborted] == [*late]
+    assert server.waiting is queue
     assert queue == before
 
 
-def test_a_request_that_sglang_drops_at_the_limit_on_the_queue_is_gone(full: FullServer) -> None:
-    before = [*full.waiting]
-    for request in before[::2]:
-        request.kv.retraction_backup = object()
-    assert without_started(full.scheduler, lambda: full.waiting.pop(1)) is before[3]
-    assert full.waiting == [*before[:3], *before[4:]]
-
-
 @pytest.mark.parametrize(
-    ("is_idle", "num_swapped", "num_queued"), [(True, 0, 4), (False, 0, 5), (True, 2, 3)]
+    ("is_idle", "swapped", "queued"),
+    [(True, [], [1, 2, 3, 4]), (False, [], [0, 1, 2, 3, 4]), (True, [1, 2], [0, 3, 4])],
 )
 def test_the_limit_counts_neither_swapped_requests_nor_the_first_on_an_idle_server(
-    full: FullServer, is_idle: bool, num_swapped: int, num_queued: int
+    full: FullServer, is_idle: bool, swapped: list[int], queued: list[int]
 ) -> None:
     before = [*full.waiting]
-    for request in before[1 : 1 + num_swapped]:
-        request.kv.retraction_backup = object()
+    for number in swapped:
+        before[number].kv.retraction_backup = object()
     full.scheduler.is_fully_idle = lambda ignore_waiting: is_idle and ignore_waiting
     seen = without_started(full.scheduler, lambda: [*full.waiting])
-    assert len(seen) == num_queued
-    assert (before[0] in seen) == (not is_idle or num_swapped > 0)
+    assert seen == [before[number] for number in queued]
     assert full.waiting == before
+    # SGLang drops one of those that it sees, for a higher priority.
+    dropped = without_started(full.scheduler, lambda: full.waiting.pop(1))
+    assert dropped is seen[1]
+    assert full.waiting == [request for request in before if request is not dropped]
 
 
 @pytest.mark.parametrize(
-    ("budget", "attributes", "num_mixed", "expected"),
+    ("budget", "attributes", "prefill_tokens", "chunk_tokens"),
     [
-        (Budget(prefill_tokens=100, chunk_tokens=50), {"page_size": 16}, 0, (96, 48)),
-        # Each decoding request takes a row.
-        (
-            Budget(50, 30),
-            {"page_size": 16, "truncation_align_size": 24, "is_mixed_chunk": True},
-            256,
-            (48, 48),
-        ),
-        (None, {}, 0, (16384, None)),
+        (Budget(prefill_tokens=100, chunk_tokens=50), {"page_size": 16}, 96, 48),
+        # Each of 256 decoding requests takes a row.
+        (Budget(50, 30), {"page_size": 16, "truncation_align_size": 24, "is_mixed_chunk": True},
+         48 + 256, 48),
+        (None, {}, 16384, None),
     ],
-)
+)  # fmt: skip
 def test_a_pass_keeps_to_its_budget_in_whole_units(
-    roomy: FullServer,
-    monkeypatch: pytest.MonkeyPatch,
-    budget: Budget | None,
-    attributes: dict[str, Any],
-    num_mixed: int,
-    expected: tuple[int, int | None],
-) -> None:
-    scheduler, seen = roomy.scheduler, []
+    roomy: FullServer, monkeypatch: pytest.MonkeyPatch, budget: Budget | None,
+    attributes: dict[str, Any], prefill_tokens: int, chunk_tokens: int | None,
+) -> None:  # fmt: skip
+    scheduler, limit = roomy.scheduler, roomy.hooks["shortest_prefill_chunk_limit"]
     vars(scheduler).update(attributes)
     roomy.state.limits.gap = Gap()  # no gap bound
     monkeypatch.setattr(Sage, "budget", lambda self, view: budget)
+    seen: list[Any] = []
 
-    def note(batch: Any) -> None:
-        limit = roomy.hooks["shortest_prefill_chunk_limit"](lambda: None)
-        seen.append((scheduler.max_prefill_tokens, scheduler.chunked_prefill_size, limit))
+    def note(batch: Any = None) -> None:
+        limits = [limit(lambda theirs=theirs: theirs) for theirs in (None, 5, 9999)]
+        seen.append([scheduler.max_prefill_tokens, scheduler.chunked_prefill_size, *limits])
 
     roomy.take_pass(note)
-    prefill_tokens, chunk_tokens = expected
-    most = prefill_tokens + num_mixed
-    assert seen == [(most, min(most, 8192), chunk_tokens)]
-    assert (scheduler.max_prefill_tokens, scheduler.chunked_prefill_size) == (16384, 8192)
-    assert roomy.hooks["shortest_prefill_chunk_limit"](lambda: 5) == 5
+    note()
+    assert seen == [
+        [prefill_tokens, min(prefill_tokens, 8192), chunk_tokens, 5, chunk_tokens or 9999],
+        [16384, 8192, None, 5, 9999],
+    ]
 
 
-def test_decoding_only_loses_nothing(roomy: FullServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, seen = [*roomy.waiting], []
-    monkeypatch.setattr(Sage, "budget", lambda self, view: Budget(prefill_tokens=0))
-    roomy.take_pass(lambda batch: seen.extend(roomy.waiting))
-    assert seen == []
+@pytest.mark.usefixtures("decode_only")
+def test_decoding_only_loses_nothing(roomy: FullServer) -> None:
+    before, seen = {*roomy.waiting}, list[Any]()
+    roomy.take_pass(lambda batch: seen.append([*roomy.waiting]))
+    assert seen == [[]]
     roomy.scheduler.chunked_req = roomy.waiting.pop()
-    done = run_pass(roomy.scheduler, lambda batch: pytest.fail("a chunk"), roomy.batch)
-    assert done.batch_to_run is None
-    assert done.running_batch is roomy.batch
-    assert same([*roomy.waiting, roomy.scheduler.chunked_req], before)
+    done = roomy.hooks["get_new_batch_prefill"](pytest.fail, roomy.scheduler, roomy.batch)
+    assert (done.batch_to_run, done.running_batch) == (None, roomy.batch)
+    assert {*roomy.waiting, roomy.scheduler.chunked_req} == before
 
 
-def test_a_chunk_goes_on_without_room(roomy: FullServer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("decode_only")
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_chunk_goes_on_without_room_and_if_ranks_wait_for_each_other(
+    roomy: FullServer, has_room: bool
+) -> None:
     roomy.scheduler.chunked_req = roomy.waiting.pop()
-    monkeypatch.setattr(Sage, "budget", lambda self, view: Budget(prefill_tokens=0))
-    roomy.batch.check_decode_mem = lambda: False
+    roomy.batch.check_decode_mem = lambda: has_room
+    roomy.scheduler.prefill_delayer = object() if has_room else None
     went_on: list[Any] = []
     roomy.set_free(10**6)
     roomy.take_pass(went_on.append)
@@ -231,30 +225,30 @@ def test_a_chunk_goes_on_without_room(roomy: FullServer, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("free_tokens", "num_streaming", "is_hybrid", "num_left", "goes_on"),
+    ("free_tokens", "num_streaming", "is_hybrid", "mode", "num_left", "goes_on"),
     [
-        (1003, 0, False, 3, True),
-        (1002, 0, False, 2, True),
-        (400, 0, False, 1, True),
-        (100, 0, False, 0, True),
-        (100, 2, False, 2, False),
-        (3, 0, True, 3, True),  # there SGLang lets a chunk wait
-        (2, 0, True, 2, True),
+        (1003, 0, False, "null", 3, True),
+        (1002, 0, False, "null", 2, True),
+        (400, 0, False, "null", 1, True),
+        (100, 0, False, "null", 0, True),
+        (100, 2, False, "null", 2, False),
+        (100, 2, False, "prefill", 2, True),
+        (3, 0, True, "null", 3, True),  # there SGLang lets a chunk wait
+        (2, 0, True, "null", 2, True),
     ],
 )
 def test_the_last_of_the_order_leave_before_a_chunk_without_room(
-    monkeypatch: pytest.MonkeyPatch,
-    free_tokens: int,
-    num_streaming: int,
-    is_hybrid: bool,
-    num_left: int,
-    goes_on: bool,
-) -> None:
+    monkeypatch: pytest.MonkeyPatch, free_tokens: int, num_streaming: int, is_hybrid: bool,
+    mode: str, num_left: int, goes_on: bool,
+) -> None:  # fmt: skip
     server = FullServer(num_waiting=3, num_newcomers=0)
     scheduler, batch, state = server.scheduler, server.batch, server.state
     chunked = scheduler.chunked_req = server.waiting.pop()
-    chunked.origin_input_ids, chunked.prefix_len = array("q", [0]) * 1200, 200
+    # With the answer that it had before it was retracted, 1000 tokens are left.
+    chunked.origin_input_ids, chunked.prefix_len = array("q", [0]) * 1190, 200
+    chunked.output_ids = array("q", [0]) * 10
     state.preemption, scheduler.is_hybrid_swa = None, is_hybrid
+    scheduler.server_args.disaggregation_mode = mode
     batch.reqs = batch.reqs[:3]
     keep = [batch.reqs[p] for p in state.retention_order(batch.reqs, range(3))]
     for request in keep[:num_streaming]:  # its session keeps its KV
@@ -279,6 +273,7 @@ def test_the_last_of_the_order_leave_before_a_chunk_without_room(
     assert len(batch.reqs) == num_left
     assert released == server.waiting[2:] == gone
     assert (scheduler.chunked_req is chunked) == goes_on
+    assert batch.batch_is_full == (not gone)
 
 
 @pytest.mark.parametrize("runs_any", [True, False])
@@ -290,18 +285,16 @@ def test_others_pass_a_swapped_request_without_room_only_if_nothing_runs(
     roomy.set_free(10**6)
     first, *others = roomy.waiting
     first.output_ids, first.kv.retraction_backup = array("q", [1]), object()
-    asked: list[Any] = []
+    seen: list[Any] = []
 
     def no_room(self: Preemption, running_batch: Any, reqs: Any) -> Any:
-        asked.extend(reqs)
+        seen.append([*reqs])
         return running_batch, [*reqs]
 
     monkeypatch.setattr(Preemption, "resume", no_room)
-    seen: list[Any] = []
-    roomy.take_pass(lambda batch: seen.extend(roomy.waiting))
-    assert asked == [first]
-    assert seen == ([] if runs_any else others)
-    assert same(roomy.waiting, [first, *others])
+    roomy.take_pass(lambda batch: seen.append([*roomy.waiting]))
+    assert seen == [[first], [] if runs_any else others]
+    assert {*roomy.waiting} == {first, *others}
 
 
 def test_a_request_that_joins_after_the_plan_waits_for_the_next(roomy: FullServer) -> None:
@@ -311,10 +304,13 @@ def test_a_request_that_joins_after_the_plan_waits_for_the_next(roomy: FullServe
         roomy.hooks["calc_priority"](None, roomy.waiting)
 
     def original(batch: Any) -> None:
-        roomy.waiting.append(late)  # its grammar is ready
-        calc_priority()
-        assert late not in roomy.waiting
+        if late not in before:
+            roomy.waiting.append(late)  # its grammar is ready
+            before.append(late)
+            calc_priority()
+            assert late not in roomy.waiting
 
-    assert same(roomy.take_pass(original), [*before, late])
+    for _ in range(2):
+        assert sorted(map(id, roomy.take_pass(original))) == sorted(map(id, before))
     calc_priority()  # outside a pass nothing is hidden
     assert late in roomy.waiting

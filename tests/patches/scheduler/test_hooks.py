@@ -1,5 +1,3 @@
-"""Hooks of a scheduler process, one by one."""
-
 from __future__ import annotations
 
 from types import SimpleNamespace
@@ -12,16 +10,16 @@ from sglang.utils import TypeBasedDispatcher
 
 from patches.messages import Scores, StepTimes, Tick
 from tests.patches.scheduler.test_state import fail
-from tests.patches.schedulers import Server, hook_on, make_request
+from tests.patches.schedulers import Server, make_request
 
 
-def test_the_queue_is_not_copied_without_a_limit_on_it() -> None:
+def test_the_queue_is_not_copied_without_a_limit_on_it(server: Server) -> None:
     unlimited = SimpleNamespace(max_queued_requests=None)  # and without a queue
-    limited = hook_on("_abort_on_queued_limit")
+    limited = server.hooks["_abort_on_queued_limit"]
     assert limited(lambda scheduler, req: (scheduler, req), unlimited, 7) == (unlimited, 7)
 
 
-def test_a_refused_turn_does_not_free_its_session_for_a_third_one() -> None:
+def test_a_refused_turn_does_not_free_its_session_for_a_third_one(server: Server) -> None:
     session = Session(1000, "a", streaming=True)
     session._inflight = True
     sessions: Any = StreamingSession(Any)
@@ -30,19 +28,18 @@ def test_a_refused_turn_does_not_free_its_session_for_a_third_one() -> None:
         turn: Any = SimpleNamespace(
             session=session, to_finish=to_finish, release_mm_inputs_on_abort=lambda: None
         )
-        hook_on("create_req")(turn, session)
+        server.hooks["create_req"](turn, session)
         assert (sessions.find_active_slot(turn) is None) == (to_finish is not None)
         assert session._inflight
 
 
 def test_broken_counters_stop_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server.state, "stats", fail)
-    found = server.stats()
-    assert "a bug" in found["error"]
-    assert found["slo"] == {}  # the HTTP process adds to it
+    # The HTTP process adds to `slo`.
+    assert server.stats() == {"slo": {}, "error": "ZeroDivisionError('a bug')"}
 
 
-def test_a_request_that_is_aborted_twice_keeps_its_job(server: Server) -> None:
+def test_a_request_that_is_aborted_twice_keeps_its_job_and_ends(server: Server) -> None:
     (req,) = server.arrive(make_request([9]))
     before = req.sage
     server.arrive(req)
@@ -50,12 +47,18 @@ def test_a_request_that_is_aborted_twice_keeps_its_job(server: Server) -> None:
     req.origin_input_ids = req.origin_input_ids[:3]  # SGLang has cut it
     server.hooks["_add_request_to_queue"](lambda *_: None, server.scheduler, req)
     assert req.sage.job.input_tokens == 3
-
-
-def test_an_abort_in_the_queue_ends_a_request(server: Server) -> None:
-    (req,) = server.queue(make_request([9]))
     server.hooks["_release_aborted_request"](server.scheduler, req)
     assert req.sage.has_ended
+
+
+@pytest.mark.parametrize(("success", "num_forgotten"), [(False, 0), (True, 1)])
+def test_a_flush_that_was_refused_drops_no_copies(
+    server: Server, success: bool, num_forgotten: int
+) -> None:
+    forgotten: list[None] = []
+    server.state.preemption = SimpleNamespace(forget_copies=lambda: forgotten.append(None))
+    server.hooks["flush_cache"](success, server.scheduler)
+    assert len(forgotten) == num_forgotten
 
 
 @pytest.mark.parametrize(("policy", "ticks"), [("fcfs", False), ("sage", True)])
@@ -65,16 +68,15 @@ def test_the_clock_is_broadcast_if_plans_need_it(policy: str, ticks: bool) -> No
     assert [type(message) for message in messages] == ([Tick] if ticks else [])
 
 
-def test_messages_of_ours_are_taken(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_of_ours_are_taken(server: Server) -> None:
     server.scheduler._request_dispatcher = TypeBasedDispatcher([])
     server.hooks["init_request_dispatcher"](None, server.scheduler)
     taken: list[Any] = []
     server.state.probing = SimpleNamespace(scored=taken.append)
     take = server.scheduler._request_dispatcher
-    take(Tick(now_s=5.0, clock="any"))
-    assert server.state.jobs.now_s == 5.0
     scores = Scores(number=0, arrivals=[], ages=[], steps=b"")
-    take(scores)
-    assert taken == [scores]
-    take(StepTimes(seconds=[1.0] * 7, source="learned"))
+    learned = StepTimes(seconds=[1.0] * 7, source="learned")
+    for message in (Tick(now_s=5.0, clock="any"), scores, learned):
+        take(message)
+    assert (server.state.jobs.now_s, taken) == (5.0, [scores])
     assert server.stats()["step_time"]["source"] == "learned"

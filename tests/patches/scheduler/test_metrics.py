@@ -1,5 +1,3 @@
-"""Series of a scheduler on /metrics, without a server."""
-
 from __future__ import annotations
 
 from types import SimpleNamespace
@@ -50,23 +48,30 @@ def reported(server: Server) -> dict[str, float]:
     return values
 
 
-def waiting(waited_s: float, length: int) -> Any:
-    req = make_request([length] * 9)
-    req.time_stats.wait_queue_entry_time = NOW_S - waited_s
-    return req
-
-
 def test_waits_and_backlog_are_those_of_now(server: Server) -> None:
     found = reported(server)
     assert found["oldest_wait_seconds"] == found["backlog_seconds"] == 0.0
-    server.queue(waiting(30.0, 10), waiting(10.0, 900))
+    reqs = server.queue(make_request([10] * 9), make_request([900] * 9))
+    for req, waited_s in zip(reqs, (30.0, 10.0), strict=True):
+        req.time_stats.wait_queue_entry_time = NOW_S - waited_s
     found = reported(server)
-    assert found["oldest_wait_seconds"] == 30.0
-    assert found["mean_wait_seconds"] == 20.0
+    assert (found["oldest_wait_seconds"], found["mean_wait_seconds"]) == (30.0, 20.0)
     step_s = server.state.calibration.step_time.decode_base_s
-    assert found["backlog_seconds"] >= 899 * step_s
-    assert found["policy_info sage"] == 1.0
     assert found["step_time_seconds decode_base"] == step_s
+    assert found["backlog_seconds"] >= 899 * step_s
+    # A prompt that is being chunked counts too.
+    server.scheduler.chunked_req = server.scheduler.waiting_queue.pop()
+    assert reported(server)["backlog_seconds"] == found["backlog_seconds"]
+
+
+def test_the_policy_before_is_not_reported_any_more(server: Server) -> None:
+    found: Any = SchedulerMetrics(server.scheduler)
+    for policy in ("sage", "ssjf"):
+        server.state.settings = server.state.settings.changed({"schedule_policy": policy})
+        found._due_s = 0.0
+        found.polled()
+    values = found.series().values
+    assert (values["policy_info sage"], values["policy_info ssjf"]) == (0.0, 1.0)
 
 
 def test_the_rank_that_reports_goes_on_as_the_others_do(server: Server) -> None:

@@ -1,5 +1,3 @@
-"""The part of SGLang's radix tree that is kept for each session."""
-
 from __future__ import annotations
 
 from array import array

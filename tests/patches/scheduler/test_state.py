@@ -1,8 +1,5 @@
-"""Plans of one scheduler."""
-
 from __future__ import annotations
 
-import math
 from array import array
 from dataclasses import astuple, replace
 from types import SimpleNamespace
@@ -28,47 +25,37 @@ def fail(*args: object) -> Any:
     raise ZeroDivisionError("a bug")
 
 
-def test_short_requests_go_first(server: Server) -> None:
-    long_one, short_one = server.queue(make_request(LONG), make_request(SHORT))
-    assert server.ordered() == [short_one, long_one]
+@pytest.mark.parametrize(("mode", "first"), [("null", 1), ("prefill", 0)])
+def test_short_requests_go_first_on_a_prefill_server_by_prompts(mode: str, first: int) -> None:
+    server = Server(disaggregation_mode=mode)
+    reqs = server.queue(make_request(LONG), make_request(SHORT, 25))
+    assert server.ordered() == [reqs[first], reqs[1 - first]]
 
 
-def test_a_prefill_server_orders_by_prompts() -> None:
-    server = Server(disaggregation_mode="prefill")
-    long_prompt, short_prompt = server.arrive(make_request(SHORT, 900), make_request(LONG))
-    assert server.ordered([long_prompt, short_prompt]) == [short_prompt, long_prompt]
-
-
-def test_a_decode_server_pays_no_prefill() -> None:
-    server = Server(disaggregation_mode="decode")
-    req = make_request(SHORT, 900)
-    req.cached_tokens = 800  # of the prefill server's tree
-    server.arrive(req)
-    server.state.jobs.running([req])
-    job = req.sage.job
-    assert job.cached_input_tokens == job.input_tokens == 900
-    assert job.held_tokens == req.kv.kv_allocated_len
+@pytest.mark.parametrize(
+    ("mode", "cached_tokens", "held_tokens"), [("null", 800, 0), ("decode", 900, 700)]
+)
+def test_a_decode_server_pays_no_prefill(mode: str, cached_tokens: int, held_tokens: int) -> None:
+    server = Server(disaggregation_mode=mode)
+    (req,) = server.arrive(make_request(SHORT, 900))
+    # Others share 800 tokens. On a decode server it means the prefill server's tree.
+    req.cached_tokens, req.kv.kv_allocated_len = 800, 700
+    (job,) = server.state.jobs.running([req])
+    assert (job.cached_input_tokens, job.held_tokens) == (cached_tokens, held_tokens)
 
 
 def test_unranked_requests_keep_their_places(server: Server) -> None:
-    malformed = make_request([5], carried={"__sage_weights": "x"})
-    unknown, long_one, short_one = make_request(), make_request(LONG), make_request(SHORT)
-    server.queue(unknown, long_one, malformed, short_one)
-    assert server.ordered() == [unknown, short_one, malformed, long_one]
-    assert server.stats()["num_unranked"] == 2
-    assert server.stats()["num_malformed"] == 1
-
-
-def test_hints_come_with_and_without_a_prediction(server: Server) -> None:
-    hints = Hints(weight=2.0, ttft_slo_ms=300.0, session="a")
-    known, unknown, malformed = server.arrive(
-        make_request([9] * 9, hints=hints),
-        make_request(hints=hints),
-        make_request([9] * 9, carried={"__sage_hint_weight": -1.0}),
-    )
-    assert known.sage.job.hints == unknown.sage.job.hints == hints
-    assert malformed.sage.job.hints == Hints()
-    assert malformed.sage.job.is_ranked
+    hints = Hints(weight=2.0, session="a")
+    no_lengths = make_request([5], carried={"__sage_weights": "x"}, hints=hints)
+    no_hints = make_request(LONG, carried={"__sage_hint_weight": -1.0})
+    unknown, short_one = make_request(), make_request(SHORT, hints=hints)
+    reqs = server.queue(unknown, no_hints, no_lengths, short_one)
+    assert server.ordered() == [unknown, short_one, no_lengths, no_hints]
+    assert [req.sage.job.hints for req in reqs] == [Hints(), Hints(), hints, hints]
+    found = server.stats()
+    assert (found["num_ranked"], found["num_unranked"], found["num_malformed"]) == (
+        {"history": 2}, 2, 2
+    )  # fmt: skip
 
 
 def test_if_the_policy_fails_plans_are_first_come_first_served(
@@ -78,8 +65,8 @@ def test_if_the_policy_fails_plans_are_first_come_first_served(
     long_one, short_one = queue = server.queue(make_request(LONG), make_request(SHORT))
     assert server.ordered() == [short_one, long_one]
     assert server.state.retention_order(queue, [0, 1]) == [1, 0]
-    monkeypatch.setattr(Sage, "key", fail)
-    monkeypatch.setattr(Sage, "on_arrival", fail)
+    for name in ("key", "on_arrival", "on_server", "on_end"):
+        monkeypatch.setattr(Sage, name, fail)
     for req in queue:
         req.output_ids = array("q", [1])  # retracted, so ranked anew
     for _ in range(3):
@@ -89,19 +76,11 @@ def test_if_the_policy_fails_plans_are_first_come_first_served(
     assert len(caplog.records) == 1
     (newcomer,) = server.arrive(make_request([10]))
     assert not newcomer.sage.job.is_ranked
+    server.state.updated(StepTimes(seconds=[1.0] * 7, source="learned"))
+    server.state.end(newcomer, was_aborted=False)
+    assert server.stats()["num_policy_errors"] == 7
     monkeypatch.undo()
     assert server.ordered(queue) == [short_one, long_one]
-
-
-def test_other_errors_of_the_policy_are_counted(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (req,) = server.arrive(make_request(SHORT))
-    for name in ("on_server", "on_end"):
-        monkeypatch.setattr(Sage, name, fail)
-    server.state.updated(StepTimes(seconds=[1.0] * 7, source="learned"))
-    server.state.end(req, was_aborted=False)
-    assert server.stats()["num_policy_errors"] == 2
 
 
 def test_a_retracted_request_counts_with_its_age(server: Server) -> None:
@@ -181,15 +160,3 @@ def test_no_order_gives_no_places(server: Server, monkeypatch: pytest.MonkeyPatc
     assert {req.sage.waits.num_before for req in queue} == {None}
     server.ordered()
     assert (long_one.sage.waits.num_before, short_one.sage.waits.num_before) == (1, 0)
-
-
-@pytest.mark.parametrize(
-    ("tpot_slo_ms", "mixes", "warns"),
-    [(100.0, False, True), (100.0, True, False), (math.inf, False, False)],
-)
-def test_a_tpot_that_prefills_hold_up_is_warned_of(
-    tpot_slo_ms: float, mixes: bool, warns: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    slo = {"classes": {"interactive": {"tpot_slo_ms": tpot_slo_ms}}}
-    Server(sections={"slo": slo}, is_mixed_chunk=mixes)
-    assert ("--enable-mixed-chunk" in caplog.text) == warns

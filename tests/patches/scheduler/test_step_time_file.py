@@ -24,20 +24,12 @@ def written() -> StepTimeFile:
     return file
 
 
-def no_use(caplog: pytest.LogCaptureFixture) -> bool:
-    """Whether it is ignored, with one log line."""
-    read = StepTimeFile(SERVER).read()
-    return read is None and len(caplog.records) == 1
-
-
-def test_the_next_server_of_this_kind_begins_with_it(cache: Path) -> None:
+def test_a_server_of_the_same_kind_begins_with_it(
+    cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = written()
     assert StepTimeFile(dict(SERVER)).read() == LEARNED
     assert file.path.parent == cache
-
-
-def test_one_of_another_kind_does_not(caplog: pytest.LogCaptureFixture) -> None:
-    file = written()
     other = StepTimeFile(SERVER | {"hardware": "another GPU"})
     assert other.read() is None
     assert not caplog.records
@@ -65,13 +57,12 @@ def test_one_of_another_kind_does_not(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_damaged_file_is_ignored(damage, caplog: pytest.LogCaptureFixture) -> None:  # type: ignore[no-untyped-def]
     path = written().path
     path.write_text(damage(path.read_text()), encoding="latin-1")
-    assert no_use(caplog)
+    assert StepTimeFile(SERVER).read() is None
+    assert len(caplog.records) == 1
 
 
 def test_a_full_disk_costs_one_log_line(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     cache.parent.mkdir()
     cache.write_text("in the way")
-    file = StepTimeFile(SERVER)
-    file.write(LEARNED)
-    file.write(LEARNED)
+    written().write(LEARNED)
     assert len(caplog.records) == 1

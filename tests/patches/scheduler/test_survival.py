@@ -1,5 +1,3 @@
-"""An allow-list decides which requests are preempted."""
-
 from __future__ import annotations
 
 import inspect
@@ -35,8 +33,7 @@ _LATER = {"prefill_decode_interval_min_bs"} if compat._release() == "0.5.22" els
 def bare(kind: type[Any], **attributes: Any) -> Any:
     """An object of exactly this type, with these attributes only."""
     made = object.__new__(kind)
-    for name, value in attributes.items():
-        setattr(made, name, value)
+    vars(made).update(attributes)
     return made
 
 

@@ -9,6 +9,7 @@ import torch
 from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 
+from patches.scheduler import swap_meter
 from patches.scheduler.kv_copy import token_bytes
 from patches.scheduler.swap_meter import SwapMeter
 
@@ -17,34 +18,22 @@ NUM_TOKENS, NUM_LAYERS = 128, 3
 PACE = 1000.0
 
 
-class Calibration:
-    """The readings of a meter, and how often it was warned of an interruption between steps."""
-
-    def __init__(self) -> None:
-        self.steps = self
-        self.num_interruptions = 0
-
-    def interrupted(self) -> None:
-        self.num_interruptions += 1
-
-    def pace(self) -> float:
-        return PACE
-
-
 def pool_of(kind: Any, dtype: torch.dtype, *sizes: int) -> Any:
     return kind(NUM_TOKENS, 1, dtype, *sizes, NUM_LAYERS, "cpu", enable_memory_saver=False)
 
 
-def meter_of(pool: Any = None, told: float | None = None) -> tuple[SwapMeter, Any, Any]:
-    """A meter, its readings, and what it reads of a scheduler. told: what rank 0 has measured."""
-    pool = pool or pool_of(MHATokenToKVPool, torch.bfloat16, 2, 16)
+def meter_of(pool: Any = None, told: float | None = None) -> tuple[SwapMeter, list[str], Any]:
+    """A meter, what precedes its measurements, and what it reads of a scheduler. told: what rank 0
+    has measured."""
+    pool, noted = pool or pool_of(MHATokenToKVPool, torch.bfloat16, 2, 16), list[str]()
     allocator = TokenToKVPoolAllocator(NUM_TOKENS, torch.bfloat16, "cpu", pool, False)
     ranks = SimpleNamespace(broadcast_object=lambda measured: measured if told is None else told)
     scheduler: Any = SimpleNamespace(
         device="cpu", token_to_kv_pool_allocator=allocator, attn_tp_group=ranks
     )
-    readings: Any = Calibration()
-    return SwapMeter(scheduler, readings), readings, scheduler
+    steps = SimpleNamespace(interrupted=lambda: noted.append("interrupted"))
+    calibration: Any = SimpleNamespace(steps=steps, pace=lambda: PACE)
+    return SwapMeter(scheduler, calibration), noted, scheduler
 
 
 @pytest.fixture
@@ -52,7 +41,7 @@ def move(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Moves of 800 tokens, by a clock that the test moves."""
     now_s = [0.0]
     clock = SimpleNamespace(perf_counter=lambda: now_s[0])
-    monkeypatch.setattr("patches.scheduler.swap_meter.time", clock)
+    monkeypatch.setattr(swap_meter, "time", clock)
 
     def moved(meter: SwapMeter, token_s: float, num_times: int) -> None:
         for _ in range(num_times):
@@ -91,19 +80,18 @@ def test_the_trial_leaves_the_pool_as_it_was_and_a_copy_is_all_of_a_tokens_kv(po
 def test_all_ranks_count_with_what_the_first_has_measured(move: Callable[..., None]) -> None:
     meter, _, scheduler = meter_of(told=0.25)
     scheduler.attn_tp_group.broadcast_object = lambda measured: 0.5
-    move(meter, 1.0, 15)
-    assert meter.token_s == 0.25
-    move(meter, 1.0, 1)
-    assert meter.token_s == 0.5
+    for num_times, token_s in ((15, 0.25), (1, 0.5)):
+        move(meter, 1.0, num_times)
+        assert meter.token_s == token_s
 
 
 def test_a_stall_is_not_taken_for_the_price_of_a_move(move: Callable[..., None]) -> None:
     meter, _, _ = meter_of()
     trial = meter.token_s
-    move(meter, 5.0, 64)
-    move(meter, 80_000.0, 1)
-    move(meter, 5.0, 15)
+    for token_s, num_times in ((5.0, 64), (80_000.0, 1), (5.0, 15)):
+        move(meter, token_s, num_times)
     assert meter.token_s == pytest.approx(PACE * 5.0)
+    assert (meter.total_s, meter.total_tokens) == (800 * (79 * 5.0 + 80_000.0), 800 * 80)
     # Lasting costs are learned, and forgotten if they have stopped all moves.
     move(meter, 80_000.0, 64)
     for served_tokens in (500, 1500):
@@ -113,12 +101,15 @@ def test_a_stall_is_not_taken_for_the_price_of_a_move(move: Callable[..., None])
     assert meter.token_s == trial
 
 
-def test_a_move_that_did_not_come_off_says_nothing_and_no_move_is_part_of_a_step() -> None:
+def test_a_move_that_did_not_come_off_says_nothing_and_no_move_is_part_of_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # A request that finds no room tries again in every pass, and would be a very fast move.
-    meter, readings, _ = meter_of()
+    meter, noted, _ = meter_of()
     trial = meter.token_s
-    for number in range(32):
-        assert readings.num_interruptions == number
+    monkeypatch.setattr(swap_meter, "_wait_for_device", lambda scheduler: noted.append("waited"))
+    for _ in range(16):
         with meter.timing():
-            assert readings.num_interruptions == number + 1
+            noted.append("moved")
+    assert noted == ["waited", "interrupted", "moved"] * 16
     assert meter.token_s == trial

@@ -1,5 +1,3 @@
-"""A pass's view of waiting requests: shared prefixes, adapters, room."""
-
 from __future__ import annotations
 
 from array import array
