@@ -4,7 +4,9 @@ A situation: `run 0:500; wait 1:20 2:30!; full`. Jobs are `arrival:input_tokens`
 `!` has passed the starvation bound, `~` swapped, `?` unranked, `k` keeps its memory, `<N` the cap
 (10, or 4096 with a prediction), `+N` generated tokens, `/N` prefilled tokens, `@N` its level, `#N`
 how often it was preempted, `=N` the tokens that it frees, `%N,MxK` its predicted lengths, M of them
-K, `uN` its urgency, `sN` the server's work until it came.
+K, `sN` the server's work until it came, `vN` the work for it, `aN` when it came (ms), `uN` its
+urgency, `wN` its weight, `dN` and `pN` its TTFT and TPOT targets (ms), `[C/A]` its class and
+tenant, who take turns. After `gone` come jobs that have ended.
 
 A plan: `-0 +1 ^3 2; open 1`. `-` swaps a job out, `=` leaves it to be computed again, `+` admits,
 `^` resumes; bare jobs stay behind, in their order.
@@ -23,21 +25,29 @@ from sage_sched.limits import Limits
 from sage_sched.order import serving_order
 from sage_sched.plan import Plan, Preempt, PreemptionMode, Resume
 from sage_sched.policy import NoParameters, Policy
+from sage_sched.steps import ServerFacts
 from sage_sched.view import Holding, SchedulerView
 from tests.sage_sched.strategies import SERVER, decide, known, named, waiting
 
 _JOB = re.compile(r"(-?\d+):(\d+)(\S*)")
-_MARK = re.compile(r"([!~?k])|([<+/@#=us])(-?\d+)|%([\d,x]+)")
+_MARK = re.compile(r"([!~?k])|([<+/@#=svaudpw])(-?\d+)|%([\d,x]+)|\[([\w/]+)\]")
 _FIELDS = {
     "<": "max_new_tokens", "+": "generated_tokens", "/": "prefilled_tokens", "@": "level",
     "#": "num_preemptions", "=": "held_tokens", "s": "served_at_arrival_tokens",
+    "v": "served_tokens",
 }  # fmt: skip
+_HINTS = {"u": "urgency", "w": "weight", "d": "ttft_slo_ms", "p": "tpot_slo_ms"}
 _FLAGS: dict[str, dict[str, Any]] = {
     "!": {"passed_starvation_bound": True},
     "?": {"is_ranked": False},
     "k": {"keeps_memory": True},
     "~": {},
 }
+_NUMBERS = {
+    "free": "free_tokens", "slots": "free_slots", "host": "host_free_tokens",
+    "page": "page_size", "pass": "pass_tokens", "served": "served_tokens", "come": "num_arrivals",
+    "locked": "locked_tokens",
+}  # fmt: skip
 
 
 class ByInput(Policy):
@@ -52,29 +62,41 @@ class ByInput(Policy):
         return waiting.input_tokens < running.input_tokens
 
 
-def _about(flag: str, sign: str, number: str, lengths: str) -> dict[str, Any]:
-    """The fields of a job that a mark sets."""
-    if lengths:
-        atoms = [atom.split("x") for atom in lengths.split(",")]
-        each = [int(length) for length, *times in atoms for _ in range(int((*times, 1)[0]))]
-        return {"distribution": known(*each), "max_new_tokens": 4096}
-    if sign == "u":
-        return {"hints": Hints(urgency=int(number))}
-    return _FLAGS[flag] if flag else {_FIELDS[sign]: int(number)}
+def _marked(marks: str) -> dict[str, Any]:
+    """The fields of a job that its marks set."""
+    about: dict[str, Any] = {}
+    hints: dict[str, Any] = {}
+    for flag, sign, number, lengths, tenant in _MARK.findall(marks):
+        if lengths:
+            atoms = [atom.split("x") for atom in lengths.split(",")]
+            each = [int(length) for length, *times in atoms for _ in range(int((*times, 1)[0]))]
+            about |= {"distribution": known(*each), "max_new_tokens": 4096}
+        elif tenant:
+            slo_class, _, name = tenant.rpartition("/")
+            hints |= {"tenant": name, "slo_class": slo_class, "shares_fairly": True}
+        elif sign in _HINTS:
+            hints[_HINTS[sign]] = int(number)
+        elif sign == "a":
+            about["arrival_s"] = int(number) / 1e3
+        else:
+            about |= _FLAGS[flag] if flag else {_FIELDS[sign]: int(number)}
+    return about | ({"hints": Hints(**hints)} if hints else {})
 
 
-def _jobs(text: str) -> tuple[list[Job], dict[Job, None]]:
-    """The jobs, and those of them that are swapped."""
+def _jobs(text: str, met: dict[int, Job]) -> tuple[list[Job], dict[Job, None]]:
+    """The jobs, and those of them that are swapped. met: jobs by arrival, which are changed."""
     jobs, swapped = [], {}
     for arrival, input_tokens, marks in _JOB.findall(text):
-        about: dict[str, Any] = {
-            "max_new_tokens": 10, "distribution": None, "served_at_arrival_tokens": 0,
-        }  # fmt: skip
-        for mark in _MARK.findall(marks):
-            about |= _about(*mark)
-        jobs.append(Job(int(arrival), int(input_tokens), **about))
+        about = _marked(marks)
+        predicted = about.pop("distribution", None)
+        job = met.setdefault(int(arrival), Job(int(arrival), int(input_tokens), 10, predicted, 0))
+        for name, value in about.items():
+            if getattr(job, name) != value:
+                setattr(job, name, value)
+                job.changes()
+        jobs.append(job)
         if "~" in marks:
-            swapped[jobs[-1]] = None
+            swapped[job] = None
     return jobs, swapped
 
 
@@ -86,16 +108,16 @@ def _numbers(text: str) -> list[int]:
     return [int(number) for number in text.split()]
 
 
-def view_of(situation: str) -> SchedulerView:
-    """The facts of a pass, as the module's text says."""
+def view_of(situation: str, met: dict[int, Job] | None = None) -> SchedulerView:
+    """The facts of a pass, as the module's text says. met: the jobs of earlier passes."""
     said = dict((f"{part.strip()} ").split(" ", 1) for part in situation.split(";"))
-    queue, swapped = _jobs(said.get("wait", ""))
-    running, _ = _jobs(said.get("run", ""))
-    chunked, _ = _jobs(said.get("chunk", ""))
+    met = {} if met is None else met
+    _jobs(said.get("gone", ""), met)
+    queue, swapped = _jobs(said.get("wait", ""), met)
+    running, _ = _jobs(said.get("run", ""), met)
+    chunked = next(iter(_jobs(said.get("chunk", ""), met)[0]), None)
     arrivals = [job.arrival for job in queue]
-    view = replace(
-        waiting(*queue), swapped=swapped, running=running, chunked=chunked[0] if chunked else None
-    )
+    view = replace(waiting(*queue), swapped=swapped, running=running, chunked=chunked)
 
     def among(text: str) -> Callable[[int], bool]:
         return lambda position: arrivals[position] in _numbers(text)
@@ -114,13 +136,9 @@ def view_of(situation: str) -> SchedulerView:
         about |= {"batch_is_full": True, "free_slots": 0, "free_tokens": 0}
     if "short" in said:
         about |= {"free_tokens": 0, "step_tokens": len(running)}
-    for name, field in (
-        ("free", "free_tokens"), ("slots", "free_slots"), ("host", "host_free_tokens"),
-        ("page", "page_size"), ("pass", "pass_tokens"), ("served", "served_tokens"),
-        ("come", "num_arrivals"),
-    ):  # fmt: skip
-        if name in said:
-            about[field] = int(said[name])
+    about |= {field: int(said[name]) for name, field in _NUMBERS.items() if name in said}
+    if "now" in said:
+        about["now_s"] = float(said["now"])
     if "planned" in said:
         about["num_arrivals_planned"] = view.num_arrivals
     if "noswap" in said:
@@ -143,14 +161,11 @@ def view_of(situation: str) -> SchedulerView:
             return num_tokens if {*two} <= {*alike} else 0
 
         about["common_tokens"] = common_tokens
-    server = SERVER
-    if "gap" in said:
-        server = replace(server, level_gap=int(said["gap"]))
-    if "drafts" in said:
-        server = replace(server, reserve_tokens=int(said["drafts"]))
+    facts = {"gap": "level_gap", "drafts": "reserve_tokens"}
+    of_server: dict[str, Any] = {facts[name]: int(said[name]) for name in {*facts} & {*said}}
     if "move" in said:  # in microseconds a token
-        server = replace(server, swap_token_s=float(said["move"]) / 1e6)
-    return replace(view, server=server, **about)
+        of_server["swap_token_s"] = float(said["move"]) / 1e6
+    return replace(view, server=replace(SERVER, **of_server), **about)
 
 
 def said_of(plan: Plan, view: SchedulerView) -> str:
@@ -178,6 +193,37 @@ def said_of(plan: Plan, view: SchedulerView) -> str:
     return "; ".join([*parts, *(["decode-only"] if plan.decode_only else [])])
 
 
+class Story:
+    """The passes of one server, one after another. A job that is named again is the same one."""
+
+    def __init__(
+        self,
+        policy: str | type[Policy] = ByInput,
+        limits: Limits | None = None,
+        server: ServerFacts = SERVER,
+        **parameters: object,
+    ) -> None:
+        if isinstance(policy, str):
+            self.policy = named(policy, server=server, **parameters)
+        else:
+            self.policy = policy(NoParameters(), server)
+        self.limits = limits or Limits()
+        self.jobs: dict[int, Job] = {}
+
+    def view(self, situation: str, **facts: Any) -> SchedulerView:
+        """The facts of a pass, after its new jobs have come."""
+        before = {*self.jobs}
+        view = replace(view_of(situation, self.jobs), **facts)
+        for arrival in sorted({*self.jobs} - before):
+            job = self.jobs[arrival]
+            job.is_ranked = job.is_ranked and self.policy.on_arrival(job)
+        return view
+
+    def plan(self, situation: str, **facts: Any) -> str:
+        view = self.view(situation, **facts)
+        return said_of(decide(view, self.policy, self.limits), view)
+
+
 def decided(
     situation: str,
     policy: str | type[Policy] = ByInput,
@@ -185,17 +231,12 @@ def decided(
     **parameters: object,
 ) -> str:
     """The plan for a situation."""
-    view = view_of(situation)
-    jobs = [*view.waiting, *view.running, *([view.chunked] if view.chunked else [])]
-    if isinstance(policy, str):
-        made = named(policy, *jobs, server=view.server, **parameters)
-    else:
-        made = policy(NoParameters(), view.server)
-    return said_of(decide(view, made, limits), view)
+    return Story(policy, limits, view_of(situation).server, **parameters).plan(situation)
 
 
 def order_of(situation: str, policy: str, **parameters: object) -> str:
     """The waiting jobs in the order in which the policy serves them."""
-    view = view_of(situation)
-    order = serving_order(named(policy, *view.waiting, **parameters), view)
+    story = Story(policy, **parameters)
+    view = story.view(situation)
+    order = serving_order(story.policy, view)
     return " ".join(str(view.waiting[position].arrival) for position in order)

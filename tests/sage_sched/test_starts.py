@@ -7,154 +7,99 @@ from dataclasses import replace
 
 import pytest
 
-from sage_sched.job import BEHIND, Hints, Job
-from sage_sched.plan import Admit, Plan, Preempt, Resume
-from sage_sched.policies.sage import Sage, SageParameters
+from sage_sched.job import BEHIND
 from sage_sched.steps import attended_pairs
-from sage_sched.view import Holding, SchedulerView
-from tests.sage_sched.strategies import SERVER, decide, job, waiting
+from tests.sage_sched.situations import Story
+from tests.sage_sched.strategies import SERVER
+
+# Ten running requests with long answers on ten slots, and a swapped one.
+RUN = "run " + " ".join(f"{n}:100%2000+200=200" for n in range(10)) + "; full; free 9000; pass 8192"
+FULL = f"{RUN}; wait 10:100%400~+100"
 
 
-class Server:
-    """Ten running requests with long answers on ten slots, a swapped one, and newcomers."""
-
-    def __init__(self, ttft_ms: float = 2000.0) -> None:
-        self.policy = Sage(SageParameters(ttft_ms=ttft_ms, regret=math.inf), SERVER)
-        self.running = [self.met(n, length=2000, age=100) for n in range(10)]
-        self.swapped = self.met(10, age=100)
-        self.queue = [self.swapped]
-        self.num_planned = -1
-
-    def met(self, arrival: int, input_tokens: int = 100, length: int = 400, **about: object) -> Job:
-        made = job(arrival, input_tokens, lengths=(length,), **about)  # type: ignore[arg-type]
-        made.is_ranked = self.policy.on_arrival(made)
-        return made
-
-    def comes(self, at_s: float, **about: object) -> Job:
-        self.queue.append(self.met(10 + len(self.queue), arrival_s=at_s, **about))  # type: ignore[arg-type]
-        return self.queue[-1]
-
-    def plan(self, now_s: float, **facts: object) -> Plan:
-        view: SchedulerView = replace(
-            waiting(*self.queue),
-            now_s=now_s,
-            running=self.running,
-            swapped={self.swapped: None},
-            batch_is_full=True,
-            free_slots=0,
-            pass_tokens=8192,
-            holding=lambda running: Holding(200, 0, 200, True),
-            num_arrivals_planned=self.num_planned,
-        )
-        self.num_planned = view.num_arrivals
-        return decide(replace(view, **facts), self.policy)
-
-    def started(self, now_s: float, **facts: object) -> list[Job]:
-        actions = self.plan(now_s, **facts).actions
-        return [action.job for action in actions if type(action) is Admit]
-
-
-def test_requests_set_behind_do_not_start_early() -> None:
-    alone, beside = Server(), Server()
-    for _ in range(20):
-        beside.comes(0.0, level=BEHIND)
-    for server in (alone, beside):
-        newcomer = server.comes(0.0)
-        assert server.started(0.0) == []
-        assert server.policy.plan_by_s == pytest.approx(alone.policy.plan_by_s)
-        assert server.started(server.policy.plan_by_s) == [newcomer]
-
-
-def kinds(plan: Plan) -> list[type]:
-    return [type(action) for action in plan.actions]
-
-
-def test_requests_start_together_and_before_the_first_would_be_late() -> None:
-    server = Server()
-    first = server.comes(0.0)
-    server.plan(0.0)
-    due_s = server.policy.plan_by_s
-    assert 0.0 < due_s < 2.0
-    second = server.comes(due_s / 2)
-    assert server.started(due_s / 2) == []
-    # The more wait, the sooner.
-    assert server.policy.plan_by_s < due_s
-    assert server.started(due_s) == [first, second]
-
-
-def test_a_start_leaves_time_for_the_steps_before_and_after_it() -> None:
-    server, slow = Server(), replace(SERVER.step_time, prefill_base_s=0.5, decode_base_s=0.1)
-    server.comes(0.0, length=4000)
-    server.plan(0.0, server=replace(SERVER, step_time=slow))
-    most_s = 2.0 - slow.prefill_s(1, 100, attended_pairs(0, 100)) - 2 * slow.decode_s(10, 0)
-    assert 0.0 < server.policy.plan_by_s <= most_s
-
-
-def test_while_requests_gather_preempted_ones_come_back_first() -> None:
-    server = Server()
-    server.comes(0.0, length=5)
-    plan = server.plan(0.0, free_slots=1, batch_is_full=False)
-    assert kinds(plan) == [Resume]
-    assert plan.order == [0, 1]
+def server(ttft_ms: float = 2000.0) -> Story:
+    return Story("sage", ttft_ms=ttft_ms, regret=math.inf)
 
 
 @pytest.mark.parametrize(
-    ("at_s", "facts", "actions"),
+    ("newcomers", "plan", "is_held"),
     [
-        (1.5, {}, [Preempt, Admit]),  # a running one's index exceeds the price
-        (1.5, {"server": replace(SERVER, swap_token_s=0.05)}, []),  # a move of seconds
-        (1.5, {"free_slots": 3}, [Admit]),
-        (2.5, {}, []),  # it is late, and goes by its index
+        ("11:100%5", "10 11", True),
+        ("11:100%5 12:100%4000", "10 11 12", True),
+        # Its answer keeps its memory, it is best effort, it goes first, or it needs no prefill.
+        ("11:100%5k", "11 10", False),
+        (f"11:100%5@{BEHIND}", "10 11", False),
+        ("11:100%5!", "-9 +11 10", False),
+        ("11:100%5; cached 11 100", "11 10", False),
+        # Running requests may not leave.
+        ("11:100%5; nopreempt", "11 10", False),
     ],
 )
-def test_a_start_is_worth_what_it_costs(
-    at_s: float, facts: dict[str, object], actions: list[type]
-) -> None:
-    server = Server()
-    server.comes(0.0)
-    server.plan(0.0, **facts)
-    assert kinds(server.plan(at_s, **facts)) == actions
+def test_new_requests_are_held_behind_others(newcomers: str, plan: str, is_held: bool) -> None:
+    story = server()
+    for _ in range(2):  # the first plan finds out what is cached
+        found = story.plan(f"{FULL} {newcomers}")
+    assert (found, 0.0 < story.policy.plan_by_s < 2.0) == (plan, is_held)
 
 
 @pytest.mark.parametrize("ttft_ms", [math.inf, 50.0])
 def test_without_a_target_that_can_be_met_a_request_goes_by_its_index(ttft_ms: float) -> None:
-    server = Server(ttft_ms)
-    short, long = server.comes(0.0, length=5), server.comes(0.0, length=4000)
-    for now_s in (0.0, 1.0, 100.0):
-        server.num_planned = -1
-        plan = server.plan(now_s)
-        assert not plan.actions
-        order = plan.order or ()
-        assert [server.queue[p] for p in order] == [short, server.swapped, long]
-        assert server.policy.plan_by_s == math.inf
+    story = server(ttft_ms)
+    for now_s in (0, 1, 100):
+        assert story.plan(f"{FULL} 11:100%5 12:100%4000; now {now_s}") == "11 10 12"
+        assert story.policy.plan_by_s == math.inf
+
+
+def test_requests_start_together_as_soon_as_waiting_costs_more_than_a_prefill_step() -> None:
+    story, behind = server(), " ".join(f"{n}:100%400@{BEHIND}" for n in range(13, 30))
+    assert story.plan(f"{FULL} 11:100%400 {behind}").startswith("10 11")
+    due_s = story.policy.plan_by_s
+    # A step delays ten answers of 2000 tokens, waiting delays one of 400.
+    assert due_s == pytest.approx(10 / 2000 * 400 * SERVER.step_time.prefill_base_s, rel=0.01)
+    half_s = due_s / 2
+    queue = f"{FULL} 11:100%400 12:100%400a{1000 * half_s:.0f}"
+    assert story.plan(f"{queue}; now {half_s}") == "10 11 12"
+    # The more wait, the sooner.
+    assert half_s < story.policy.plan_by_s < due_s
+    assert story.plan(f"{queue}; now {due_s}; planned") == "-9 +11 -8 +12 10"
+
+
+def test_a_start_leaves_time_for_the_steps_before_and_after_it() -> None:
+    story, slow = server(), replace(SERVER.step_time, prefill_base_s=0.5, decode_base_s=0.1)
+    story.plan(f"{FULL} 11:100%4000", server=replace(SERVER, step_time=slow))
+    prefill_s = slow.prefill_s(1, 100, attended_pairs(0, 100))
+    assert story.policy.plan_by_s == pytest.approx(2.0 - prefill_s - 2 * slow.decode_s(10, 3000))
+
+
+def test_while_requests_gather_preempted_ones_come_back_first() -> None:
+    assert server().plan(f"{FULL} 11:100%5".replace("full", "slots 1")) == "^10 11; open 1"
+
+
+@pytest.mark.parametrize(
+    ("now_s", "facts", "plan"),
+    [
+        (1.5, "", "-9 +11 10"),  # a running one's index exceeds the price
+        (1.5, "; move 500000", "11 10"),  # a move of seconds
+        (1.5, "; slots 3", "+11 10"),
+        (2.5, "", "10 11"),  # it is late, and goes by its index
+    ],
+)
+def test_a_start_is_worth_what_it_costs(now_s: float, facts: str, plan: str) -> None:
+    story = server()
+    story.plan(f"{FULL} 11:100%400{facts}")
+    assert story.plan(f"{FULL} 11:100%400; now {now_s}{facts}; planned") == plan
 
 
 def test_a_long_prompt_that_is_mostly_cached_is_not_late() -> None:
-    server = Server()
-    cached = server.comes(0.0, input_tokens=30_000)
+    story, prompt = server(), "11:30000%400; cached 11 29900; slots 1; free 40000"
     for _ in range(2):  # the first plan finds out
-        server.plan(0.0, cached_tokens=lambda position: 29_900 * position)
-    assert server.started(server.policy.plan_by_s, free_slots=1, free_tokens=40_000) == [cached]
-
-
-def test_no_request_is_held_back_where_running_requests_may_not_leave() -> None:
-    server = Server()
-    short = server.comes(0.0, length=5)
-    order = server.plan(0.1, may_preempt=False).order or ()
-    assert server.queue[order[0]] is short
+        story.plan(f"{FULL} {prompt}")
+    assert story.plan(f"{FULL} {prompt}; now {story.policy.plan_by_s}; planned") == "+11 10"
 
 
 def test_running_requests_yield_to_one_that_is_promised_its_turn_at_any_price() -> None:
-    server, slow = Server(), replace(SERVER, swap_token_s=0.05)
-    late = server.comes(-100.0, length=4000)
-    late.pass_starvation_bound()
-    plan = server.plan(0.0, server=slow)
-    assert kinds(plan) == [Preempt, Admit]
-    assert plan.actions[1].job is late
+    story, late = server(), "11:100%4000!a-100000; move 500000"
+    assert story.plan(f"{FULL} {late}") == "-9 +11 10"
     # No job with a TPOT target or a promise is preempted.
-    for running in server.running[:5]:
-        running.hints = Hints(tpot_slo_ms=50.0)
-    for running in server.running[5:]:
-        running.pass_starvation_bound()
-    server.num_planned = -1
-    assert not server.plan(0.0, server=slow).actions
+    kept = RUN.replace("=200", "p50", 5).replace("=200", "=200!")
+    assert story.plan(f"{kept}; wait {late}") == "11"
