@@ -4,40 +4,47 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from bench.workloads.agents import TRACE
 from bench.workloads.triage import LABELS, LENGTHS
+
+
+def write(file: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+    """Write rows as JSON lines; the folder."""
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    file.write_bytes(gzip.compress(text.encode()))
+    return file.parent
 
 
 def azure_like(folder: Path) -> Path:
     """300 requests, a second apart; the folder."""
-    rng = np.random.default_rng(0)
-    rows = [
-        {"t": float(i), "input_tokens": int(n), "output_tokens": int(o)}
-        for i, (n, o) in enumerate(rng.integers([50, 5], [3000, 200], (300, 2)))
-    ]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (folder / "trace_azure2023_conv.jsonl.gz").write_bytes(gzip.compress(text.encode()))
-    return folder
+    lengths = np.random.default_rng(0).integers([50, 5], [3000, 200], (300, 2)).tolist()
+    rows = (
+        {"t": float(i), "input_tokens": n, "output_tokens": o} for i, (n, o) in enumerate(lengths)
+    )
+    return write(folder / "trace_azure2023_conv.jsonl.gz", rows)
 
 
 def triage_like(folder: Path) -> Path:
     """50 complaints of all levels, and 60 lengths; the folder."""
+    levels = [{"urgency_ktas": 1 + i % 5, "urgency_nurse": 1 + (i + 1) % 5} for i in range(50)]
+    lengths = np.random.default_rng(0).integers([50, 5], [300, 400], (60, 2)).tolist()
+    write(folder / LENGTHS, ({"prompt_len": n, "output_len": o} for n, o in lengths))
+    complaints = ({"prompt": f"complaint {i}", **level} for i, level in enumerate(levels))
+    return write(folder / LABELS, complaints)
+
+
+def agents_like(folder: Path) -> Path:
+    """20 sessions of 8 steps, each of which goes on from one of the steps before; the folder."""
     rng = np.random.default_rng(0)
-    labels = [
-        {"prompt": f"complaint {i}", "urgency_ktas": 1 + i % 5, "urgency_nurse": 1 + (i + 1) % 5}
-        for i in range(50)
-    ]
-    lengths = [
-        {
-            "priority": i % 5,
-            "prompt_len": int(rng.integers(50, 300)),
-            "output_len": int(rng.integers(5, 400)),
-        }
-        for i in range(60)
-    ]
-    for name, rows in ((LABELS, labels), (LENGTHS, lengths)):
-        (folder / name).write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
-    return folder
+    steps = [
+        [60.0 * i, 1000 * (i + 1), int(rng.integers(0, 300)), int(rng.integers(-1, i)) if i else -1,
+         int(rng.integers(1000))]
+        for i in range(8)
+    ]  # fmt: skip
+    return write(folder / TRACE, ({"session": f"s{n}", "requests": steps} for n in range(20)))

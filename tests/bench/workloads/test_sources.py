@@ -1,89 +1,86 @@
-"""Requests by their kind: levels of urgency, deadlines, prompts whose lengths are real."""
+"""What each source asks. Reported results rest on these requests, so they have fingerprints."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from bench.policies.arm import Arm
+from bench.simulator.presets import H800_QWEN3_32B
 from bench.workloads import chats
-from bench.workloads.lengths import WithDeadlines, read_lengths
+from bench.workloads.agents import TRACE, Session, Step, requests_of
+from bench.workloads.arrivals import LOADS, RECORDING, arrivals_of
+from bench.workloads.lengths import WithDeadlines
 from bench.workloads.prompts import Workload, WorkloadError, WorkloadRequest
 from bench.workloads.source import Purpose
-from bench.workloads.triage import LENGTHS, SHARES, Urgent
-from tests.bench.recordings import azure_like, triage_like
+from bench.workloads.sources import source_of
+from bench.workloads.triage import LENGTHS
+from tests.bench.fingerprint import fingerprint
+from tests.bench.recordings import agents_like, azure_like, triage_like, write
 
 
-def test_levels_have_their_shares(tmp_path: Path) -> None:
-    source = Urgent(triage_like(tmp_path))
-
-    def levels(who: str) -> list[int]:
-        arm = Arm(policy="urgency", said_by=who)
-        found = source.requests(arm, np.zeros(2000), 5, 1024, Purpose.REPORT)
-        return [each.hints.urgency for each in found]
-
-    expert, chance = levels("expert"), levels("chance")
-    counts = Counter(expert)
-    assert [counts[level] / 2000 for level in range(1, 6)] == pytest.approx(SHARES, abs=0.03)
-    assert Counter(chance) == counts
-    assert chance != expert
-    assert {*levels("nobody")} == {3}
-    erring = levels("expert, 0.3 wrong")
-    assert np.not_equal(erring, expert).mean() == pytest.approx(0.3, abs=0.03)
-    assert {*erring} == {1, 2, 3, 4, 5}
-    # Answers that predict do not come.
-    assert len(source.history) + len(source.lengths) == 60
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return agents_like(triage_like(azure_like(tmp_path_factory.mktemp("data"))))
 
 
-def test_without_recordings_there_is_nothing_to_simulate(tmp_path: Path) -> None:
-    with pytest.raises(WorkloadError):
-        read_lengths(tmp_path, "azure")
-    (triage_like(tmp_path) / LENGTHS).unlink()
-    with pytest.raises(Exception, match=LENGTHS):
-        Urgent(tmp_path)
+@pytest.mark.parametrize(
+    ("workload", "arm", "wanted"),
+    [
+        ({"name": "chats", "prompt_factor": 3}, {}, "19651433"),
+        ({"name": "heavy-tailed"}, {"predictor": "truth", "wrong_by": 2.0}, "57d48cb0"),
+        ({"name": "mixed", "classes": ["essay"]}, {"predictor": "input length"}, "f0549571"),
+        ({"name": "mixed"}, {"predictor": "none", "noise": True}, "c5cdc580"),
+        ({"name": "two kinds"}, {}, "1f56db98"),
+        ({"name": "two kinds", "sensitive": False}, {}, "ecd1098b"),
+        ({"name": "azure", "weights": [2.0, 1.0, 4.0]}, {}, "aa433790"),
+        ({"name": "triage"}, {}, "b4ba6f14"),
+        ({"name": "triage"}, {"said_by": "expert, 0.3 wrong"}, "efd51c99"),
+        ({"name": "triage"}, {"said_by": "chance"}, "ba1798f0"),
+        ({"name": "triage"}, {"said_by": "nobody"}, "4d723600"),
+        ({"name": "agents", "max_steps": 5}, {}, "79005eaf"),
+        ({"name": "agents"}, {"said_by": "client"}, "19f129aa"),
+    ],
+)
+def test_requests(
+    workload: Mapping[str, Any], arm: dict[str, Any], wanted: str, data: Path
+) -> None:
+    folder = None if workload["name"] in ("chats", "mixed", "heavy-tailed", "two kinds") else data
+    source = source_of(workload, H800_QWEN3_32B, folder)
+    of = Arm(**{"policy": "fcfs" if workload["name"] == "chats" else "sage", **arm})
+    found = [source.requests(of, np.arange(30.0), 3, 600, purpose) for purpose in Purpose]
+    assert fingerprint(found) == wanted
 
 
-def test_reports_use_no_lengths_of_tuning(tmp_path: Path) -> None:
-    data = azure_like(tmp_path)
-    known, tuned, reported = (set(map(tuple, rows)) for rows in read_lengths(data, "azure"))
-    assert not known & (tuned | reported)
-    assert tuned != reported
-    source = WithDeadlines(data, "azure", weights=(2.0, 1.0, 4.0))
-    of_class = {name: given.priority for name, given in source.slo().classes.items()}
-    assert of_class == {"w1": 1, "w2": 2, "w4": 3}
+def test_arrivals() -> None:
+    assert {load: fingerprint(arrivals_of(load, 100, 3)) for load in LOADS} == {
+        "pulse": "6351fc00", "sustained": "6351fc00", "bursts": "62cb0d11", "crowds": "fa16af5f",
+        "batch": "186005ce",
+    }  # fmt: skip
 
 
-def test_prompts_that_come_again_do_so_by_zipfs_law_with_other_answers() -> None:
-    pool = tuple(
-        WorkloadRequest(f"prompt {i}", 10 * i + n, "repeated") for i in range(50) for n in range(4)
-    )
-    workload = Workload(pool, pool, "", zipf=1.0)
-    drawn = workload.drawn(3000, seed=1)
-    assert drawn == workload.drawn(3000, seed=1)
-    plain = Counter(r.prompt for r in drawn if not r.prompt.endswith("Thanks."))
-    plain = Counter({prompt: n for prompt, n in plain.items() if prompt.startswith("prompt")})
-    assert plain.total() / 3000 == pytest.approx(2 / 3, abs=0.05)
-    (first, most), (_, second) = plain.most_common(2)
-    assert most / second == pytest.approx(2, rel=0.3)
-    assert len({r.output_tokens for r in drawn if r.prompt == first}) == 4
-
-
-def test_prompts_are_distinct_and_lengths_vary_within_a_kind() -> None:
-    asked = chats.prompts(400)
-    assert len({text for text, _ in asked}) == 400
-    assert asked == chats.prompts(500)[:400]
-    workload = chats.answered()
-    by_kind = defaultdict[str, list[int]](list)
-    for request in (*workload.history, *workload.evaluation):
-        by_kind[request.class_name].append(request.output_tokens)
-    assert by_kind.keys() == {kind for _, kind in asked}
-    # Of essays most are cut at the cap; all others vary within their kind.
-    assert {kind for kind, lengths in by_kind.items() if np.median(lengths) == 1024} == {"essay"}
-    assert all(len(set(by_kind[kind])) > 5 for kind in by_kind if kind != "essay")
+@pytest.mark.parametrize(
+    ("name", "recording", "missing"),
+    [
+        ("azure", RECORDING, RECORDING),
+        ("triage", LENGTHS, LENGTHS),
+        ("agents", TRACE, "holds no sessions"),
+    ],
+)
+def test_without_recordings_there_is_nothing_to_simulate(
+    name: str, recording: str, missing: str, tmp_path: Path
+) -> None:
+    folder = agents_like(triage_like(azure_like(tmp_path)))
+    for spoil in (lambda file: write(file, [{"session": "a"}]), Path.unlink):
+        spoil(folder / recording)
+        with pytest.raises(WorkloadError, match=missing):
+            source_of({"name": name}, H800_QWEN3_32B, folder)
 
 
 def test_other_prompts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,22 +91,51 @@ def test_other_prompts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         chats.answered()
 
 
-def test_generated_prompts_have_lengths_of_their_kind_or_a_tail_that_none_tells() -> None:
-    workload = chats.generated(1500)
-    assert workload == chats.generated(1500) != chats.generated(1500, seed=1)
-    requests = [*workload.history, *workload.evaluation]
-    assert len({request.prompt for request in requests}) == 1500
-    known = chats.answered()
-    pairs = {(r.class_name, r.output_tokens) for r in (*known.history, *known.evaluation)}
-    assert {(r.class_name, r.output_tokens) for r in requests} <= pairs
+def test_servers_know_the_classes_of_requests(data: Path) -> None:
+    source = WithDeadlines(data, "azure", weights=(2.0, 1.0, 4.0))
+    of_class = {name: given.priority for name, given in source.slo().classes.items()}
+    assert of_class == {"w1": 1, "w2": 2, "w4": 3}
 
-    heavy = workload.with_heavy_tail()
-    assert [r.prompt for r in heavy.evaluation] == [r.prompt for r in workload.evaluation]
-    factors = np.array([
-        after.output_tokens / before.output_tokens
-        for before, after in zip(workload.evaluation, heavy.evaluation, strict=True)
-        if before.output_tokens > 50
-    ])  # fmt: skip
-    long, short = factors[factors > 1], factors[factors < 1]
-    assert long.size / factors.size == pytest.approx(0.1, abs=0.04)
-    assert long.mean() / short.mean() == pytest.approx(20, rel=0.05)
+
+def test_prompts_that_come_again_do_so_by_zipfs_law_with_other_answers() -> None:
+    pool = tuple(
+        WorkloadRequest(f"prompt {i}", 10 * i + n, "repeated") for i in range(50) for n in range(4)
+    )
+    drawn = Workload(pool, pool, "", zipf=1.0).drawn(3000, seed=1)
+    plain = Counter(r.prompt for r in drawn if r in pool)
+    assert plain.total() / 3000 == pytest.approx(2 / 3, abs=0.05)
+    (first, most), (_, second) = plain.most_common(2)
+    assert most / second == pytest.approx(2, rel=0.3)
+    assert len({r.output_tokens for r in drawn if r.prompt == first}) == 4
+
+
+STEPS = (
+    Step(0.0, 1000, 100, None, 0),
+    Step(60.0, 1500, 40, 0, 960),
+    Step(61.0, 1800, 20, 1, 1472),
+    Step(5000.0, 1700, 20, 0, 640),
+)
+SESSION = Session("one", STEPS)
+
+
+def test_steps_follow_each_other_and_share_prefixes() -> None:
+    # Twice the session, of half its tokens.
+    requests = requests_of(
+        [SESSION] * 2, [3.0] * 2, factor=2.0, engine=H800_QWEN3_32B, prediction=None,
+        max_pause_s=100.0,
+    )  # fmt: skip
+    lengths = [(each.input_tokens, each.output_tokens) for each in requests[:4]]
+    assert lengths == [(500, 50), (750, 20), (900, 10), (850, 10)]
+    assert [request.follows for request in requests] == [None, 0, 1, 2, None, 4, 5, 6]
+    assert [request.arrival_s for request in requests[::4]] == [3.0, 3.0]
+    assert [request.spans for request in requests[1:5]] == [
+        ((0, 0, 480), (1, 0, 270)),
+        ((0, 0, 480), (1, 0, 256), (2, 0, 164)),
+        ((0, 0, 320), (3, 0, 530)),
+        ((4, 0, 500),),  # two runs of one recording are two sessions: they share nothing
+    ]
+    assert {request.hints.session for request in requests[:4]} == {"0 one"}
+    # A pause leaves out the engine's own time.
+    assert 55 < requests[1].pause_s < 60
+    assert requests[2].pause_s < 1.0
+    assert requests[3].pause_s == 100.0

@@ -1,0 +1,24 @@
+"""A short name of a large result, which changes with it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import astuple, is_dataclass
+from typing import Any
+
+import numpy as np
+
+
+def fingerprint(found: Any) -> str:
+    return hashlib.sha256(repr(_plain(found)).encode()).hexdigest()[:8]
+
+
+def _plain(value: Any) -> Any:
+    """Return it as lists, with rounded numbers: hosts differ in the last digit."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = astuple(value)
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return round(value, 4) if isinstance(value, float) else value
