@@ -155,16 +155,3 @@ def test_predictions_delay_all_but_stock_policies() -> None:
     for policy, delay_s in (("ssjf", 0.5), ("fcfs", 0.0)):
         plain, late = (simulate(SMALL, policy, CONFIG, requests, of) for of in (None, delayed))
         assert late.ttft_s[0] == plain.ttft_s[0] + delay_s
-
-
-def test_a_yielding_request_comes_back_without_a_prefill() -> None:
-    engine = replace(ROOMY, max_running_requests=1, swap_token_s=1e-3)
-    requests = [request(0.0, 100, 300), request(1.0, 100, 3)]
-    result = simulate(engine, "srpt-oracle", CONFIG, requests, CHECKED)
-    assert result.num_preemptions.tolist() == [1, 0]
-    assert result.prefill_tokens == 200
-    # The KV of the first at 1 s moves out and in.
-    assert 2 * 100 < result.moved_tokens < 2 * 200
-    assert 2 * result.peak_host_tokens == result.moved_tokens
-    swap_s = result.moved_tokens * 1e-3
-    assert result.ttlt_s[0] == pytest.approx(sum(result.alone_s) + swap_s)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 
-import numpy as np
 import pytest
 
 from bench.simulator.presets import Engine
@@ -18,56 +16,20 @@ from sage_sched.steps import StepTime
 from tests.bench.simulator.traffic import CHECKED, CONFIG, SMALL, known, mixed, request
 
 
-def traffic(
-    num_requests: int, seed: int, classes: Sequence[Hints], rate: float, more: int = 0
-) -> list[SimRequest]:
-    """Return requests. more: tokens that each prompt has in addition to up to 600."""
-    rng, requests, at_s = np.random.default_rng(seed), list[SimRequest](), 0.0
-    for _ in range(num_requests):
-        at_s += float(rng.exponential(1 / rate))
-        length = int(rng.integers(1, 200))
-        said = known(max(1, length // 2), length, 300)
-        hints = classes[int(rng.integers(len(classes)))]
-        asked = more + int(rng.integers(5, 600)), length, 300
-        requests.append(request(at_s, *asked, distribution=said, hints=hints))
-    return requests
-
-
 @pytest.mark.parametrize("is_mixed", [False, True])
 def test_sage_keeps_a_tpot_slo_of_requests_that_stay(is_mixed: bool) -> None:
     step_time = StepTime(0.004, 0.0, 2e-4, 1e-9, 0.006, 1e-5, 2e-7)
     engine = Engine(step_time, 4000, 16, chunked_prefill_size=1024, mixed_chunk=is_mixed)
 
     def longest_gap_s(hints: Hints) -> float:
-        found = simulate(engine, "sage", CONFIG, traffic(150, 5, [hints], 7.0))
+        requests = [replace(each, hints=hints) for each in mixed(150, 6.0, 5)]
+        found = simulate(engine, "sage", CONFIG, requests)
         stayed = (found.num_preemptions == 0) & (found.num_retractions == 0)
         assert stayed.mean() > 0.1
         return float(found.longest_gap_s[stayed].max())
 
     assert longest_gap_s(NO_HINTS) > 0.12
     assert longest_gap_s(Hints(tpot_slo_ms=90.0)) < 0.095  # each newcomer makes the batch longer
-
-
-# The classes of docs/policies.md.
-CLASSES = (
-    Hints(weight=2.0, ttft_slo_ms=1000.0, tpot_slo_ms=100.0, slo_class="interactive"),
-    Hints(ttft_slo_ms=5000.0, tpot_slo_ms=200.0, slo_class="default"),
-)
-
-
-@pytest.mark.parametrize("policy", ["sage", "urgency", "fcfs-fill", "proserve"])
-def test_promises_leave_the_server_its_throughput(policy: str) -> None:
-    """Steps take at least 41 ms, as an H800's with Qwen3-32B do: a prefill in short pieces takes
-    several times as long."""
-    step_time = StepTime(0.041, 0.0, 0.041 / 230, 0.0, 0.041, 0.0, 0.041 / 250_000)
-    engine = Engine(step_time, 100_000, max_running_requests=64, swap_token_s=1e-6)
-    requests = traffic(200, 3, CLASSES, 2.0, more=600)
-    fcfs, ours = (
-        simulate(engine, name, CONFIG, requests).attainment()["slo_attainment"]
-        for name in ("fcfs", policy)
-    )
-    assert fcfs > 0.9
-    assert ours >= fcfs - 0.02
 
 
 DEADLINES = {"max_ttft_ms": 1000.0, "max_tpot_ms": 100.0}
