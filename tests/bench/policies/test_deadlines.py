@@ -21,15 +21,12 @@ from tests.sage_sched.strategies import SERVER, waiting
 
 HIGH = Hints(weight=2.0, ttft_slo_ms=5000.0, tpot_slo_ms=100.0, slo_class="high")
 LOW = Hints(weight=1.0, ttft_slo_ms=1000.0, tpot_slo_ms=100.0, slo_class="low")
-URGENT = replace(HIGH, ttft_slo_ms=1000.0)
 
 
 def job(arrival: int, hints: Hints, grown: int = 0, served_tokens: int = 0) -> Job:
-    found = Job(arrival, 100, 100, None, 0, hints=hints)
-    if grown:
-        found.grow(grown)
-    found.served_tokens = served_tokens
-    return found
+    return Job(
+        arrival, 100, 100, None, 0, hints=hints, generated_tokens=grown, served_tokens=served_tokens
+    )
 
 
 def rival(name: str) -> Policy:
@@ -37,27 +34,26 @@ def rival(name: str) -> Policy:
 
 
 @pytest.mark.parametrize(
-    ("name", "served", "is_high_first"),
+    ("name", "served", "first"),
     [
-        ("sarathi-fcfs", (0, 0), False),
-        ("sarathi-priority", (0, 0), True),
-        ("edf", (0, 0), False),
-        ("fairbatching", (0, 0), False),
+        ("sarathi-fcfs", (0, 0), None),
+        ("sarathi-priority", (0, 0), HIGH),
+        ("edf", (0, 0), LOW),
+        ("fairbatching", (0, 0), None),
         # The class that has had least for its weight: 150 over 2, against 100.
-        ("weighted-vtc", (150, 100), True),
-        ("weighted-vtc", (250, 100), False),
+        ("weighted-vtc", (150, 100), HIGH),
+        ("weighted-vtc", (250, 100), LOW),
     ],
 )
-def test_the_order_of_each(name: str, served: tuple[int, int], is_high_first: bool) -> None:
-    policy = rival(name)
-    running = [job(0, HIGH, served_tokens=served[0]), job(1, LOW, served_tokens=served[1])]
-    view = replace(waiting(job(2, LOW), job(3, HIGH)), running=running)
-    policy.on_pass(view)
-    assert serving_order(policy, view) == ([1, 0] if is_high_first else [0, 1])
-
-
-def test_the_earliest_deadline_goes_first() -> None:
-    assert serving_order(rival("edf"), waiting(job(0, HIGH), job(1, LOW))) == [1, 0]
+def test_the_order_of_each(name: str, served: tuple[int, int], first: Hints | None) -> None:
+    for waits in ((LOW, HIGH), (HIGH, LOW)):
+        policy = rival(name)
+        running = [job(0, HIGH, served_tokens=served[0]), job(1, LOW, served_tokens=served[1])]
+        view = replace(
+            waiting(*(job(2 + i, each) for i, each in enumerate(waits))), running=running
+        )
+        policy.on_pass(view)
+        assert waits[serving_order(policy, view)[0]] == (first or waits[0])
 
 
 @pytest.mark.parametrize("name", RIVALS)
@@ -74,7 +70,8 @@ def test_prefills_are_as_long_as_deadlines_allow() -> None:
         return (budget and budget.prefill_tokens) or 0
 
     # Time before a deadline is slack.
-    ahead, on_time = job(0, URGENT, grown=40), job(1, URGENT, grown=2)
+    urgent = replace(HIGH, ttft_slo_ms=1000.0)
+    ahead, on_time = job(0, urgent, grown=40), job(1, urgent, grown=2)
     much = tokens("fairbatching", ahead, now_s=1.0)
     assert much > 10 * tokens("fairbatching", ahead, on_time, now_s=1.15) > 0
     assert tokens("fairbatching") == 0
@@ -88,31 +85,26 @@ LATER = replace(SOON, ttft_slo_ms=1500.0)
 
 
 @pytest.mark.parametrize(
-    ("name", "under_load", "idle"),
+    ("name", "under_load", "idle", "bounds_batches"),
     [
-        ("proserve", [1, 0], [0, 1]),
-        ("proserve-deadline", [0, 1], [0, 1]),
-        ("proserve-density", [1, 0], [1, 0]),
+        ("proserve", [1, 0], [0, 1], True),
+        ("proserve-deadline", [0, 1], [0, 1], True),
+        ("proserve-density", [1, 0], [1, 0], True),
+        ("proserve-unaware", [1, 0], [0, 1], False),
     ],
 )
-def test_urgent_requests_go_by_density(name: str, under_load: list[int], idle: list[int]) -> None:
+def test_each_part_of_proserve_counts(
+    name: str, under_load: list[int], idle: list[int], bounds_batches: bool
+) -> None:
     for input_tokens, expected in ((900, under_load), (9, idle)):
         policy = PARTS.get(name, Proserve)(ProserveParameters(), MIXED)
         # The deadline of the first is earlier, and the second is shorter.
         jobs = [asked(0, input_tokens=input_tokens), asked(1, LATER, input_tokens=input_tokens - 5)]
-        for one in jobs:
-            assert policy.on_arrival(one)
+        running = asked(2, age=1)
+        assert all(map(policy.on_arrival, (*jobs, running)))
         view = waiting(*jobs)
         policy.on_pass(view)
         assert serving_order(policy, view) == expected
-
-
-def test_unaware_of_latency_it_bounds_no_batch() -> None:
-    running, late = asked(0, age=1), asked(1, input_tokens=5000)
-    for name, is_bounded in (("proserve", True), ("proserve-unaware", False)):
-        policy = PARTS.get(name, Proserve)(ProserveParameters(), MIXED)
-        for one in (running, late):
-            assert policy.on_arrival(one)
-        view = replace(waiting(late), running=[running], pass_tokens=8192, now_s=0.9)
+        view = replace(view, running=[running], pass_tokens=8192, now_s=0.9)
         policy.on_pass(view)
-        assert (policy.budget(view) is not None) == is_bounded
+        assert (policy.budget(view) is not None) == bounds_batches
