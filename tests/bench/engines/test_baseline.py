@@ -13,14 +13,9 @@ from numpy.typing import NDArray
 from bench.engines.baseline import UnloadedTime, sustained
 from bench.engines.clock.device import Device
 from bench.engines.server.client import Answer
-from bench.experiment.simulated import Loaded, served
-from bench.experiment.spec import Load
-from bench.policies.arm import Arm
 from bench.simulator.request import SimRequest
 from bench.simulator.result import Served, alone_s
 from bench.simulator.run import simulate
-from bench.workloads.arrivals import poisson_arrivals
-from bench.workloads.source import Purpose
 from sage_sched.app.config import SageConfig
 
 times = st.floats(1e-4, 1.0)
@@ -79,21 +74,6 @@ def test_the_capacity_is_that_of_a_long_run(kind: str) -> None:
     sustains = 10 / (0.01 * answers.mean() + 0.001 * prompts.mean())
     found = sustained(slots(answers, prompts), lambda _: number)
     assert found.capacity == pytest.approx(sustains, rel=0.05)
-
-
-def test_the_simulator_keeps_up_below_its_capacity_and_not_above() -> None:
-    loaded = Loaded(Load(name="chat", workload={"name": "mixed"}, arrivals="pulse"), None)
-    waits = []
-    for load in (0.9, 1.1):
-        arm = Arm(policy="fcfs")
-        arrivals_s = poisson_arrivals(6000, 3) / (load * loaded.saturated.capacity)
-        requests = loaded.source.requests(arm, arrivals_s, 3, 4096, Purpose.REPORT)
-        ttft_s = served(loaded.load, arm, requests).ttft_s
-        waits.append([float(part.mean()) for part in np.array_split(ttft_s, 3)])
-    below, above = waits
-    assert max(below) < 30
-    assert above[2] > 1.5 * above[1] > 1.5 * above[0]
-    assert above[2] > 2 * max(below)
 
 
 @given(st.integers(1, 20_000), st.integers(1, 500))

@@ -18,7 +18,7 @@ from bench.workloads.prompts import WorkloadError
 from bench.workloads.source import Purpose
 from sage_sched.cli import main
 from sage_sched.fields import ConfigError
-from tests.bench.recordings import azure_like, triage_like
+from tests.bench.recordings import azure_like
 
 
 def small(name: str, **load: object) -> Experiment:
@@ -65,12 +65,12 @@ def test_a_setting_under_which_a_server_ends_is_not_the_best() -> None:
         "name": "two kinds", "short_share": 0.9, "short_tokens": [20, 800],
         "long_tokens": [8000, 9000], "sensitive": False,
     }  # fmt: skip
+    engine = {"kv_pool_tokens": 40000, "chunked_prefill_size": 2048}
     experiment = tuned(
         tuned={"policies": ["shortest-prefill-first", "fcfs"], "clips": [16], "seeds": [5]},
         defaults={
             "workload": workload, "rate": 10, "num_requests": 150, "arrivals": "pulse",
-            "max_new_tokens": 1024,
-            "engine": {"kv_pool_tokens": 40000, "chunked_prefill_size": 2048},
+            "max_new_tokens": 1024, "engine": engine,
         },
     )  # fmt: skip
     loaded = Loaded(experiment.loads[0], None)
@@ -78,16 +78,6 @@ def test_a_setting_under_which_a_server_ends_is_not_the_best() -> None:
     with pytest.raises(OutOfMemoryError):
         served(loaded.load, ends, loaded.requests(ends, 5, Purpose.TUNING))
     assert best_tuned(experiment, loaded).policy == "fcfs@clip=16"
-
-
-def test_urgent_requests_wait_less_if_a_level_is_said(tmp_path: Path) -> None:
-    triage_like(tmp_path)
-    experiment = small("urgency")
-    experiment = replace(experiment, loads=[replace(experiment.loads[0], num_requests=150)])
-    found = run(experiment, Options(data=tmp_path), lambda _: None)
-    ttft_ms = {record.arm: record.metrics["mean_ttft_ms:1"] for record in found}
-    assert ttft_ms["urgency, by the expert"] < 0.5 * ttft_ms["fcfs"]
-    assert ttft_ms["urgency, by the expert"] < ttft_ms["urgency, by chance"]
 
 
 def test_many_engines_apart_have_dispatchers_and_first_tokens_are_counted(tmp_path: Path) -> None:

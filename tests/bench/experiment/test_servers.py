@@ -16,6 +16,7 @@ from bench.experiment.servers import Ran, Servers
 from bench.experiment.simulated import Loaded
 from bench.experiment.spec import Experiment, Load, Options
 from bench.policies.arm import Arm
+from bench.simulator.request import SimRequest
 from bench.workloads.forced_length import LENGTH_KEY
 from bench.workloads.prompts import WorkloadError
 from bench.workloads.two_kinds import LS_URGENCY
@@ -30,28 +31,32 @@ LONGER = replace(SHARED, input_tokens=60, spans=((7, 0, 40), (8, 0, 20)), follow
 ANSWERED = Answer(0.0, ((1.0, 1), (2.0, 9)), 40, 7)
 
 
+SAGE = Arm(policy="sage")
+
+
+def servers_of(engine: str = "clock", arm: Arm = SAGE, **load: Any) -> Servers:
+    of = Load(**{"name": "any", "rate": "1", "workload": {"name": "two kinds"}, **load})
+    experiment = Experiment(name="any", title="", arms=[arm], loads=[of], engine=engine)
+    return Servers(experiment, Loaded(of, None), Options())
+
+
 def ran(monkeypatch: pytest.MonkeyPatch, run: Run) -> tuple[dict[str, Any], Ran]:
     """Return the requests sent and the run, if a server answers so."""
     sent: dict[str, Any] = {}
 
-    class Kept(KeptServer):
-        def run(self, name: str, send: Any, prepare: Any = None) -> Run:
-            send("")
-            return run
+    def serve(kept: KeptServer, name: str, send: Any, prepare: Any = None) -> Run:
+        send("")
+        return run
 
-    def drive(url: str, bodies: Any, arrivals_s: Any, **more: Any) -> list[Answer]:
+    def drive(url: str, bodies: Any, arrivals_s: Any, **more: Any) -> None:
         sent.update(bodies=bodies, **more)
-        return []
 
-    load = Load(name="any", rate="1", workload={"name": "two kinds"})
-    arm = Arm(policy="sage")
-    experiment = Experiment(name="any", title="", arms=[arm], loads=[load], engine="clock")
-    servers = Servers(experiment, Loaded(load, None), Options())
     monkeypatch.setattr(module, "drive", drive)
-    monkeypatch.setattr(module, "KeptServer", Kept)
+    monkeypatch.setattr(KeptServer, "run", serve)
+    servers = servers_of()
     monkeypatch.setattr(servers, "servers_of", lambda arm: None)
     monkeypatch.setattr(servers, "_facts", lambda servers: {})
-    return sent, servers._serve(arm, [SHARED, LONGER], "any")
+    return sent, servers._serve(SAGE, [SHARED, LONGER], "any")
 
 
 def test_a_server_gets_the_hints_of_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,27 +111,15 @@ def test_a_run_that_must_not_be_counted_has_no_figures(
 def test_servers_differ_as_servers_can(
     engine: str, arm: dict[str, Any], load: dict[str, Any], message: str
 ) -> None:
-    of = Load(name="any", rate="1", **{"workload": {"name": "chats"}, **load})
-    arms = [Arm(policy="sage", **arm)]
-    experiment = Experiment(name="any", title="", arms=arms, loads=[of], engine=engine)
     with pytest.raises(ConfigError, match=message) if message else nullcontext():
-        Servers(experiment, Loaded(of, None), Options())
+        servers_of(engine, Arm(policy="sage", **arm), **{"workload": {"name": "chats"}, **load})
 
 
 def test_no_prompt_is_asked_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-
-    def servers_for(arrivals: str) -> Servers:
-        load = Load(
-            name="any", rate="1", num_requests=10_000, workload={"name": "chats"}, arrivals=arrivals
-        )
-        arms = [Arm(policy="fcfs")]
-        experiment = Experiment(name="any", title="", arms=arms, loads=[load], engine="clock")
-        servers = Servers(experiment, Loaded(load, None), Options())
-        monkeypatch.setattr(servers, "_serve", lambda arm, requests, label: asked.extend(requests))
-        return servers
-
-    servers_for("sustained").run(Arm(policy="fcfs"), 0)
+    asked: list[SimRequest] = []
+    monkeypatch.setattr(Servers, "_serve", lambda _, arm, requests, label: asked.extend(requests))
+    many = {"workload": {"name": "chats"}, "num_requests": 10_000}
+    servers_of(arrivals="sustained", **many).run(Arm(policy="fcfs"), 0)
     assert 200 < len(asked) == len({request.prompt for request in asked})
     with pytest.raises(WorkloadError, match="needs 10000 prompts"):
-        servers_for("pulse").run(Arm(policy="fcfs"), 0)
+        servers_of(arrivals="pulse", **many).run(Arm(policy="fcfs"), 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +12,6 @@ import pytest
 from bench.engines.clock.device import Device, DeviceUse
 from bench.engines.clock.device_clock import STATE, DeviceClock, DeviceModel
 from bench.policies.fastserve import FastServeParameters
-from bench.simulator.presets import PRESETS
 from sage_sched.app.config import SageConfig, StepTimeConfig
 from sage_sched.overload import OverloadConfig
 from sage_sched.policies.sage import SageParameters
@@ -67,8 +66,7 @@ def decode_batch(*kv_tokens: int) -> Any:
 def test_step_times() -> None:
     assert MODEL.step_s(decode_batch(100, 200)) == pytest.approx(DECODE_S)
     prefill = batch("extend", reqs=[1, 2], prefix_lens=[0, 50], extend_lens=[10, 20])
-    pairs = 10 * 5 + 20 * (50 + 10)
-    prefill_s = 1.0 + 2 * 0.1 + 30 * 0.01 + pairs * 0.001
+    prefill_s = 1.0 + 2 * 0.1 + 30 * 0.01 + (10 * 5 + 20 * (50 + 10)) * 0.001
     assert MODEL.step_s(prefill) == pytest.approx(prefill_s)
     # The same with two requests that decode: the weights are read once.
     mixed = batch(
@@ -77,12 +75,11 @@ def test_step_times() -> None:
     )  # fmt: skip
     assert MODEL.step_s(mixed) == pytest.approx(prefill_s + DECODE_S - 1.0)
     quick = MODEL.times(0.25)
-    assert quick.step_s(mixed) == pytest.approx(MODEL.step_s(mixed) / 4)
-    assert quick.swap_token_s == pytest.approx(MODEL.swap_token_s / 4)
+    times = (quick.step_s(mixed), quick.swap_token_s)
+    assert times == pytest.approx((MODEL.step_s(mixed) / 4, MODEL.swap_token_s / 4))
 
 
-def test_steps_follow_one_another_on_the_device_however_quick_the_host() -> None:
-    host = Host()
+def _in_a_row(host: Host) -> None:
     first = host.step(0.5, after_idle=True)
     assert first == pytest.approx(100 + DECODE_S)
     second = host.step(0.5)  # launched while the first runs
@@ -93,9 +90,6 @@ def test_steps_follow_one_another_on_the_device_however_quick_the_host() -> None
     assert host.step(0.5) == pytest.approx(100 + 3 * DECODE_S)
     host.clock.wait_until(second - 10)  # long over: no wait
     assert host.now_s == pytest.approx(first + 0.8)
-    stats = host.clock.stats
-    assert (stats.num_steps, stats.num_late, stats.late_s) == (3, 0, 0.0)
-    assert stats.device_s == pytest.approx(3 * DECODE_S)
 
 
 def _after_idleness(host: Host) -> None:
@@ -123,19 +117,25 @@ def _loses_its_core(host: Host) -> None:
 
 
 @pytest.mark.parametrize(
-    ("happens", "late_s"),
+    ("happens", "num_steps", "late_s"),
     [
-        (_after_idleness, 0.0),
-        (_computes_too_long, 0.5),
-        (_launches_late, 0.5),
-        (_loses_its_core, 0.5),
+        (_in_a_row, 3, 0.0),
+        (_after_idleness, 2, 0.0),
+        (_computes_too_long, 1, 0.5),
+        (_launches_late, 2, 0.5),
+        (_loses_its_core, 2, 0.5),
     ],
 )
-def test_a_host_that_holds_steps_up_is_late(happens: Callable[[Host], None], late_s: float) -> None:
+def test_a_host_that_holds_steps_up_is_late(
+    happens: Callable[[Host], None], num_steps: int, late_s: float
+) -> None:
     host = Host()
     happens(host)
-    stats = host.clock.stats
-    assert (stats.num_late, stats.late_s) == (int(late_s > 0), pytest.approx(late_s))
+    assert asdict(host.clock.stats) == {
+        "num_steps": num_steps, "device_s": pytest.approx(num_steps * DECODE_S),
+        "num_late": int(late_s > 0), "late_s": pytest.approx(late_s),
+        "num_moves": 0, "moved_s": 0.0,
+    }  # fmt: skip
 
 
 def test_moves_go_one_after_the_other_and_hold_the_device_up() -> None:
@@ -156,12 +156,10 @@ def state(**fields: float) -> dict[str, Any]:
 
 def test_a_run_that_the_host_held_up_is_invalid() -> None:
     before = state(num_steps=10, device_s=5.0, late_s=1.0, num_late=7, cpu_s=3.0)
-    after = state(num_steps=110, device_s=30.0, late_s=1.5, num_late=9, cpu_s=8.0)
-    use = DeviceUse.between(before, after, speed=2.0)
-    assert (use.num_steps, use.num_late, use.host_cpu_s) == (100, 2, 5.0)
-    assert (use.device_s, use.late_s, use.problem()) == (50.0, 1.0, "")  # life-size
-    late = DeviceUse.between(before, state(num_steps=110, device_s=30.0, late_s=1.6), speed=2.0)
-    assert "held the device up for 1.2 s of 50.0 s (2.4%" in late.problem()
+    after = state(num_steps=110, device_s=30.0, late_s=1.5, num_late=9, num_moves=1, cpu_s=8.0)
+    use = DeviceUse.between(before, after, speed=2.0)  # life-size, but for the host's own seconds
+    assert (use, use.problem()) == (DeviceUse(100, 50.0, 2, 1.0, 1, 0.0, 5.0), "")
+    assert "1.2 s of 50.0 s (2.4%" in replace(use, late_s=1.2).problem()
     with pytest.raises(KeyError):
         DeviceUse.between({}, {}, speed=1.0)  # a server without the clock
 
@@ -169,16 +167,17 @@ def test_a_run_that_the_host_held_up_is_invalid() -> None:
 def test_all_times_of_a_server_are_divided_by_its_speed() -> None:
     device = Device.named("h800-qwen3-32b", speed=4.0)
     assert device.sped_up(SageConfig()).step_time is None  # it learns them
-    limits = OverloadConfig(enabled=True, max_ttft_ms=2000.0)
-    life = SageConfig(step_time=(step_time := StepTimeConfig()), overload=limits)
-    told = device.sped_up(life)
-    for name, coefficient_ms in asdict(step_time).items():
-        assert getattr(told.step_time, name) == pytest.approx(coefficient_ms / 4)
-    assert told.predictor.deadline_ms == life.predictor.deadline_ms / 4
+    given = SageConfig(
+        step_time=StepTimeConfig(decode_base_ms=8.0),
+        overload=OverloadConfig(enabled=True, max_ttft_ms=2000.0),
+    )
+    told = device.sped_up(given)
+    assert told.step_time is not None
+    assert told.step_time.decode_base_ms == 2.0
+    assert told.predictor.deadline_ms == given.predictor.deadline_ms / 4
     assert told.policy["fastserve"] == FastServeParameters(quantum_ms=25.0)
     assert told.policy["sage"] == SageParameters(ttft_ms=500.0)
     assert told.overload == OverloadConfig(enabled=True, max_ttft_ms=500.0)
-    assert told.store == life.store
-    engine = PRESETS["h800-qwen3-32b"]
+    assert told.store == given.store
     flags = device.flags()
-    assert flags[flags.index("--max-total-tokens") + 1] == str(engine.kv_pool_tokens)
+    assert flags[flags.index("--max-total-tokens") + 1] == str(device.engine.kv_pool_tokens)
