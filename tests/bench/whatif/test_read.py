@@ -13,6 +13,7 @@ from bench.whatif.read import read_log
 from bench.whatif.simulation import spans_of
 from predictor_store.data.observations import Observations
 from predictor_store.logs.errors import DatasetError
+from predictor_store.logs.reader import ReadOptions
 from sage_sched.distribution import LengthDistribution
 from sage_sched.errors import UserError
 from tests.predictor_store.samples import lines
@@ -62,25 +63,17 @@ def test_the_request_log_as_a_server_writes_it(request_log: Path) -> None:
     assert observed == [(TEXT, 30, False), (TEXT, 30, True)]
 
 
-def test_a_request_log_in_text_is_refused_and_the_flag_named(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="--log-requests-format json"):
-        read_log([written_log("text", tmp_path / "log")])
-
-
 def test_a_servers_log_is_read_with_warnings_and_progress_bars(
     request_log: Path, tmp_path: Path
 ) -> None:
-    written = request_log.read_text()
-    bare = "".join(line[line.find("{") :] for line in written.splitlines(keepends=True))
-    bare += json.dumps({"timestamp": "2026-01-01T12:00:00", "event": "request.received.openai"})
     noise = "/sglang/awq.py:53: UserWarning: Only CUDA, HIP and XPU support AWQ, currently.\n"
     noise += "".join(f"\rLoading, shards: {done}% |" for done in range(3)) + "\r"
-    for text in (bare, noise + written + noise):
-        log = read(tmp_path / "server.log", text)
-        assert len(log.requests) == 2
-        assert "left out" not in " ".join(log.lines)
-    with pytest.raises(DatasetError, match="that is no JSON"):
-        read(tmp_path / "server.log", noise)
+    noise += json.dumps({"timestamp": "2026-01-01T12:00:00", "event": "request.received.openai"})
+    log = read(tmp_path / "server.log", f"{noise}\n{request_log.read_text()}{noise}\n")
+    assert len(log.requests) == 2
+    assert "left out" not in " ".join(log.lines)
+    with pytest.raises(DatasetError, match="--log-requests-format json"):
+        read_log([written_log("text", tmp_path / "log in text")])
 
 
 class Words:
@@ -128,10 +121,8 @@ AT_ONCE = {"request_rate": float("inf")}
 
 def test_bench_serving_has_lengths_and_no_arrivals(tmp_path: Path) -> None:
     log = read(tmp_path / "run.jsonl", json.dumps(RUN))
-    assert [(r.input_tokens, r.output_tokens, r.cap_tokens) for r in log.requests] == [
-        (5, 2, 2), (6, 3, 3),
-    ]  # fmt: skip
-    assert log.requests[1].ttlt_s == pytest.approx(0.4)
+    found = [(r.input_tokens, r.output_tokens, r.cap_tokens, r.ttlt_s) for r in log.requests]
+    assert found == [(5, 2, 2, pytest.approx(0.2)), (6, 3, 3, pytest.approx(0.4))]
     assert read(tmp_path / "run.jsonl", json.dumps(RUN | AT_ONCE)).last_arrival_s == 0.0
 
 
@@ -159,19 +150,20 @@ def test_arrivals_are_drawn_if_there_are_none_and_a_rate_is_named(tmp_path: Path
     log = read_log([lines(tmp_path / "log", *[row] * 400)], rate=5.0)
     assert len(log.requests) == 400
     assert log.last_arrival_s == pytest.approx(400 / 5.0, rel=0.2)
-    (tmp_path / "log").write_text("t,input,output\n1,2,3\n,2,3\n")
-    assert len(read_log([tmp_path / "log"], rate=5.0).requests) == 1
+    table = lines(tmp_path / "log")
+    table.write_text("t,input,output\n1,2,3\n,2,3\n" + "".join(f"{i},7,5\n" for i in range(50)))
+    assert len(read_log([table], rate=5.0).requests) == 51  # it has arrivals
+    assert len(read_log([table], limit=30).requests) == 30
 
 
-def test_times_to_last_token_have_the_unit_of_the_arrivals(tmp_path: Path) -> None:
-    rows = "1790000000000,1790000002500,7,5\n1790000001000,1790000003500,7,5\n"
-    log = read(tmp_path / "log", f"t,end,input,output\n{rows}")
-    assert [r.ttlt_s for r in log.requests] == [2.5, 2.5]
-
-
-def test_no_more_requests_are_read_than_the_limit(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("t,input,output\n" + "".join(f"{i},7,5\n" for i in range(50)))
-    assert len(read_log([tmp_path / "log"], limit=30).requests) == 30
+@pytest.mark.parametrize(("unit", "seconds"), [(None, 2.5), ("s", 2500.0), ("us", 0.0025)])
+def test_times_to_last_token_have_the_unit_of_the_arrivals(
+    tmp_path: Path, unit: str | None, seconds: float
+) -> None:
+    log = tmp_path / "log"
+    log.write_text("t,end,input,output\n1790000000000,1790000002500,7,5\n1790000002500,,7,5\n")
+    first, second = read_log([log], options=ReadOptions(time_unit=unit)).requests
+    assert (first.ttlt_s, second.arrival_s) == pytest.approx((seconds, seconds))
 
 
 def test_prompts_that_begin_alike_share_their_beginning(tmp_path: Path) -> None:
