@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from predictor_store.logs.errors import RowError
-from predictor_store.logs.fields import Row
+from predictor_store.logs.fields import Row, whole
 from predictor_store.logs.format import Context, Format
 from predictor_store.logs.request import LoggedRequest
 
@@ -34,10 +34,10 @@ def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
     ttfts, itls = run.get("ttfts"), run.get("itls")
     texts = run.get("generated_texts")
     for arrival, i in zip(_arrivals(row, context, answered), answered, strict=True):
-        output_tokens = int(run["output_lens"][i])
+        output_tokens = whole(run["output_lens"][i], "output_lens")
         yield LoggedRequest(
             arrival=arrival,
-            input_tokens=int(run["input_lens"][i]),
+            input_tokens=whole(run["input_lens"][i], "input_lens"),
             output_tokens=output_tokens,
             output=texts[i] if texts else None,
             # The cap of its requests is the length that they ask for.

@@ -50,20 +50,27 @@ def test_the_unit_that_is_named_is_used_whatever_the_format_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "unit", "is_sure"),
+    ("numbers", "usual", "unit", "is_sure"),
     [
-        ([1_790_000_000 + i for i in range(30)], "s", True),
-        ([1_790_000_000_000 + i for i in range(30)], "ms", True),
-        ([i * 250 for i in range(30)], "ms", False),
-        ([i * 0.25 for i in range(30)], "s", True),
-        ([i * 250_000 for i in range(30)], "us", False),
-        ([i * 3 for i in range(30)], "s", False),
-        ([0, 4, 9], "s", True),
-        ([5] * 30, "s", True),
+        ([1_790_000_000 + i for i in range(30)], "", "s", True),
+        ([1_790_000_000_000 + i for i in range(30)], "", "ms", True),
+        ([i * 250 for i in range(30)], "", "ms", False),
+        ([i * 250 for i in range(30)], "ms", "ms", True),
+        ([i * 0.25 for i in range(30)], "", "s", True),
+        ([i / 4 for i in range(30)], "ms", "s", False),
+        ([i * 3 for i in range(30)], "ms", "ms", False),
+        ([i * 2.3 for i in range(30)], "ms", "s", False),
+        ([i * 250_000 for i in range(30)], "", "us", False),
+        ([i * 3 for i in range(30)], "", "s", False),
+        ([0, 4, 9], "", "s", True),
+        ([0, 40, 90], "ms", "ms", True),
+        ([0, 400, 900], "", "s", False),
+        ([5] * 30, "ms", "ms", True),
     ],
 )
-def test_units_are_found_or_guessed(numbers: list[float], unit: str, is_sure: bool) -> None:
+def test_units_are_found_or_guessed(
+    numbers: list[float], usual: str, unit: str, is_sure: bool
+) -> None:
     clock = Clock()
-    for number in numbers:
-        clock.read(number)
+    assert [clock.read(number, usual=usual) for number in numbers] == numbers
     assert (clock.guess()[0], not clock.cautions()) == (unit, is_sure)

@@ -150,6 +150,8 @@ EMBEDDED = {"gen_ai.operation.name": "embeddings", "gen_ai.usage.output_tokens":
         (TABLE, {"error": "timed out"}, LEFT_OUT),
         (TABLE, {"success": False}, LEFT_OUT),
         (TABLE, {"latency": -1}, LEFT_OUT),
+        ("vllm bench serve", {"output_lens": [-3]}, LEFT_OUT),
+        ("vllm bench serve", {"input_lens": [1.5]}, LEFT_OUT),
         ("lmsys", {"conversation": [ANSWER]}, LEFT_OUT),
     ],
 )
@@ -168,7 +170,7 @@ LIMITED = {"prompt_tokens": 3, "completion_tokens": 5, "finish_reason": {"type":
 PAYLOAD = {"request": {"prompt": "Why?", "max_tokens": 9}, "response": {
     "choices": [{"text": "So.", "finish_reason": "length"}],
     "usage": {"prompt_tokens": 2, "completion_tokens": 9}}}  # fmt: skip
-STEPS = [{"t": 1, "in": 9, "out": 8}, {"t": 7, "stop": "max_tokens", "in": 3, "out": 4}]
+STEP = {"in": 9, "out": 8}
 
 
 @pytest.mark.parametrize(
@@ -197,8 +199,13 @@ STEPS = [{"t": 1, "in": 9, "out": 8}, {"t": 7, "stop": "max_tokens", "in": 3, "o
         (CHAT, {"response": CALL}, {"input_tokens": A.inputs, "output_tokens": A.outputs}),
         ("Bailian", {"parent_chat_id": -1}, {"id": "1", "parent": "", "block_tokens": 16}),
         ("Bailian", {}, {"id": "1", "parent": "0", "blocks": (*range(-(-A.inputs // 16)),)}),
-        ("Weka", {"requests": [{"t": 5, "requests": STEPS}], "id": "s", "hash_id_scope": "global"},
-         {"arrival": 6.0, "is_cut": False, "block_tokens": 64}),
+        ("vllm bench serve", {"itls": None}, {"ttlt_s": None, "cap_tokens": A.outputs}),
+        # Steps have the time of the session, or of the step around them.
+        ("Weka", {"requests": [{"t": 5, "requests": [STEP | {"t": 1}]}]}, {"arrival": 6.0}),
+        ("Weka", {"requests": [{"t": 5, "requests": [STEP | {"t": 7}]}]}, {"arrival": 7.0}),
+        ("Weka", {"requests": [STEP | {"t": 0, "stop": "length", "hash_ids": [3]}], "id": "s",
+                  "hash_id_scope": "global"},
+         {"is_cut": True, "session": "s", "blocks": (3,), "block_tokens": 64}),
         (TABLE, {"finishReason": "length"}, {"is_cut": True, "cap_tokens": 800}),
         (TABLE, {"thread_id": 4, "arrivalTime": None, "start_ms": 7, "end_ms": 500},
          {"session": "4", "arrival": 0.007, "end": 0.5}),
