@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from predictor_store.predict.embedder import dimension as dimension_of
 from predictor_store.predict.history import History
 from predictor_store.store.file import Record
+from sage_sched.distribution import LengthDistribution
 
 JUNK = {
     "empty": "",
@@ -52,6 +53,12 @@ def grown(num: int, seed: int = 0, dimension: int = 8) -> tuple[History, NDArray
         noise = float(rng.normal(0, 0.1))
         history.add(Record(vector, round(100 * np.exp(2 * vector[0] + noise)), 0, False, "history"))
     return history, vectors
+
+
+def share_of(found: LengthDistribution | None, length: int) -> float:
+    """The probability of this length."""
+    assert found is not None
+    return float(found.weights[found.lengths == length].sum())
 
 
 def lines(path: Path, *rows: Any) -> Path:

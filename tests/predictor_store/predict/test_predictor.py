@@ -13,7 +13,7 @@ from predictor_store.predict.regression import GeneralLength
 from predictor_store.predict.threshold import predict_by_threshold
 from predictor_store.store.file import Origin, Record
 from sage_sched.distribution import LengthDistribution
-from tests.predictor_store.samples import grown, unit_vectors
+from tests.predictor_store.samples import grown, share_of, unit_vectors
 
 
 def at(cosine: float) -> NDArray[np.float32]:
@@ -38,10 +38,6 @@ def known(found: LengthDistribution | None) -> LengthDistribution:
 
 def predicted(history: History, vector: NDArray[np.float32], scope: str = "") -> LengthDistribution:
     return known(predict(history, vector, scope))
-
-
-def share_of(found: LengthDistribution, length: int) -> float:
-    return float(found.weights[found.lengths == length].sum())
 
 
 def test_nearer_prompts_weigh_more() -> None:

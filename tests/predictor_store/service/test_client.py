@@ -7,7 +7,6 @@ import contextlib
 import functools
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -24,8 +23,9 @@ from predictor_store.predict.asked import Asked
 from predictor_store.predict.embedder import dimension, fingerprint
 from predictor_store.service.client import PredictorClient
 from predictor_store.store import lock
-from predictor_store.store.store import Store, file_of
+from predictor_store.store.store import Store
 from sage_sched.app.config import PredictorConfig, SageConfig, StoreConfig
+from tests.predictor_store.samples import share_of
 
 # Long enough for any machine: only where the worker cannot answer is it waited out.
 PATIENT = PredictorConfig(deadline_ms=60_000)
@@ -46,8 +46,6 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PredictorClient
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a test in an event loop of its own."""
-
     @functools.wraps(test)
     def looped(*args: Any, **kw: Any) -> None:
         uvloop.run(asyncio.wait_for(test(*args, **kw), 300))
@@ -81,9 +79,9 @@ def stopped(client: PredictorClient) -> Iterator[int]:
 
 
 def lengths_on_disk(client: PredictorClient) -> list[int]:
-    file = file_of(Path(client._config.store.path))
-    with contextlib.closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as store:
-        return [length for (length,) in store.execute("SELECT output_tokens FROM records")]
+    config = replace(client._config.store, on_disk=False)
+    with Store(config, fingerprint(), dimension()) as store:
+        return [record.output_tokens for record in store.load()]
 
 
 async def learned(client: PredictorClient, text: str, *lengths: int, **more: Any) -> int:
@@ -96,71 +94,38 @@ async def learned(client: PredictorClient, text: str, *lengths: int, **more: Any
 
 
 async def share(client: PredictorClient, text: str, length: int, **more: Any) -> float:
-    """Return the probability of this length in the prediction."""
-    found = (await client.predict(text, **more)).distribution
-    assert found is not None
-    return float(found.weights[found.lengths == length].sum())
+    return share_of((await client.predict(text, **more)).distribution, length)
+
+
+def added(client: PredictorClient, before: dict[str, Any], *names: str) -> list[int]:
+    return [client.stats()[f"num_{name}"] - before[f"num_{name}"] for name in names]
 
 
 @in_loop
-async def test_finished_answers_are_predicted(client: PredictorClient) -> None:
+async def test_each_prompt_gets_what_its_answers_tell(client: PredictorClient) -> None:
     before = client.stats()
-    first = await learned(client, "How high is the Zugspitze?", *(40, 3000) * 10)
-    second = await client.predict("How high is the Zugspitze?")
-    assert second.handle not in (None, first)
-    assert second.distribution is not None
-    assert second.distribution.source == "history"
-    for length in (40, 3000):
-        assert await share(client, "How high is the Zugspitze?", length) > 0.4
-    await until(lambda: client.stats()["num_recorded"] == before["num_recorded"] + 20)
-    assert client.stats()["num_predicted_history"] == before["num_predicted_history"] + 3
+    lengths = {"Name the capital of Peru.": 3, "Write an essay on moss.": 900}
+    handles = [await learned(client, text, *[of, 40] * 9) for text, of in lengths.items()]
+    order: list[int] = []
 
+    async def own(number: int) -> float:
+        text = list(lengths)[number % 2]
+        found = await share(client, text, lengths[text])
+        order.append(number)
+        return found - await share(client, text, 903 - lengths[text])
 
-def test_a_burst_is_predicted_and_recorded_whole(tmp_path: Path) -> None:
-    """All in one turn of the event loop."""
-    never_late = PredictorConfig(deadline_ms=600_000)
-    client = PredictorClient(SageConfig(StoreConfig(str(tmp_path)), never_late))
-    client.start()
-
-    @in_loop
-    async def main() -> None:
-        prompts = [f"A burst has prompt {i}. " + "It is told at length. " * 20 for i in range(900)]
-        order: list[int] = []
-
-        async def ask(number: int) -> int:
-            handle = await learned(client, prompts[number])
-            order.append(number)
-            return handle
-
-        handles = await asyncio.gather(*map(ask, range(len(prompts))))
-        assert order == [*range(len(prompts))]
-        for handle in handles:
-            client.finished(handle, 5, 50, False)
-        await until(lambda: client.stats()["num_recorded"] == len(prompts))
-        lost = "num_unsent", "num_dropped", "num_unrecorded", "num_deadline_misses"
-        assert [client.stats()[name] for name in lost] == [0, 0, 0, 0]
-
-    with contextlib.closing(client):
-        main()
-
-
-@in_loop
-async def test_what_is_asked_beside_the_words_comes_along(client: PredictorClient) -> None:
+    assert min(await asyncio.gather(*map(own, range(300)))) > 0.35
+    assert order == [*range(300)]
+    # What is asked beside the words comes along.
     asked = Asked(session="a conversation")
-    await learned(client, "And then?", *[777] * 4, asked=asked)
+    handles.append(await learned(client, "And then?", *[777] * 4, asked=asked))
     in_session = await share(client, "List all birds of Peru.", 777, asked=asked)
     assert in_session > 0.1 + await share(client, "List all birds of Peru.", 777)
-
-
-@in_loop
-async def test_many_at_once_each_get_their_own(client: PredictorClient) -> None:
-    lengths = {"Name the capital of Peru.": 3, "Write an essay on moss.": 900}
-    for prompt, length in lengths.items():
-        await learned(client, prompt, length, length)
-    prompts = list(lengths) * 20
-    own = await asyncio.gather(*(share(client, text, lengths[text]) for text in prompts))
-    others = await asyncio.gather(*(share(client, text, 903 - lengths[text]) for text in prompts))
-    assert min(own) > 0.35 > max(others)
+    assert len({*handles}) == 3
+    await until(lambda: added(client, before, "recorded") == [40])
+    assert sum(added(client, before, "predicted_history", "predicted_general")) == 605
+    lost = "unsent", "dropped", "unrecorded", "deadline_misses"
+    assert added(client, before, *lost) == [0, 0, 0, 0]
 
 
 def test_it_works_in_one_loop_after_another(client: PredictorClient) -> None:
@@ -202,14 +167,13 @@ async def test_a_hung_worker(client: PredictorClient, monkeypatch: pytest.Monkey
         wait_no_longer_than(50)
         late = await client.predict("Too late")
         assert late.distribution is not None
-        assert late.distribution.source == "prior"
-        assert late.handle is not None
-        assert client.stats()["num_deadline_misses"] == before["num_deadline_misses"] + 1
+        assert (late.distribution.source, late.handle is None) == ("prior", False)
+        assert added(client, before, "deadline_misses") == [1]
         # No request waits for it again until it has said something.
         wait_no_longer_than(600_000)
         at_once = await asyncio.wait_for(client.predict("At once"), 60)
         assert at_once == replace(late, handle=late.handle + 1)
-        assert client.stats()["num_deadline_misses"] == before["num_deadline_misses"] + 2
+        assert added(client, before, "deadline_misses") == [2]
         monkeypatch.undo()
         # More than is kept for the worker: nothing waits.
         full = late
@@ -219,7 +183,7 @@ async def test_a_hung_worker(client: PredictorClient, monkeypatch: pytest.Monkey
                 client.finished(10**9, 5, 100, False)
             full = await client.predict("No room")
         assert full.distribution == late.distribution
-        assert client.stats()["num_unsent"] == before["num_unsent"] + 1
+        assert added(client, before, "unsent") == [1]
     # The handle of the late prediction is good once the worker has come to it.
     while (await client.predict("Room again?")).handle is None:
         await asyncio.sleep(0.05)
@@ -234,18 +198,15 @@ async def test_a_killed_worker_costs_the_prediction_alone_and_comes_back(
     client: PredictorClient,
 ) -> None:
     first = await learned(client, "Before it died", 321, 321)
-    before = client.stats()
     await until(lambda: lengths_on_disk(client).count(321) == 2)
+    await client.predict("Its news come before this")
+    before = client.stats()
     with stopped(client) as killed:
         waiting = [asyncio.ensure_future(client.predict("In flight")) for _ in range(5)]
-        await until(lambda: len(client._waiting) == 5)
-        assert not any(task.done() for task in waiting)
+        await until(lambda: client.stats()["num_awaited"] == 5)
         os.kill(killed, signal.SIGKILL)
-        for task in waiting:
-            lost = await task
-            assert lost.handle is None
-            assert lost.distribution is not None
-            assert lost.distribution.source == "prior"
+        for lost in await asyncio.gather(*waiting):
+            assert (lost.handle, lost.distribution) == (None, client.prior)
     assert not client.stats()["worker_alive"]
     assert (await client.predict("Is it there?")).handle is None
     client.finished(first, 5, 321, False)
@@ -253,14 +214,12 @@ async def test_a_killed_worker_costs_the_prediction_alone_and_comes_back(
     await until(lambda: bool(client.stats()["worker_alive"]))
     assert pid_of(client) != killed
     assert await share(client, "Before it died", 321) > 0.35
-    after = client.stats()
-    assert after["num_worker_restarts"] == before["num_worker_restarts"] + 1
-    assert after["num_recorded"] >= before["num_recorded"]
-    assert after["num_unrecorded"] == before["num_unrecorded"] + 1
+    names = "worker_restarts", "unrecorded", "unsent", "recorded"
+    assert added(client, before, *names) == [1, 1, 1, 0]
     # Its handle went with the old worker.
     await learned(client, "Before it died", 321)
     client.finished(first, 5, 321, False)
-    await until(lambda: client.stats()["num_unrecorded"] == before["num_unrecorded"] + 2)
+    await until(lambda: added(client, before, "unrecorded") == [2])
 
 
 def test_closing_writes_what_is_left(tmp_path: Path) -> None:
@@ -274,7 +233,7 @@ def test_closing_writes_what_is_left(tmp_path: Path) -> None:
     client.close()
     with Store(client._config.store, fingerprint(), dimension()) as store:
         (kept,) = store.load()
-    assert (kept.output_tokens, kept.censored) == (12, True)
+    assert (kept.output_tokens, kept.input_tokens, kept.censored) == (12, 5, True)
     client.finished(0, 5, 1, False)
     assert not client.stats()["worker_alive"]
     assert asyncio.run(client.predict("Closed")).handle is None

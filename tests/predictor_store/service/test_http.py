@@ -8,7 +8,6 @@ import runpy
 import socket
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -84,21 +83,26 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 
 def test_a_router_asks_for_a_distribution_as_json(service: Service) -> None:
-    prompt = {"model": "one", "prompt": PROMPT}
-
     def ask(**more: Any) -> dict[str, Any]:
-        status, body = service.ask(prompt | more)
+        status, body = service.ask({"model": "one", "prompt": PROMPT} | more)
         assert status == 200
         return json.loads(body)  # type: ignore[no-any-return]
 
     found = ask(quantiles=[0.1, 0.9])
-    assert (found["quantiles"], found["source"]) == ({"0.1": 10, "0.9": 3000}, "history")
+    assert (found["model"], found["source"]) == ("one", "history")
+    assert found["quantiles"] == {"0.1": 10, "0.9": 3000}
     assert sum(found["probabilities"]) == pytest.approx(1)
     mean = sum(n * p for n, p in zip(found["lengths"], found["probabilities"], strict=True))
     assert (found["mean"], found["osl"]) == (pytest.approx(mean), round(mean))
     assert max(ask(max_tokens=100)["lengths"]) == 100
     # The same words, asked otherwise.
     assert ask(asked={"thinks": 1, "num_tools": 3})["quantiles"]["0.5"] == 500
+    assert ask(lora="an adapter")["source"] == "warm"  # it is of other traffic
+    assert service.ask(path="/health", headers={}) == (200, "ok\n")
+    told = service.ask(path="/metrics")[1].splitlines()
+    assert 'sage:service_recorded_total{model="one"} 80.0' in told
+    assert 'sage:service_records{model="other"} 40.0' in told
+    assert "# TYPE sage:service_records gauge" in told
 
 
 def test_one_connection_asks_again_and_of_other_models(service: Service) -> None:
@@ -189,20 +193,12 @@ def test_junk_of_many_strangers_does_not_touch_others(service: Service) -> None:
 
 
 def test_late_predictions_time_out(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch, ThreadPoolExecutor(1) as pool:
+    with monkeypatch.context() as patch:
         patch.setattr("predictor_store.service.http._ANSWER_SECONDS", 0.2)
         patch.setattr(service.worker, "step", lambda: [])
-        answer = pool.submit(service.ask, {"model": "one", "prompt": "x"})
-        status, told = answer.result()
+        status, told = service.ask({"model": "one", "prompt": "x"})
     assert (status, json.loads(told)["error"]) == (503, "no prediction within 0.2 s")
     assert service.ask({"model": "one", "prompt": "x"})[0] == 200
-
-
-def test_health_and_metrics(service: Service) -> None:
-    assert service.ask(path="/health", headers={}) == (200, "ok\n")
-    told = service.ask(path="/metrics")[1]
-    assert 'sage:service_recorded_total{model="one"} 80.0' in told
-    assert 'sage:service_records{model="other"} 40.0' in told
 
 
 class Frontend(BaseHTTPRequestHandler):

@@ -25,16 +25,7 @@ from predictor_store.service import endpoint, messages
 from predictor_store.service.client import PredictorClient
 from predictor_store.service.endpoint import PredictorError
 from predictor_store.service.link import Link, connect_worker
-from predictor_store.service.messages import (
-    Finished,
-    Hello,
-    Lengths,
-    News,
-    Predict,
-    Predicted,
-    Refused,
-    Welcome,
-)
+from predictor_store.service.messages import Finished, Lengths, News, Predict, Predicted
 from predictor_store.service.server import Server
 from predictor_store.service.worker import Worker
 from predictor_store.store.file import StoreError
@@ -42,6 +33,7 @@ from predictor_store.store.store import Store
 from sage_sched.app.address import Address
 from sage_sched.app.config import PredictorConfig, SageConfig, StoreConfig
 from sage_sched.distribution import LengthDistribution
+from tests.predictor_store.samples import share_of
 
 TOKEN = "a token that is hard to guess"
 PROMPT = "How high is the Zugspitze?"
@@ -127,15 +119,12 @@ def ask(link: Link, handle: int = 0, text: str = PROMPT, **more: Any) -> LengthD
     return lengths.read()
 
 
-def learn(link: Link, length: int, num: int = 20, **more: Any) -> None:
-    ask(link, **more)
-    for _ in range(num):
+def learn(link: Link, length: int) -> None:
+    """Of 20 answers, all of this length."""
+    ask(link)
+    for _ in range(20):
         assert link.say(Finished(0, 5, length, censored=False))
-    until(link, News, lambda news: news.stats.num_recorded >= num)
-
-
-def share_of(found: LengthDistribution, length: int) -> float:
-    return float(found.weights[found.lengths == length].sum())
+    until(link, News, lambda news: news.stats.num_recorded >= 20)
 
 
 def test_models_are_told_apart_and_clients_of_one_share(service: Service) -> None:
@@ -149,9 +138,15 @@ def test_models_are_told_apart_and_clients_of_one_share(service: Service) -> Non
     until(same, News, lambda news: news.stats.num_recorded == 21)
     for link in (one, other, same):
         link.close()
+    # A store that is refused is refused to its model alone.
     store = service.config.store
+    damaged = folder_of_model(store, "damaged")
+    Store(StoreConfig(str(damaged)), "another encoder", 3).close()
+    with pytest.raises(StoreError, match="another encoder"):
+        service.connect("damaged")
+    service.connect("one").close()
     folders = {folder.parent for folder in Path(store.path).rglob("history.sqlite3")}
-    assert folders == {folder_of_model(store, name) for name in ("one", "../other")}
+    assert folders == {folder_of_model(store, name) for name in ("one", "../other", "damaged")}
     assert folder_of_model(store, "x" * 10_000).name.isascii()
 
 
@@ -192,18 +187,19 @@ def test_junk_and_half_messages_of_one_do_not_touch_others(service: Service) -> 
     other.close()
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        Predict("1", "x"),  # type: ignore[arg-type]
-        Predict(1, "x" * 4_001),
-        Predict(1, "x", "", {"thinks": "yes"}),  # type: ignore[arg-type]
-        Finished(1, -1, 1, False),
-        Finished(1, 5, 1.5, False),  # type: ignore[arg-type]
-        ["Finished", 1, 5],
-    ],
-    ids=repr,
-)
+MALFORMED: list[Any] = [
+    Predict("1", "x"),  # type: ignore[arg-type]
+    Predict(1, "x" * 4_001),
+    Predict(1, "x", "y" * 1_001),
+    Predict(1, "x", "", {"thinks": "yes"}),  # type: ignore[arg-type]
+    Finished(1, -1, 1, False),
+    Finished(1, 5, 2**31, False),
+    Finished(1, 5, 1.5, False),  # type: ignore[arg-type]
+    ["Finished", 1, 5],
+]
+
+
+@pytest.mark.parametrize("message", MALFORMED, ids=repr)
 def test_a_malformed_message_is_refused(message: Any) -> None:
     with pytest.raises(ValueError, match=r"."):
         messages.decode_to_worker(messages.encode(message))
@@ -239,7 +235,7 @@ def test_a_stuck_client_loses_its_answers(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_another_version_is_told_both(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "predictor_store.service.link.Hello", lambda version, model: Hello(99, model)
+        "predictor_store.service.link.Hello", lambda _, model: messages.Hello(99, model)
     )
     with pytest.raises(PredictorError, match=f"version 99 .* {messages.VERSION}:"):
         service.connect()
@@ -247,12 +243,14 @@ def test_another_version_is_told_both(service: Service, monkeypatch: pytest.Monk
 
 # Answers of other services to a Hello, and the errors of clients.
 IMPOSTORS: dict[str, tuple[Any, str]] = {
-    "another version": (Refused(99, "it speaks version 5, this worker 99", "version"), "99"),
+    "another version": (
+        messages.Refused(99, "it speaks version 5, this worker 99", "version"), "99"),
     "junk": ("junk", "no predictor service"),
     "no welcome": (Predicted(1, None), "no predictor service"),
-    "an odd prior": (Welcome(messages.VERSION, Stats(1), Lengths([5], [], 1, "x")), "no predictor"),
+    "an odd prior": (
+        messages.Welcome(messages.VERSION, Stats(1), Lengths([5], [], 1, "x")), "no predictor"),
     "silent": (None, "does not answer"),
-}
+}  # fmt: skip
 
 
 @contextmanager
@@ -265,7 +263,8 @@ def impostor(path: Path, answer: Any) -> Iterator[SageConfig]:
         while not enough.wait(0.01):
             while router.poll(0):
                 client, heard = router.recv_multipart()
-                if isinstance(messages.decode_to_worker(heard), Hello) and answer is not None:
+                is_hello = isinstance(messages.decode_to_worker(heard), messages.Hello)
+                if is_hello and answer is not None:
                     router.send_multipart([client, messages.encode(answer)])
 
     with closing(router):
@@ -282,7 +281,7 @@ def test_what_is_no_service_is_told_apart(tmp_path: Path, answer: Any, said: str
         connect_worker(config, "one", 60 if answer is not None else 0.1)
 
 
-@pytest.mark.parametrize("state", ["down", "hung", "foreign", "another version"])
+@pytest.mark.parametrize("state", ["down", "hung", "another version"])
 def test_a_service_comes_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
     monkeypatch.setattr("predictor_store.service.supervisor._MAX_BACKOFF_SECONDS", 0.01)
     monkeypatch.setattr("predictor_store.service.client._SERVICE_PATIENCE_S", 0.5)
@@ -295,8 +294,6 @@ def test_a_service_comes_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
             listener = until_it_is_there.enter_context(socket.socket(socket.AF_UNIX))
             listener.bind(str(path))
             listener.listen()
-            if state == "foreign":
-                until_it_is_there.callback(threading.Thread(target=hang_up, args=[listener]).start)
         client.start()
         found = asyncio.run(client.predict("Who is there?"))
         assert found.handle is None
@@ -310,25 +307,17 @@ def test_a_service_comes_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         assert client.stats()["num_worker_restarts"] == 0
 
 
-def hang_up(listener: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while True:
-            listener.accept()[0].close()
-
-
 def test_a_hurry_writes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server's worker does this after Ctrl-C."""
     monkeypatch.setattr("predictor_store.service.server._REPORT_SECONDS", 1e9)
     config = config_at(tmp_path)
-    with served(config, by_model=False) as server:
-        link = connect_worker(config, "")
+    with served(config, by_model=False) as server, closing(connect_worker(config, "")) as link:
         ask(link)
         link.say(Finished(0, 5, 7, censored=False))
         server.hurry()  # earlier messages, and later ones
         link.say(Finished(0, 5, 8, censored=False))
         until(link, News, lambda news: news.stats.num_recorded == 2)
         assert facts(tmp_path / "store")["num_records"] == 2
-        link.close()
 
 
 def test_a_restart_loses_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,18 +332,18 @@ def test_a_restart_loses_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPat
                     client.finished(found.handle, 5, 7, False)
             await asyncio.sleep(0.01)
 
-    for number in range(3):
-        with served(config) as server:
-            if number == 0:
-                client.start()
-            asyncio.run(load(True))
-            acknowledged = client.stats()["num_records"]
-            threading.Timer(0.3, server.stop).start()
-            asyncio.run(load(False))
-            acknowledged = max(acknowledged, client.stats()["num_records"])
-        folder = folder_of_model(config.store, "one")
-        assert facts(folder)["num_records"] >= acknowledged
-    client.close()
+    with closing(client):
+        for number in range(3):
+            with served(config) as server:
+                if number == 0:
+                    client.start()
+                asyncio.run(load(True))
+                acknowledged = client.stats()["num_records"]
+                threading.Timer(0.3, server.stop).start()
+                asyncio.run(load(False))
+                acknowledged = max(acknowledged, client.stats()["num_records"])
+            num_records = facts(folder_of_model(config.store, "one"))["num_records"]
+            assert num_records >= acknowledged
 
 
 def test_a_lost_connection_counts_nothing_twice(tmp_path: Path) -> None:
@@ -370,8 +359,7 @@ def test_a_lost_connection_counts_nothing_twice(tmp_path: Path) -> None:
         client._link.kill()
         while not (client.stats()["num_worker_restarts"] and client.stats()["worker_alive"]):
             time.sleep(0.01)
-        num_recorded = client.stats()["num_recorded"]
-    assert num_recorded == 1
+        assert client.stats()["num_recorded"] == 1
 
 
 def test_over_tcp_alone_a_token_is_asked_for(
@@ -393,21 +381,10 @@ def test_an_impostor_learns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """It knows all but the token."""
     monkeypatch.setenv(endpoint.TOKEN_VARIABLE, TOKEN)
     at = f"127.0.0.1:{free_port()}"
-    router = endpoint.listen(Address.parse(at), "not the token, but as long")
-    with pytest.raises(PredictorError, match="token"):
-        connect_worker(SageConfig(predictor=PredictorConfig(service=at)), "my model", 5)
-    assert not router.poll(0)
-    router.close()
-
-
-def test_a_store_that_is_refused_is_refused_to_its_model_alone(service: Service) -> None:
-    folder = folder_of_model(service.config.store, "damaged")
-    Store(StoreConfig(str(folder)), "another encoder", 3).close()
-    with pytest.raises(StoreError, match="another encoder"):
-        service.connect("damaged")
-    link = service.connect("sound")
-    ask(link)
-    link.close()
+    with closing(endpoint.listen(Address.parse(at), "not the token, but as long")) as router:
+        with pytest.raises(PredictorError, match="token"):
+            connect_worker(SageConfig(predictor=PredictorConfig(service=at)), "my model", 5)
+        assert not router.poll(0)
 
 
 def test_a_unix_socket_is_its_owners_alone(tmp_path: Path) -> None:
@@ -453,6 +430,9 @@ def test_one_of_two_services_listens(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_bad_tokens_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "token").write_text("of two lines\nis none of ours")
+    with pytest.raises(PredictorError, match="printable"):
+        endpoint.token_of(PredictorConfig(service_token_file=str(tmp_path / "token")))
     monkeypatch.setenv(endpoint.TOKEN_VARIABLE, "short")
     with pytest.raises(PredictorError, match=endpoint.TOKEN_VARIABLE):
         endpoint.token_of(PredictorConfig())

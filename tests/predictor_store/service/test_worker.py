@@ -10,22 +10,16 @@ import pytest
 
 from predictor_store.data.store_info import facts
 from predictor_store.predict import predictor
-from predictor_store.predict.asked import Scope
+from predictor_store.predict.asked import Asked, Scope
 from predictor_store.predict.embedder import Embedder, dimension, fingerprint
 from predictor_store.predict.quality import WINDOW, Forecast
-from predictor_store.service.messages import (
-    Finished,
-    GoesOn,
-    News,
-    Predict,
-    Predicted,
-    Refused,
-    Welcome,
-)
+from predictor_store.service import messages
+from predictor_store.service.messages import Finished, GoesOn, Predict, Predicted, Refused, Welcome
 from predictor_store.service.worker import Worker
 from predictor_store.store.store import Store
 from sage_sched.app.config import PredictorConfig, SageConfig, StoreConfig
 from sage_sched.distribution import LengthDistribution
+from tests.predictor_store.samples import share_of
 
 LIMITED = Scope("", "stops").name
 
@@ -49,9 +43,9 @@ def service(worker: Worker, config: SageConfig) -> Iterator[Worker]:
         yield service
 
 
-def news(worker: Worker) -> News:
+def news(worker: Worker) -> messages.News:
     told = dict(worker.report())[1]
-    assert isinstance(told, News)
+    assert isinstance(told, messages.News)
     return told
 
 
@@ -87,6 +81,33 @@ def answered(worker: Worker, asked: Predict, *ends: Finished) -> LengthDistribut
     return found
 
 
+# One of these is 5.
+LIMITS: list[tuple[str, list[Predict | Finished | None], list[int]]] = [
+    ("_MAX_ANSWERS", [predict(1), *[finished(1, 10)] * 8], [5, 3, 0]),
+    ("_MAX_QUEUED", [predict(0), finished(0, 10), *map(predict, range(1, 8))], [0, 1, 3]),
+    ("_MAX_HANDLES", [*map(predict, range(8)), None, *(finished(i, 9) for i in range(8))],
+     [5, 3, 0]),
+    ("_MAX_HANDLES", [predict(1), None, finished(1, 10), finished(99, 10)], [1, 1, 0]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("limit", "received", "expected"), LIMITS)
+def test_what_is_kept_of_prompts_is_bounded(
+    worker: Worker, limit: str, received: list[Predict | Finished | None], expected: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(f"predictor_store.service.worker.{limit}", 5)
+    found = []
+    for message in (*received, None):
+        if message is not None:
+            worker.receive(1, message)
+        else:
+            found += answers(worker)
+    worker.receive(2, finished(1, 10))  # no client
+    assert found == [one.handle for one in received if isinstance(one, Predict)]
+    assert counts(worker, "recorded", "unrecorded", "dropped") == expected
+
+
 def test_answers_ended_by_clients_spoil_no_other_prediction(worker: Worker) -> None:
     """Half of all requests end their answers by a stop of their own."""
     for i in range(0, 2 * WINDOW + 100, 2):
@@ -103,15 +124,6 @@ def test_answers_that_clients_end_are_judged_once_their_kind_is_known(worker: Wo
     for i in range(40):
         answered(worker, predict(i, scope=LIMITED), finished(i, 7, stopped=True))
     assert news(worker).stats.quality["num_answers"] == 10
-
-
-def test_an_answer_may_end_early(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("predictor_store.service.worker._MAX_ANSWERS", 5)
-    worker.receive(1, predict(1))
-    for length in range(8):
-        worker.receive(1, finished(1, length, censored=length % 2 == 0))
-    answers(worker)
-    assert counts(worker, "recorded", "unrecorded") == [5, 3]
 
 
 def test_a_report_writes_records(worker: Worker, config: SageConfig, embedder: Embedder) -> None:
@@ -169,10 +181,16 @@ def test_an_answer_that_went_on_is_one_record_in_the_end(worker: Worker) -> None
     assert counts(worker, "recorded", "records") == [2, 2]
 
 
-def test_an_unknown_handle_is_counted(worker: Worker) -> None:
-    worker.receive(1, finished(99, 10))
-    worker.receive(2, finished(99, 10))  # no client
-    assert counts(worker, "recorded", "unrecorded") == [0, 1]
+def test_a_session_and_its_uncut_answers_foretell(worker: Worker) -> None:
+    asked = Asked(session="s")
+    ends = [finished(1, 700)] * 4 + [finished(1, 3, censored=True)]
+    answered(worker, predict(1, asked=asked), *ends)
+    for handle in range(40):
+        answered(worker, predict(handle, "List all birds of Peru."), finished(handle, 20))
+    inside = answered(worker, predict(2, "List all birds of Peru.", asked=asked))
+    outside = answered(worker, predict(2, "List all birds of Peru."))
+    assert share_of(inside, 700) > 0.15 + share_of(outside, 700)
+    assert share_of(inside, 3) == 0
 
 
 def asked_at_once(worker: Worker) -> range:
@@ -214,50 +232,25 @@ def test_a_poisoned_history_is_seen_through(
     monkeypatch.setattr(predictor, "NUM_NEAREST", 32)
     prompts = {"Who wrote Faust?": 10, "Describe every street of Weimar.": 1000}
 
-    def learn(num: int) -> None:
+    def means_after(num: int) -> list[float]:
         for prompt, length in [*prompts.items()] * num:
             answered(worker, predict(1, prompt), finished(1, length))
-
-    def means() -> list[float]:
         return [answered(worker, predict(1, prompt)).mean() for prompt in prompts]
 
     history = worker._histories[""]
-    learn(32)
+    means_after(32)
     worker.report()
     wrong = Forecast(LengthDistribution.from_samples([10], "history"), history.prior)
     for _ in range(WINDOW):
         history._quality.add(wrong, 1000)
-    learn(1)
+    low, high = means_after(1)
+    assert low == high  # wrong lengths make no prediction differ
     assert news(worker).stats.quality["widened"]
     assert facts(Path(config.store.path))["predictions"]["widened"]
-    assert means()[0] == means()[1]  # wrong lengths make no prediction differ
     # When they are right again they are used again.
-    learn(WINDOW)
+    low, high = means_after(WINDOW)
+    assert low < high
     assert not news(worker).stats.quality["widened"]
-    assert means()[0] < means()[1]
-
-
-def test_the_queue_is_bounded(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("predictor_store.service.worker._MAX_QUEUED", 5)
-    for handle in range(8):
-        worker.receive(1, predict(handle))
-    assert [*answers(worker)] == [*range(8)]
-    assert counts(worker, "dropped") == [3]
-
-
-def test_the_oldest_handles_are_forgotten(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("predictor_store.service.worker._MAX_HANDLES", 5)
-    for handle in range(8):
-        answered(worker, predict(handle))
-    for handle in range(8):
-        worker.receive(1, finished(handle, 10))
-    assert counts(worker, "recorded", "unrecorded") == [5, 3]
-
-
-def test_any_name_is_a_models(service: Worker) -> None:
-    for number, model in enumerate(("\ud800", "\ud801", "..", "a/b", "x" * 10_000)):
-        assert isinstance(service.connect(number, model), Welcome)
-    assert len(service.stats()) == 5
 
 
 def test_idle_models_make_room(service: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,9 +276,13 @@ def test_idle_models_make_room(service: Worker, monkeypatch: pytest.MonkeyPatch)
     num_records(12, "new")
 
 
-def test_too_many_clients_are_refused(service: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("predictor_store.service.worker._MAX_CLIENTS", 2)
-    told = [service.connect(number) for number in range(3)]
-    assert [type(one) for one in told] == [Welcome, Welcome, Refused]
+def test_any_name_is_a_models_and_too_many_clients_are_refused(
+    service: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("predictor_store.service.worker._MAX_CLIENTS", 5)
+    names = "\ud800", "\ud801", "..", "a/b", "x" * 10_000
+    assert {type(service.connect(number, name)) for number, name in enumerate(names)} == {Welcome}
+    assert [*service.stats()] == [*names]
+    assert isinstance(service.connect(5), Refused)
     service.disconnect(0)
-    assert isinstance(service.connect(3), Welcome)
+    assert isinstance(service.connect(5), Welcome)
