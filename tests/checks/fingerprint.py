@@ -1,14 +1,19 @@
-"""Detects changed decisions: `python -m tests.checks.fingerprint`.
+"""Detects changed decisions: `python -m tests.checks.fingerprint` records them anew.
 
-It simulates every policy in a few regimes and prints a hash of the outcomes of all requests. The
-same code gives the same hashes on any machine; a refactoring has to keep them.
+It simulates every policy in a few regimes and under random traffic, and keeps a hash of each
+result. The same code gives the same hashes on any machine. A refactoring has to keep them; after a
+deliberate change, record them anew and say in the commit why they changed.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
-from itertools import product
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
@@ -16,59 +21,121 @@ from tqdm import tqdm
 from bench.policies.srpt_oracle import ORACLE
 from bench.simulator.presets import H800_80GB_QWEN3_32B, H800_QWEN3_32B, Engine
 from bench.simulator.request import SimRequest
+from bench.simulator.result import Result
 from bench.simulator.run import simulate
-from bench.simulator.state import Options
 from bench.simulator.stock import STOCK
 from sage_sched.app.config import SageConfig
 from sage_sched.app.registry import policy_names
 from sage_sched.distribution import LengthDistribution
+from sage_sched.job import NO_HINTS, Hints
+from tests.bench.simulator import fuzz
 
-_NUM_REQUESTS = 250
+RECORDED = Path(__file__).with_name("fingerprints.json")
+_NUM_REQUESTS = 200
 _CAP_TOKENS = 2048
+_SEEDS = range(3)
+_SETTINGS = {
+    "overload": {"overload": {"enabled": True, "max_ttft_ms": 2000.0, "max_tpot_ms": 60.0}},
+}
 
-# Each makes something scarce: KV, slots, KV in pages, or prefill with short chunks.
+# Each makes something scarce: KV, slots, KV in pages, prefill with short chunks, or time.
 _REGIMES: dict[str, tuple[Engine, float]] = {
     "kv": (H800_80GB_QWEN3_32B, 6.0),
-    "slots": (replace(H800_QWEN3_32B, max_running_requests=24), 3.0),
-    "pages": (replace(H800_80GB_QWEN3_32B, page_size=16, kv_pool_tokens=12_000), 4.0),
-    "chunks": (replace(H800_80GB_QWEN3_32B, chunked_prefill_size=256), 6.0),
-}
+    "tenants": (replace(H800_QWEN3_32B, max_running_requests=24), 3.0),
+    "deadlines": (replace(H800_80GB_QWEN3_32B, page_size=16, kv_pool_tokens=12_000), 4.0),
+    "sessions": (
+        replace(H800_80GB_QWEN3_32B, chunked_prefill_size=256, kv_pool_tokens=20_000), 6.0
+    ),
+    "overload": (replace(H800_QWEN3_32B, max_running_requests=24), 5.0),
+}  # fmt: skip
+
+
+def cases() -> dict[str, Callable[[], Result]]:
+    """Return what is simulated, by name."""
+    names = sorted({*policy_names(), *STOCK, ORACLE, "fcfs@conservativeness=0.3"})
+    return {
+        **{f"{name} {regime}": partial(_in_regime, name, regime)
+           for regime in _REGIMES for name in names},
+        **{f"{name} fuzz {seed}": partial(_in_fuzz, name, seed)
+           for name in policy_names() for seed in _SEEDS},
+    }  # fmt: skip
+
+
+def digest(result: Result) -> str:
+    """Return a hash of all of a result but the simulation's own time."""
+    hashed = hashlib.sha256()
+    for field in fields(result):
+        value = getattr(result, field.name)
+        if isinstance(value, np.ndarray):
+            value = value.tolist()
+        elif isinstance(value, Counter):
+            value = sorted(value.items(), key=str)
+        hashed.update(b"" if field.name == "wall_s" else repr(value).encode())
+    return hashed.hexdigest()[:16]
 
 
 def main() -> None:
-    """Print a line per policy and regime: the hash, and the mean TTLT in seconds."""
-    names = sorted({*policy_names(), *STOCK, ORACLE, "fcfs@conservativeness=0.3"})
-    for regime, preempt, name in tqdm([*product(_REGIMES, (False, True), names)], unit="run"):
-        engine, rate = _REGIMES[regime]
-        result = simulate(engine, name, SageConfig(), _requests(rate), Options(preempt=preempt))
-        digest = hashlib.sha256()
-        for array in (result.ttft_s, result.ttlt_s, result.num_retractions, result.num_preemptions):
-            digest.update(array.tobytes())
-        case = f"{name} {regime}{' preempt' if preempt else ''}"
-        tqdm.write(f"{case:48}{digest.hexdigest()[:16]} {result.ttlt_s.mean():.3f}")
+    """Write the file, and name the cases that changed."""
+    known = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    now = {name: digest(run()) for name, run in tqdm(cases().items(), unit="run")}
+    RECORDED.write_text(json.dumps(now, indent=0) + "\n")
+    changed = [name for name in now if known.get(name) != now[name]]
+    print(f"{len(changed)} of {len(now)} changed", *changed, sep="\n")
 
 
-def _requests(rate: float) -> list[SimRequest]:
+def _in_fuzz(policy: str, seed: int) -> Result:
+    return fuzz.run(fuzz.draw(seed, policy))
+
+
+def _in_regime(policy: str, regime: str) -> Result:
+    engine, rate = _REGIMES[regime]
+    config = SageConfig.parse(_SETTINGS.get(regime, {}))
+    return simulate(engine, policy, config, _requests(rate, regime))
+
+
+def _requests(rate: float, regime: str) -> list[SimRequest]:
     """Return requests whose prompts predict half of their lengths. A tenth has no prediction."""
     rng = np.random.default_rng(0)
     arrivals_s = np.cumsum(rng.exponential(1 / rate, _NUM_REQUESTS))
-    requests = []
+    requests: list[SimRequest] = []
     for number, arrival_s in enumerate(arrivals_s.tolist()):
         level = rng.normal(5.0, 1.0)
-        known = np.exp(rng.normal(level, 0.6, 48)).astype(np.int64)
-        lengths, counts = np.unique(np.clip(known, 1, _CAP_TOKENS), return_counts=True)
+        samples = np.exp(rng.normal(level, 0.6, 48)).astype(np.int64)
+        lengths, counts = np.unique(np.clip(samples, 1, _CAP_TOKENS), return_counts=True)
         predicted = LengthDistribution(lengths, counts / counts.sum(), 48.0, "history")
-        requests.append(
-            SimRequest(
-                arrival_s=arrival_s,
-                input_tokens=int(np.clip(np.exp(rng.normal(5.5, 1.2)), 4, 6000)),
-                output_tokens=int(np.clip(np.exp(rng.normal(level, 0.6)), 1, _CAP_TOKENS)),
-                max_new_tokens=_CAP_TOKENS,
-                distribution=None if number % 10 == 9 else predicted,
-                class_name="",
-            )
+        asked = SimRequest(
+            arrival_s=arrival_s,
+            input_tokens=int(np.clip(np.exp(rng.normal(5.5, 1.2)), 4, 6000)),
+            output_tokens=int(np.clip(np.exp(rng.normal(level, 0.6)), 1, _CAP_TOKENS)),
+            max_new_tokens=_CAP_TOKENS,
+            distribution=None if number % 10 == 9 else predicted,
+            class_name="",
+            hints=_hints(regime, number),
         )
+        turn_of = number - 40
+        if regime == "sessions" and turn_of >= 0 and number % 4:
+            asked = _next_turn(asked, turn_of, requests[turn_of])
+        requests.append(asked)
     return requests
+
+
+def _hints(regime: str, number: int) -> Hints:
+    if regime == "tenants":
+        weight = 1.0 + (number % 2)
+        return Hints(tenant=str(number % 7 % 3), shares_fairly=True, weight=weight)
+    if regime == "deadlines" and number % 3:
+        return Hints(ttft_slo_ms=800.0, tpot_slo_ms=60.0, urgency=1 + number % 5)
+    if regime == "sessions":
+        return Hints(session=str(number % 40), pause_ms=500.0, ends_session=number >= 160)
+    return NO_HINTS
+
+
+def _next_turn(asked: SimRequest, turn_of: int, before: SimRequest) -> SimRequest:
+    """Return the request as the turn after `before`, whose prompt it begins with."""
+    told = before.spans or ((turn_of, 0, before.input_tokens),)
+    own = (1000 + turn_of, 0, min(400, asked.input_tokens))
+    num_tokens = before.input_tokens + own[2]
+    return replace(asked, spans=(*told, own), input_tokens=num_tokens, follows=turn_of, pause_s=0.5)
 
 
 if __name__ == "__main__":

@@ -27,12 +27,14 @@ import numpy as np
 
 from bench.simulator.presets import WRITE_POLICIES, Engine
 from bench.simulator.request import Progress, SimRequest
+from bench.simulator.result import Result
 from bench.simulator.run import check_requests, engine_and_policy, make_node, result_of
 from bench.simulator.state import EngineState, Options
 from sage_sched.app.config import SageConfig
 from sage_sched.app.registry import policy_names, policy_type, section_of
 from sage_sched.fields import ConfigError
 from sage_sched.job import LEAST_SLO_MS, LEAST_WEIGHT, MOST_SLO_MS, MOST_WEIGHT, Hints, Job
+from sage_sched.overload.config import OverloadConfig
 from sage_sched.policies.sage import Sage
 from sage_sched.policy import Policy
 from sage_sched.steps import StepTime
@@ -67,16 +69,21 @@ class Case:
     switches: dict[float, str]
 
 
-def draw(seed: int) -> Case:
+def draw(seed: int, policy: str = "") -> Case:
+    """Return the case of a seed, under a policy of its choice if none is named."""
     rng = random.Random(seed)
     engine = _engine(rng)
     requests = _requests(rng, engine)
-    policy = rng.choice(_POLICIES)
+    drawn = rng.choice(_POLICIES)
+    policy = policy or drawn
     switches: dict[float, str] = {}
     if rng.random() < 0.3:
         at_s = sorted(rng.uniform(0, 2) * requests[-1].arrival_s for _ in range(2))
         switches = {when_s: rng.choice(_POLICIES) for when_s in at_s}
     config = _config(rng, {policy, *switches.values()})
+    # The next turn of a refused request never comes.
+    if rng.random() < 0.3 and not any(each.follows is not None for each in requests):
+        config = replace(config, overload=_overload(rng))
     return Case(engine, config, requests, rng.random() < 0.8, policy, switches)
 
 
@@ -129,6 +136,14 @@ def _config(rng: random.Random, policies: set[str]) -> SageConfig:
                 continue
             config |= tried
     return SageConfig.parse(config)
+
+
+def _overload(rng: random.Random) -> OverloadConfig:
+    return OverloadConfig(
+        enabled=True,
+        max_ttft_ms=rng.choice([1.0, 1000.0, 60_000.0]),
+        max_tpot_ms=rng.choice([1.0, 100.0, math.inf]),
+    )
 
 
 def _requests(rng: random.Random, engine: Engine) -> list[SimRequest]:
@@ -252,7 +267,7 @@ class Account:
             check_promises(before, after)
 
 
-def run(case: Case) -> None:
+def run(case: Case) -> Result:
     """Run a case. Raises the finding."""
     check_requests(case.engine, case.requests)
     account = Account()
@@ -283,7 +298,7 @@ def run(case: Case) -> None:
         node.advance(when_s)
         node.switch_to(policy_of(name))
     node.advance(math.inf)
-    result_of(case.engine, case.requests, finished, [node], 0.0)
+    return result_of(case.engine, case.requests, finished, [node], 0.0)
 
 
 def found_at(seed: int) -> str:
