@@ -1,12 +1,10 @@
 """Tests whether another SGLang release fits: `python -m tests.checks.canary`.
 
-It takes the newest release of the package index, or a named one, next to the installed one, and
-lists the hooks that do not fit it, supported or not. Nothing is installed: the release is unpacked
-in results/releases, and comes first on the path of one process. Exit status 1 if something does not
-fit, 2 if there is no such release.
+It takes the newest release of the package index, or a named one, and lists the hooks that do not
+fit it. Nothing is installed: the release is unpacked in results/releases, and comes first on the
+path of one process. Exit status 1 if something does not fit, 2 if there is no such release.
 
-A fitting hook may still behave differently; `make test-release RELEASE=...` runs the tests on the
-unpacked release.
+A fitting hook may still behave differently: see `make test-release RELEASE=...`.
 """
 
 from __future__ import annotations
@@ -25,25 +23,17 @@ FOLDER = Path("results/releases")
 
 
 def unpacked(release: str | None) -> Path:
-    """Return the folder of a release, fetched if it is absent. None: the newest. Raises
-    FileNotFoundError, with pip's message."""
+    """Return the folder of a release (None: the newest), fetched if it is absent. Raises
+    CalledProcessError."""
     if release is not None and (FOLDER / release / "sglang").is_dir():
         return FOLDER / release
     wanted = "sglang" if release is None else f"sglang=={release}"
     with tempfile.TemporaryDirectory() as fetched:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        done = subprocess.run(
-            [*pip, "--only-binary=:all:", "--dest", fetched, wanted],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        wheels = [*Path(fetched).glob("*.whl")]
-        if not wheels:
-            raise FileNotFoundError(f"no {wanted}: {done.stderr.strip()}")
-        place = FOLDER / wheels[0].name.split("-")[1]
-        with zipfile.ZipFile(wheels[0]) as wheel:
-            wheel.extractall(place)
+        subprocess.run([*pip, "--only-binary=:all:", "--dest", fetched, wanted], check=True)
+        (wheel,) = Path(fetched).glob("*.whl")
+        place = FOLDER / wheel.name.split("-")[1]
+        zipfile.ZipFile(wheel).extractall(place)
     return place
 
 
@@ -53,8 +43,7 @@ def main() -> int:
     parser.add_argument("--release", help="for instance 0.5.22 (default: the newest on the index)")
     try:
         place = unpacked(parser.parse_args().release)
-    except FileNotFoundError as error:
-        print(f"tests.checks.canary: {error}", file=sys.stderr)
+    except subprocess.CalledProcessError:  # pip has said why
         return 2
     path = (str(place.absolute()), parts_folder(), os.environ.get("PYTHONPATH", ""))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))}

@@ -6,16 +6,11 @@ It also measures the effect of batching alone: the stock server gets many reques
 and one by one.
 
 Exit code 1 if an answer of the second server differs in a token, or in a log probability by more
-than the batch's size explains; 2 if the runs failed or too few requests were preempted. If two
-tokens are equally likely within that tolerance, either may be sampled; answers that differ first at
-such a tie are counted separately.
+than batching explains; 2 if the runs failed or too few requests were preempted. Answers that differ
+first where two tokens are equally likely are counted separately.
 
-`--policy sage` and `makespan` let more requests run than memory has room for, and preempt the last
-of the order when it runs out.
-
-In bfloat16 one or two requests that decode alone use other kernels, which round differently. All
-answers have a known length (ignore_eos), so SGLang reserves their memory in full and never
-retracts: a retracted request would be recomputed with such kernels.
+All answers have a known length (ignore_eos), so SGLang reserves their memory in full and never
+retracts: in bfloat16 a retracted request would be recomputed with kernels that round differently.
 """
 
 from __future__ import annotations
@@ -42,18 +37,13 @@ from bench.engines.server.policy_server import (
 )
 from bench.engines.server.server import ServerError
 from bench.policies.fastserve import FastServeParameters
-from bench.real_model.fetch import fetch
-from bench.workloads.chats import prompts
-from predictor_store.data.warm import load_tokenizer
 from sage_sched.app.config import SageConfig
 
 _OUTPUT = Path("results/exactness")
 # The stock server also gets this many requests at a time, and this many one by one.
 _FEW, _ALONE = 6, 50
-# Room for all, and not.
 _ROOMY = ("--max-total-tokens", "16384", "--max-running-requests", "24")
-_STARVED_TOKENS, _STARVED_BY_CHATS_TOKENS = 640, 320
-_LONGEST_CHAT_CHARS = 300
+_STARVED = ("--max-total-tokens", "640")
 _PROMPT = (
     "{} dragons learn to sail the seven seas. Write their story, from the first day to the last."
 )
@@ -90,25 +80,9 @@ _OFTEN = FastServeParameters(6.0, 4, max_preemptions=1000)
 RESTLESS = {
     # More requests run than memory has room for to their ends, so it runs out again and again.
     "sage": Restless(SageConfig(), 32, 16, 1 / 3),
-    "makespan": Restless(SageConfig(), 128, 16, 1 / 3),
     # The most frequent preemption: each time that a request's age has doubled.
     "fastserve": Restless(SageConfig(policy={"fastserve": _OFTEN}), 128, 6, 1.0),
 }
-
-
-def chats(num_requests: int, model: Path) -> list[tuple[str, int]]:
-    """Return real chats in the model's template, all different, and a cap for each answer."""
-    tokenizer = load_tokenizer(str(model))
-    rng = random.Random(0)
-    texts = [text for text, _ in prompts(4 * num_requests) if len(text) < _LONGEST_CHAT_CHARS]
-
-    def in_template(text: str) -> str:
-        turn = [{"role": "user", "content": text}]
-        found: str = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-        return found
-
-    chosen = texts[:num_requests]
-    return [(in_template(text), rng.randint(_SHORTEST, _LONGEST)) for text in chosen]
 
 
 def crowd(num_requests: int, seed: int = 0) -> list[tuple[str, int]]:
@@ -185,15 +159,13 @@ def agrees(calm: Sequence[Sequence[Spoken]], found: Sequence[Spoken]) -> bool:
     by_batch = [differences(many[: len(other)], other) for other in others]
     # Maxima of rounding errors, over more answers and over fewer.
     allowed = 2 * max(largest for _, largest in by_batch)
-    num_different, largest = differences(many, found)
+    preempted = differences(many, found)
     num_parted, _ = differences(many, found, tie=allowed)
-    for label, (number, by) in zip(("few at a time", "one by one"), by_batch, strict=True):
+    labels = ("few at a time", "one by one", "preempted")
+    for label, (number, by) in zip(labels, [*by_batch, preempted], strict=True):
         print(f"{label}: {number} answers differ, log probabilities by {by:.1e} at most")
-    print(
-        f"preempted: {num_different} of {len(found)} answers differ, {num_parted} of them not at a "
-        f"tie; log probabilities by {largest:.1e} at most"
-    )
-    return num_parted == 0 and largest <= allowed
+    print(f"{num_parted} of {len(found)} preempted answers differ where there is no tie")
+    return num_parted == 0 and preempted[1] <= allowed
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -207,10 +179,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--mla", action="store_true", help="a model with latent attention")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--server-flags", type=shlex.split, default=[], help="SGLang's, for both")
-    parser.add_argument(
-        "--real", action="store_true",
-        help="a real language model, which ends its answers itself (docs/benchmarking.md)",
-    )  # fmt: skip
+    parser.add_argument("--model-path", type=Path, help="a model that ends its answers itself")
     try:
         return measure(parser.parse_args(argv))
     except ServerError as error:
@@ -221,18 +190,13 @@ def main(argv: list[str] | None = None) -> int:
 def measure(args: argparse.Namespace) -> int:
     """Run both servers, print the comparison, and return the exit code."""
     restless, on_cpu = RESTLESS[args.policy], args.device == "cpu"
-    if args.real:
-        model = fetch()
-        asked, starved_tokens = chats(args.num_requests, model), _STARVED_BY_CHATS_TOKENS
-    else:
-        asked, starved_tokens = crowd(args.num_requests), _STARVED_TOKENS
-        model = write_model(
-            _OUTPUT / f"model-{'mla' if args.mla else 'mha'}-{args.dtype}-{args.device}",
-            dtype=args.dtype,
-            latent_attention=args.mla,
-            hidden_size=128 if on_cpu else _GPU_HIDDEN_SIZE,
-        )
-    sampling = [{"ignore_eos": not args.real}]
+    asked, sampling = crowd(args.num_requests), [{"ignore_eos": args.model_path is None}]
+    model = args.model_path or write_model(
+        _OUTPUT / f"model-{'mla' if args.mla else 'mha'}-{args.dtype}-{args.device}",
+        dtype=args.dtype,
+        latent_attention=args.mla,
+        hidden_size=128 if on_cpu else _GPU_HIDDEN_SIZE,
+    )
     host = CPU_ENGINE_FLAGS if on_cpu else ("--mem-fraction-static", "0.1")
     servers = PolicyServers(
         model=model,
@@ -247,9 +211,8 @@ def measure(args: argparse.Namespace) -> int:
         for num_asked, width in ((whole, restless.at_a_time), (whole, _FEW), (_ALONE, 1)):
             calm.append(ask(server, asked[:num_asked], width, sampling))
             requests.post(f"{server.url}/flush_cache", timeout=60).raise_for_status()
-    pool = ("--max-total-tokens", str(starved_tokens))
     slots = ("--max-running-requests", str(restless.num_slots))
-    starved = replace(servers, flags=servers.flags + pool + slots)
+    starved = replace(servers, flags=servers.flags + _STARVED + slots)
     with starved.server(args.policy, "preempting") as server:
         found = ask(server, asked, restless.at_a_time, sampling)
         counts = scheduler_state(server)["preemption"]

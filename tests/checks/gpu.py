@@ -28,8 +28,14 @@ from typing import Any
 from bench.engines.server import fit
 from bench.engines.server.facts import host_facts, version_of
 from bench.engines.server.model import write_model
-from bench.engines.server.policy_server import CPU_ENV, CPU_FLAGS, PolicyServers, scheduler_state
-from bench.experiment import records
+from bench.engines.server.policy_server import (
+    CPU_ENV,
+    CPU_FLAGS,
+    CPU_MODEL,
+    PolicyServers,
+    scheduler_state,
+)
+from bench.experiment import compare, records
 from bench.simulator.presets import PRESETS
 from bench.workloads.prompt_source import load_workload
 from predictor_store.probe.file import fingerprint
@@ -37,13 +43,23 @@ from predictor_store.torchvision_schemas import define_missing
 from sage_sched.app.config import DecodeConfig, ProbeConfig, SageConfig
 from sage_sched.slo.classes import SloClass, SloConfig
 from sage_sched.steps import StepTime, attended_pairs
-from tests.checks import exactness
-from tests.checks import gpu_comparison as comparison
+from tests.checks import exactness, nearest
 from tests.predictor_store.probes import probe
 
 # Measured step times are held against it.
 _PRESET = "h100-llama-3.1-8b"
-_PACKAGES = ("flashinfer-python", "faiss-cpu", "faiss-gpu-cu12", "triton")
+_PACKAGES = ("flashinfer-python", "faiss-cpu", "triton")
+# Llama 3.1 8B (its config.json); with --load-format dummy it needs no weights.
+_LLAMA_31_8B = {
+    "num_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "num_heads": 32,
+    "num_kv_heads": 8, "vocab_size": 128256, "context_length": 8192, "dtype": "bfloat16",
+    "weights": False,
+}  # fmt: skip
+# Two layers, because the last one's states cannot be read.
+_TINY = {**CPU_MODEL, "num_layers": 2, "weights": False}
+# A KV pool of about 200 requests of the workload. At twice the capacity it is full, as on a busy
+# server, without the minutes that filling a large GPU's whole memory would take.
+_GPU_FLAGS = ("--max-total-tokens", "131072", "--max-running-requests", "256")
 # Steps for the comparison with presets: prefilled tokens; requests and KV tokens of a decode step.
 _PREFILLS = (512, 4096)
 _DECODES = ((1, 1_000), (64, 64_000), (128, 128_000))
@@ -63,7 +79,6 @@ class Mode:
     on_cpu: bool = False
 
 
-# tests/engine/test_modes.py covers these modes too, on hosts that can run them.
 _NGRAM = ("--speculative-algorithm", "NGRAM")
 _DRAFTS = ("--speculative-draft-model-path", "{drafts}", "--speculative-num-steps", "3")
 _EAGLE = ("--speculative-algorithm", "EAGLE", *_DRAFTS, "--speculative-eagle-topk", "1")
@@ -108,6 +123,7 @@ class Checks:
         self.args = args
         self.folder: Path = args.output
         self.on_gpu = args.device == "cuda"
+        self.shape: dict[str, Any] = _LLAMA_31_8B if self.on_gpu else _TINY
 
     def kv_move(self) -> dict[str, Any]:
         """Check that KV moves to host memory and back unchanged. Measure the speed of the copy and
@@ -115,13 +131,11 @@ class Checks:
         define_missing()
         from tests.checks import kv_move
 
-        shape = self._shape()
-        heads, hidden = shape.get("num_heads", 4), shape.get("hidden_size", 128)
         found = kv_move.measure(
             self.args.device,
-            num_layers=shape.get("num_layers", 2),
-            num_heads=shape.get("num_kv_heads", 2),
-            head_dim=hidden // heads,
+            num_layers=self.shape["num_layers"],
+            num_heads=self.shape["num_kv_heads"],
+            head_dim=self.shape["hidden_size"] // self.shape["num_heads"],
             num_tokens=8192 if self.on_gpu else 256,
         )
         if not found["bit_exact"]:
@@ -129,11 +143,9 @@ class Checks:
         return found
 
     def nearest(self) -> dict[str, Any]:
-        """Search the nearest of 10,000 and of 1,000,000 records, on the CPU and on the GPU."""
-        from tests.checks import nearest
-
-        sizes = (10_000, 1_000_000) if self.on_gpu else (1_000, 2_000)
-        return {str(size): nearest.measure(self.args.device, size) for size in sizes}
+        """Search the nearest of 10,000 and of 1,000,000 records."""
+        sizes = (10_000, 1_000_000) if self.on_gpu else (1_000,)
+        return {str(size): nearest.measure(size) for size in sizes}
 
     def serve(self) -> dict[str, Any]:
         """Run six loads on a server with flashinfer under `sage`.
@@ -143,7 +155,7 @@ class Checks:
         """
         if self.on_gpu and "flashinfer" in self.args.kernels and find_spec("flashinfer") is None:
             raise SkippedError("flashinfer is not installed (--kernels names others)")
-        state = fit.learn(self._servers(), load_workload(self.args.data))
+        state = fit.learn(self._servers(), load_workload(None))
         learned = state["step_time"]["latest"]
         measured = StepTime(**{name[:-3] + "_s": ms / 1e3 for name, ms in learned.items()})
         decode_s = measured.decode_s(*_DECODES[1])
@@ -216,7 +228,7 @@ class Checks:
         """Write a model of one layer that drafts for ours, as in EAGLE."""
         if self.args.model_path is not None:
             raise SkippedError("it takes a model that drafts for the one of --model-path")
-        folder = write_model(self.folder / "drafts", **self._shape() | {"num_layers": 1})
+        folder = write_model(self.folder / "drafts", **self.shape | {"num_layers": 1})
         file = folder / "config.json"
         config = json.loads(file.read_text(encoding="utf-8"))
         config["architectures"] = ["LlamaForCausalLMEagle"]
@@ -224,38 +236,26 @@ class Checks:
         return folder
 
     def comparison(self) -> dict[str, Any]:
-        """Compare `fcfs`, tuned and not, with `sage` on the same requests
-        (tests.checks.gpu_comparison)."""
-        argv = ["--device", self.args.device, "--output", str(self.folder / "comparison")]
+        """Compare `fcfs`, tuned and not, with `sage` on the same requests of recorded lengths."""
+        servers, parser = self._servers(), argparse.ArgumentParser()
+        compare.configure(parser)
+        argv = ["--output", str(self.folder / "comparison"), "--model-path", str(servers.model)]
         argv += ["--policies", "fcfs", "fcfs@clip=256", "sage", "--rates", "2x", "--seeds", "1"]
         argv += ["--num-requests", "300" if self.on_gpu else "24"]
-        argv += [] if self.on_gpu else ["--shape", "tiny", "--max-new-tokens", "64"]
-        for flag in ("data", "model_path"):
-            if (given := getattr(self.args, flag)) is not None:
-                argv += [f"--{flag.replace('_', '-')}", str(given)]
-        if self.on_gpu:
-            argv += ["--server-flags", shlex.join(self._gpu_flags())]
-        if status := comparison.main(argv):
+        argv += [] if self.on_gpu else ["--max-new-tokens", "64"]
+        argv += ["--server-flags", shlex.join(servers.flags)]
+        if status := compare.run(parser.parse_args(argv), servers.env):
             raise AssertionError(f"exit status {status}")
         made = records.read(self.folder / "comparison" / "records" / "comparison.jsonl")
         return {record.arm: dict(record.metrics) for record in made}
 
-    def _shape(self) -> dict[str, Any]:
-        # Two layers, because the last one's states cannot be read.
-        tiny = comparison.SHAPES["tiny"] | {"num_layers": 2}
-        return comparison.SHAPES[self.args.shape] if self.on_gpu else tiny
-
-    def _gpu_flags(self) -> list[str]:
-        weights = [] if self.args.model_path else ["--load-format", "dummy"]
-        return [*weights, *self.args.kernels, *comparison.GPU_FLAGS]
-
     def _servers(self) -> PolicyServers:
-        flags = self._gpu_flags() if self.on_gpu else ["--load-format", "dummy", *CPU_FLAGS]
-        model = self.args.model_path or write_model(self.folder / "model", **self._shape())
+        weights = () if self.args.model_path else ("--load-format", "dummy")
+        host = (*self.args.kernels, *_GPU_FLAGS) if self.on_gpu else CPU_FLAGS
         return PolicyServers(
-            model=model,
+            model=self.args.model_path or write_model(self.folder / "model", **self.shape),
             folder=self.folder / "serve",
-            flags=tuple(flags),
+            flags=(*weights, *host),
             env={} if self.on_gpu else CPU_ENV,
             sage=SageConfig(),
         )
@@ -305,17 +305,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, help="default: all")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument(
-        "--model-path", type=Path, help="default: one of --shape, with dummy weights"
+        "--model-path", type=Path, help="default: Llama 3.1 8B's shape, with dummy weights"
     )
     parser.add_argument(
         "--kernels", type=shlex.split, default=["--attention-backend", "flashinfer"],
         help="flags that choose a GPU's kernels (default: flashinfer's)",
     )  # fmt: skip
-    parser.add_argument(
-        "--shape", choices=comparison.GPU_SHAPES, default="llama31-8b",
-        help="of the model on a GPU; the small one starts sooner (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument("--data", type=Path, help="default: generated prompts")
     parser.add_argument("--output", type=Path, default=Path("results/gpu"), metavar="DIR")
     args = parser.parse_args(argv)
     if args.device == "cuda" and not _num_gpus():

@@ -22,8 +22,8 @@ def measure(
 ) -> dict[str, Any]:
     """Move KV of this shape in bfloat16 out and back.
 
-    Return its size `num_bytes`, whether it came back `bit_exact`, and gigabytes per second `out`
-    and `back`, also for the bus alone (`bus_out`, `bus_back`); the best of 5 rounds.
+    Return whether it came back `bit_exact`, and gigabytes per second `out` and `back`, also for the
+    bus alone (`bus_out`, `bus_back`); the best of 5 rounds.
     """
     pool = MHATokenToKVPool(
         size=4 * num_tokens, page_size=1, dtype=torch.bfloat16, head_num=num_heads,
@@ -55,8 +55,6 @@ def measure(
         "bus_back": _best_s(device, lambda: here.copy_(there)),
     }
     return {
-        "num_tokens": num_tokens,
-        "num_bytes": num_bytes,
         "bit_exact": exact,
         "token_us": 1e6 * (speeds["out"] + speeds["back"]) / (2 * num_tokens),
         **{f"{name}_gb_per_s": num_bytes / 1e9 / seconds for name, seconds in speeds.items()},

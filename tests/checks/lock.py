@@ -49,12 +49,11 @@ def hashes(pins: list[str], python: str, public: bool) -> dict[str, str]:
             "--report", str(report), "-r", str(file), public=public,
         )  # fmt: skip
         chosen = json.loads(report.read_text(encoding="utf-8"))["install"]
-    return {
-        _normalized(each["metadata"]["name"]): each["download_info"]["archive_info"]["hashes"][
-            "sha256"
-        ]
-        for each in chosen
-    }
+    found = {}
+    for each in chosen:
+        digests = each["download_info"]["archive_info"]["hashes"]
+        found[_normalized(each["metadata"]["name"])] = digests["sha256"]
+    return found
 
 
 def _pip(*command: str, public: bool = False) -> str:

@@ -27,7 +27,6 @@ _BLOCK = re.compile(r"(<!-- from code: ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
 
 
 def settings() -> Iterator[tuple[str, ...]]:
-    """Yield the head and a row per field of the configuration."""
     yield "Setting", "Default", "Allowed", "Meaning"
     for name, leaf in leaves(json_schema(POLICIES)):
         said = re.sub(r"^a (whole )?number (from )?", "", allowed(name, leaf)).removeprefix("a ")
@@ -36,7 +35,6 @@ def settings() -> Iterator[tuple[str, ...]]:
 
 
 def metrics() -> Iterator[tuple[str, ...]]:
-    """Yield the head and a row per series of /metrics."""
     yield "Series, after `sage:`", "Meaning"
     for name, series in SERIES.items():
         by = ", ".join(f"`{label}`" for label in series.labels)
@@ -44,28 +42,24 @@ def metrics() -> Iterator[tuple[str, ...]]:
 
 
 def commands() -> Iterator[tuple[str, ...]]:
-    """Yield the head and a row per command."""
     yield "Command", "Does"
     for name, (_, what) in (OF_SERVERS | COMMANDS).items():
         yield f"`{name}`", what
 
 
 def refused() -> Iterator[tuple[str, ...]]:
-    """Yield the head and a row per refused way to run SGLang."""
     yield "Asked for", "Reason"
     for name, reason in REFUSED.items():
         yield re.sub(r"(--[a-z-]+|SGLANG_\w+)", r"`\1`", name), reason
 
 
 def modes() -> Iterator[tuple[str, ...]]:
-    """Yield the head and a row per tested way to run SGLang."""
     yield "Flag or feature", "Served", "Requests are preempted"
     for mode in tomllib.loads(MODES.read_text(encoding="utf-8"))["modes"]:
         yield mode["flag"], mode["served"], mode["preempts"]
 
 
 def gateways() -> Iterator[tuple[str, ...]]:
-    """Yield the head and a row per foreign header or field that counts as a hint."""
     yield "Header or field", "Our hint"
     fields_of_body = {f"nvext.agent_hints.{name}": hint for name, hint in AGENT_HINTS.items()}
     for name, hint in (HEADERS | fields_of_body).items():
@@ -75,16 +69,15 @@ def gateways() -> Iterator[tuple[str, ...]]:
 
 
 def formats() -> Iterator[tuple[str, ...]]:
-    """Yield the head and a row per format of logs."""
     yield "`--format`", "What it is"
     for each in FORMATS:
         yield f"`{each.name}`", each.title
 
 
+# Each yields the head of its table, and the rows.
 TABLES: dict[str, Callable[[], Iterator[tuple[str, ...]]]] = {
-    "settings": settings, "metrics": metrics, "commands": commands, "modes": modes,
-    "refused": refused, "gateways": gateways, "formats": formats,
-}  # fmt: skip
+    each.__name__: each for each in (settings, metrics, commands, modes, refused, gateways, formats)
+}
 
 
 def stale(pages: Sequence[Path]) -> Iterator[tuple[Path, str]]:

@@ -17,56 +17,43 @@ _FOLDER = Path("results")
 _MAX_NAME_CHARS = 80
 
 
-def name_of(package: Distribution) -> str:
-    """Return the name as the package index spells it."""
-    return str(package.metadata["Name"]).lower().replace("_", "-").replace(".", "-")
+def licence(package: Distribution) -> dict[str, str]:
+    """Return what the metadata state: an expression, or the name of the classifiers or the text."""
 
+    def of(field: str) -> list[str]:
+        return package.metadata.get_all(field) or []
 
-def field(package: Distribution, name: str) -> str:
-    """Return a field of its metadata, "" without one."""
-    return "".join((package.metadata.get_all(name) or [""])[:1])
-
-
-def licence(package: Distribution) -> str:
-    """Return the licence in the metadata: the expression, else the classifiers, else the text."""
-    if expression := field(package, "License-Expression"):
-        return expression
-    stated = package.metadata.get_all("Classifier") or []
-    if named := [line.rpartition(" :: ")[2] for line in stated if line.startswith("License :: ")]:
-        return ", ".join(named)
-    lines = field(package, "License").strip().splitlines()
-    return lines[0][:_MAX_NAME_CHARS] if lines else "not stated"
-
-
-def component(package: Distribution) -> dict[str, Any]:
-    """Return the package's entry in the bill of materials."""
-    name, stated = name_of(package), licence(package)
-    is_expression = stated == field(package, "License-Expression")
-    return {
-        "type": "library",
-        "bom-ref": f"{name}=={package.version}",
-        "name": name,
-        "version": package.version,
-        "purl": f"pkg:pypi/{name}@{package.version.replace('+', '%2B')}",
-        "licenses": [{"expression": stated} if is_expression else {"license": {"name": stated}}],
-    }
+    if expression := of("License-Expression"):
+        return {"expression": expression[0]}
+    named = [line.rpartition(" :: ")[2] for line in of("Classifier") if "License :: " in line]
+    text = "".join(of("License")).strip().partition("\n")[0]
+    return {"name": ", ".join(named) or text[:_MAX_NAME_CHARS] or "not stated"}
 
 
 def main() -> None:
     """Write both files."""
-    # The first of each name on the path counts.
-    found = {name_of(package): package for package in reversed([*distributions()])}
-    packages = [found[name] for name in sorted(found)]
-    bill = {
-        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
-        "bomFormat": "CycloneDX",
-        "specVersion": "1.6",
-        "version": 1,
-        "components": [component(package) for package in packages],
+    found = {
+        package.metadata["Name"].lower().replace("_", "-").replace(".", "-"): package
+        for package in reversed([*distributions()])  # the first of each name on the path counts
     }
-    under = defaultdict(list)
-    for package in packages:
-        under[licence(package)].append(f"{name_of(package)} {package.version}")
+    components, under = list[dict[str, Any]](), defaultdict[str, list[str]](list)
+    for name, package in sorted(found.items()):
+        stated = licence(package)
+        under["".join(stated.values())].append(f"{name} {package.version}")
+        components.append(
+            {
+                "type": "library",
+                "bom-ref": f"{name}=={package.version}",
+                "name": name,
+                "version": package.version,
+                "purl": f"pkg:pypi/{name}@{package.version.replace('+', '%2B')}",
+                "licenses": [stated if "expression" in stated else {"license": stated}],
+            }
+        )
+    bill = {
+        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json", "bomFormat": "CycloneDX",
+        "specVersion": "1.6", "version": 1, "components": components,
+    }  # fmt: skip
     rows = [f"| {name} | {', '.join(under[name])} |" for name in sorted(under, key=str.lower)]
     _FOLDER.mkdir(parents=True, exist_ok=True)
     (_FOLDER / "sbom.json").write_text(json.dumps(bill, indent=1) + "\n", encoding="utf-8")

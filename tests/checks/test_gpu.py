@@ -24,10 +24,8 @@ def test_kv_moves_and_searches_on_the_cpu(tmp_path: Path) -> None:
     checks = report(tmp_path, "kv_move", "nearest")
     assert checks["kv_move"]["bit_exact"]
     assert checks["kv_move"]["out_gb_per_s"] > 0
-    searched = checks["nearest"]["1000"]
-    assert searched["faiss_cpu"]["recall"] > 0.99
     # Whole numbers of 8 bits, of clusters in which many are about as near.
-    assert searched["history"]["recall"] > 0.9
+    assert checks["nearest"]["1000"]["recall"] > 0.9
 
 
 @pytest.mark.server

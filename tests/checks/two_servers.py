@@ -13,17 +13,16 @@ import argparse
 import contextlib
 import os
 import re
-import selectors
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import psutil
 import requests
@@ -37,11 +36,10 @@ _GAUGE, _ANSWERED = "sage:backlog_seconds", "sglang:num_requests_total"
 # Fewer slots than requests in flight, so some requests wait.
 _FLAGS = (*CPU_ENGINE_FLAGS, "--max-total-tokens", "8192", "--max-running-requests", "4")
 _LIMIT_S, _POLL_S = 900.0, 0.2
-_END = "what was typed has ended"
 
 
 class NotFollowedError(RuntimeError):
-    """The example stopped. The message has its last output."""
+    """The example stopped."""
 
 
 class Asked(NamedTuple):
@@ -58,54 +56,37 @@ def value(url: str, name: str) -> float:
     return sum(map(float, re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.M)))
 
 
-class Shell:
-    """A bash that takes one text after another. It is killed with all processes that it started."""
+@contextmanager
+def shell(folder: Path, env: dict[str, str]) -> Iterator[Callable[[str], None]]:
+    """Yield a function that types a text into one bash and returns once it is done. It raises
+    NotFollowedError. bash is killed with all processes that it started."""
+    bash = subprocess.Popen(
+        ["bash", "-e"], cwd=folder, env=env, stdin=subprocess.PIPE, start_new_session=True
+    )
+    assert bash.stdin is not None
+    typed, done = bash.stdin, folder / "done"
 
-    def __init__(self, folder: Path, env: dict[str, str]) -> None:
-        self._folder, self._env = folder, env
+    def types(text: str) -> None:
+        done.unlink(missing_ok=True)
+        typed.write(f"{text}\ntouch {done}\n".encode())
+        typed.flush()
+        wait_for(lambda: done.exists() or bash.poll() is not None, text)
+        if not done.exists():
+            raise NotFollowedError(text)
 
-    def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            ["bash", "-e"],
-            cwd=self._folder,
-            env=self._env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    try:
+        yield types
+    finally:
         started: list[psutil.Process] = []
         with contextlib.suppress(psutil.NoSuchProcess):
             # Some of these may lead groups of their own.
-            started = psutil.Process(self._process.pid).children(recursive=True)
+            started = psutil.Process(bash.pid).children(recursive=True)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(bash.pid, signal.SIGKILL)
         for process in started:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        self._process.wait()
-
-    def types(self, text: str) -> str:
-        """Type a text and return its output. Raises NotFollowedError if a command fails or takes
-        too long."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(f"{text}\necho '{_END}'\n".encode())
-        self._process.stdin.flush()
-        deadline_s, said = time.monotonic() + _LIMIT_S, b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            while not said.endswith(f"{_END}\n".encode()):
-                # Background processes keep the pipe open after bash has ended.
-                has_ended = self._process.poll() is not None
-                if selector.select(_POLL_S):
-                    said += os.read(self._process.stdout.fileno(), 1 << 16)
-                elif has_ended or time.monotonic() > deadline_s:
-                    raise NotFollowedError(f"{text}\n{said.decode()}")
-        return said.decode().removesuffix(f"{_END}\n")
+        bash.wait()
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> float:
@@ -146,29 +127,27 @@ def _asked(folder: Path) -> list[Asked]:
     return [Asked(int(number), float(s), came == "whole") for number, s, _, _, came in rows]
 
 
-def _wait_for_answers(folder: Path, number: int) -> None:
-    """Until this number of further requests has ended."""
-    num_before = len(_asked(folder))
-    wait_for(lambda: len(_asked(folder)) >= num_before + number, f"{number} ends of requests")
-
-
 def measure(smg: Path, folder: Path) -> int:
     """Follow the example, print the findings, and return the exit code."""
+
+    def wait_for_answers(number: int) -> None:
+        wanted = len(_asked(folder)) + number
+        wait_for(lambda: len(_asked(folder)) >= wanted, f"{number} ends of requests")
+
     serve, route, load, look, kill, restart, end = _typed(folder)
-    with Shell(folder, _environment(smg, folder)) as shell:
-        print("serve", shell.types(serve), flush=True)
-        print("route", shell.types(route), flush=True)
-        shell.types(load)
-        _wait_for_answers(folder, 60)
+    with shell(folder, _environment(smg, folder)) as types:
+        for text in (serve, route, load):
+            types(text)
+        wait_for_answers(60)
         both = [value(url, _ANSWERED) for url in (_FIRST, _SECOND)]
         wait_for(lambda: value(_FIRST, _GAUGE) > 0, f"{_GAUGE} above 0")
-        print(shell.types(look), flush=True)
-        shell.types(kill)
-        _wait_for_answers(folder, 60)
-        print("restart", shell.types(restart), flush=True)
+        types(look)
+        types(kill)
+        wait_for_answers(60)
+        types(restart)
         back_s = wait_for(lambda: value(_SECOND, _ANSWERED) >= 30, "30 answers of the other")
-        print(shell.types(end), flush=True)
-    found, numbers = _asked(folder), Counter(each.number for each in _asked(folder))
+        types(end)
+    found = _asked(folder)
     killed_s = float((folder / "killed.txt").read_text(encoding="utf-8"))
     lost = [each for each in found if not each.is_whole]
     late = [each.number for each in lost if each.began_s > killed_s]
@@ -176,7 +155,7 @@ def measure(smg: Path, folder: Path) -> int:
         f"{len(found)} requests; {both} answered by the two before the kill, 30 by the second "
         f"{back_s:.0f} s after its return; {len(lost)} lost, {len(late)} of them after the kill"
     )
-    is_doubled = max(numbers.values()) > 1
+    is_doubled = len({each.number for each in found}) < len(found)
     return int(bool(late) or is_doubled or min(both) == 0)
 
 

@@ -41,10 +41,10 @@ def test_a_small_comparison_end_to_end(tmp_path: Path, capsys: pytest.CaptureFix
     assert "'schedule_conservativeness': 0.3" in log
     assert "mean TTLT, ratio" in capsys.readouterr().out
 
-    step_time = tmp_path / "step_time.yaml"
-    step_time.write_text("step_time: {decode_base_ms: 5.0}\n")
-    options = ["--step-time", str(step_time), "--output", str(tmp_path / "validate")]
-    assert validate.main([str(file), *options]) == 0
+    for run in runs:
+        run.about["settings"] |= {"device clock": "h800-qwen3-32b", "speed": 1.0}
+    records.write(tmp_path / "clocked.jsonl", runs)
+    assert validate.main([str(tmp_path / "clocked.jsonl")]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     measured_s = {line[1]: float(line[2]) for line in lines if line[:1] == ["20"]}
     means_s = {run.policy: run.metrics["mean_e2e_latency_ms"] / 1e3 for run in runs}
