@@ -1,8 +1,9 @@
 """Detects changed decisions: `python -m tests.checks.fingerprint` records them anew.
 
-It simulates every policy in a few regimes and under random traffic, and keeps a hash of each
-result. The same code gives the same hashes on any machine. A refactoring has to keep them; after a
-deliberate change, record them anew and say in the commit why they changed.
+It simulates every policy in a few regimes and under random traffic, every router, and engines that
+prefill or decode, and keeps a hash of each result. The same code gives the same hashes on any
+machine. A refactoring has to keep them; after a deliberate change, record them anew and say in the
+commit why they changed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from bench.policies import deadline_rivals, programs, variants
+from bench.policies.routers import ROUTERS, router_named
 from bench.policies.srpt_oracle import ORACLE
+from bench.simulator.apart import simulate_apart
+from bench.simulator.cluster import simulate_cluster
 from bench.simulator.presets import H800_80GB_QWEN3_32B, H800_QWEN3_32B, Engine
 from bench.simulator.request import SimRequest
 from bench.simulator.result import Result
@@ -28,6 +33,7 @@ from sage_sched.app.config import SageConfig
 from sage_sched.app.registry import policy_names
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import NO_HINTS, Hints
+from sage_sched.policy import Policy
 from tests.bench.simulator import fuzz
 
 RECORDED = Path(__file__).with_name("fingerprints.json")
@@ -48,6 +54,12 @@ _REGIMES: dict[str, tuple[Engine, float]] = {
     ),
     "overload": (replace(H800_QWEN3_32B, max_running_requests=24), 5.0),
 }  # fmt: skip
+_CLASSES = replace(H800_80GB_QWEN3_32B, kv_pool_tokens=12_000, mixed_chunk=True), 6.0
+# Simulated only: with classes of deadlines, and with sessions.
+_OF_CLASSES = {**deadline_rivals.RIVALS, **variants.PARTS}
+_RIVALS: dict[str, type[Policy]] = {**_OF_CLASSES, **programs.RIVALS}
+# The regime and the age of the reports that routers get.
+_CLUSTERS = {"new": ("deadlines", 0.01), "old": ("sessions", 4.0)}
 
 
 def cases() -> dict[str, Callable[[], Result]]:
@@ -56,6 +68,12 @@ def cases() -> dict[str, Callable[[], Result]]:
     return {
         **{f"{name} {regime}": partial(_in_regime, name, regime)
            for regime in _REGIMES for name in names},
+        **{f"{name} classes": partial(_in_regime, name, "classes") for name in _OF_CLASSES},
+        **{f"{name} sessions": partial(_in_regime, name, "sessions") for name in programs.RIVALS},
+        **{f"{name} {reports} reports": partial(_in_cluster, name, reports)
+           for reports in _CLUSTERS for name in ROUTERS},
+        **{f"{name} apart {num_nodes}": partial(_apart, name, num_nodes)
+           for name, num_nodes in (("fcfs", 1), ("fcfs-fill", 1), ("sage", 1), ("sage", 2))},
         **{f"{name} fuzz {seed}": partial(_in_fuzz, name, seed)
            for name in policy_names() for seed in _SEEDS},
     }  # fmt: skip
@@ -88,9 +106,29 @@ def _in_fuzz(policy: str, seed: int) -> Result:
 
 
 def _in_regime(policy: str, regime: str) -> Result:
-    engine, rate = _REGIMES[regime]
+    engine, rate = _REGIMES.get(regime, _CLASSES)
     config = SageConfig.parse(_SETTINGS.get(regime, {}))
-    return simulate(engine, policy, config, _requests(rate, regime))
+    rival = _RIVALS.get(policy)
+    chosen = rival(rival.Parameters(), engine.server_facts()) if rival else policy
+    return simulate(engine, chosen, config, _requests(rate, regime))
+
+
+def _in_cluster(router: str, reports: str) -> Result:
+    regime, report_s = _CLUSTERS[reports]
+    engine, rate = _REGIMES[regime]
+    requests = _requests(3 * rate, regime)
+    return simulate_cluster(
+        engine, "sage", SageConfig(), requests,
+        num_nodes=3, router=router_named(router), report_s=report_s,
+    )  # fmt: skip
+
+
+def _apart(policy: str, num_nodes: int) -> Result:
+    engine, rate = _REGIMES["kv"]
+    requests, router = _requests(rate * num_nodes, "kv"), router_named("gorouting")
+    return simulate_apart(
+        engine, policy, SageConfig(), requests, num_nodes=num_nodes, router=router
+    )
 
 
 def _requests(rate: float, regime: str) -> list[SimRequest]:
@@ -123,6 +161,9 @@ def _hints(regime: str, number: int) -> Hints:
     if regime == "tenants":
         weight = 1.0 + (number % 2)
         return Hints(tenant=str(number % 7 % 3), shares_fairly=True, weight=weight)
+    if regime == "classes":
+        name, weight, ttft_ms = ("high", 2.0, 5000.0) if number % 2 else ("low", 1.0, 1000.0)
+        return Hints(weight=weight, ttft_slo_ms=ttft_ms, tpot_slo_ms=100.0, slo_class=name)
     if regime == "deadlines" and number % 3:
         return Hints(ttft_slo_ms=800.0, tpot_slo_ms=60.0, urgency=1 + number % 5)
     if regime == "sessions":

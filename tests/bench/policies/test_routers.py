@@ -9,15 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bench.policies.cluster_view import ClusterView
 from bench.policies.routers import ROUTERS, router_named
 from bench.simulator.ledger import Ledger, Newcomer
-from bench.simulator.prefix_index import BLOCK_TOKENS, PrefixIndex
+from bench.simulator.prefix_index import BLOCK_TOKENS
 from sage_sched.distribution import LengthDistribution
-from sage_sched.job import Hints
 from tests.sage_sched.strategies import SERVER
 
 
@@ -126,73 +123,3 @@ def ledger_of(*nodes: Sequence[Newcomer]) -> Ledger:
         for number, each in enumerate(requests):
             ledger.sent(number, node, each, 0.0)
     return ledger
-
-
-def test_the_less_busy_of_two_random_nodes_is_picked() -> None:
-    view = ledger_of([REQUEST] * 2, [REQUEST], []).view(REQUEST, 0.0)
-    assert {router_named("power_of_two", seed).pick(view) for seed in range(20)} == {1, 2}
-
-
-def test_the_decode_node_of_a_pair_has_the_most_free_memory() -> None:
-    decode = ledger_of([of_length(500, 1500)], [of_length(500, 3000)], [of_length(100, 1100)])
-    views = (ledger.view(of_length(400), 0.0) for ledger in (Ledger(3, SERVER), decode))
-    assert router_named("gorouting").pick_pair(*views)[1] == 2
-
-
-def test_the_ages_of_queues() -> None:
-    """A queue is as old as the node's last report, or its first prompt if that came later."""
-
-    def ages_s(now_s: float) -> list[float]:
-        return ledger.view(REQUEST, now_s).queue_age_s.tolist()
-
-    ledger = ledger_of([of_length(100, 2000)], [of_length(100, 2000)])
-    assert ages_s(6.0) == [6.0, 6.0]
-    ledger.report(0, {0: 0}, 5.0)
-    assert ages_s(5.0) == [0.0, 5.0]
-    assert router_named("min-load").pick(ledger.view(of_length(4000), 5.0)) == 1
-    ledger.sent("later", 1, REQUEST, 6.0)
-    assert ages_s(6.0) == [1.0, 6.0]
-    # Both decode: the next prompts begin the queues anew.
-    ledger.report(1, {0: 1, "later": 1}, 7.0)
-    ledger.grown(0, 0, 1, 7.0)
-    ledger.sent("last", 1, REQUEST, 107.0)
-    assert ages_s(108.0)[1] == 1.0
-
-
-def test_what_a_ledger_knows_of_requests() -> None:
-    promised = replace(of_length(1000), hints=Hints(ttft_slo_ms=2000.0, weight=3.0))
-    ledger = ledger_of([promised, REQUEST, REQUEST], [REQUEST])
-    before = ledger.view(promised, 0.5)
-    assert before.by_node().tolist() == [3, 1]
-    assert (before.ttft_s, before.remain_s[0]) == (2.0, 1.5)
-    assert before.gain == before.queue_gain[0] == 3.0
-    # A report ends the requests that it does not name.
-    ledger.report(0, {0: 960, 1: 0}, 1.0)
-    view = ledger.view(REQUEST, 1.0)
-    assert view.by_node().tolist() == [2, 1]
-    assert view.left_tokens[0] < 0.6 * before.left_tokens[0]
-    assert (view.tokens.tolist(), view.queue_node.tolist()) == ([1060, 100, 100], [0, 1])
-    # No event of a request that has ended, or was never there, changes anything.
-    ledger.ended(2, 0, 2.0)
-    ledger.grown("unknown", 0, 3, 2.0)
-    assert ledger.view(REQUEST, 2.0).by_node().tolist() == [2, 1]
-    ledger.sent("no prediction", 0, Newcomer(10, 4096), 0.0)
-    assert ledger.view(REQUEST, 0.0).left_tokens.min() > 0
-
-
-@given(st.lists(st.lists(st.integers(0, 3), max_size=6), max_size=12), st.integers(1, 8))
-def test_a_prefix_index_never_names_more_than_was_sent(
-    prompts: list[list[int]], most_blocks: int
-) -> None:
-    index = PrefixIndex(3, most_blocks * BLOCK_TOKENS)
-    sent: list[set[tuple[int, ...]]] = [set(), set(), set()]
-    for number, prompt in enumerate(prompts):
-        keys = [tuple(prompt[: i + 1]) for i in range(len(prompt))]
-        found = index.cached_tokens(keys)
-        for node in range(3):
-            known = sum(key in sent[node] for key in keys) * BLOCK_TOKENS
-            assert found[node] <= min(known, most_blocks * BLOCK_TOKENS)
-        index.add(number % 3, keys)
-        sent[number % 3] |= set(keys)
-        kept = min(len(keys), most_blocks) * BLOCK_TOKENS
-        assert index.cached_tokens(keys)[number % 3] >= kept

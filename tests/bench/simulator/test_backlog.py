@@ -23,10 +23,8 @@ def test_a_backlog_ends_with_nine_in_ten(number: int, mean_tokens: float, policy
     drawn = np.clip(rng.lognormal(np.log(mean_tokens), 0.8, 4000), 1, 2048).astype(int).tolist()
     forecast = known(*drawn[:1000])
     inputs = rng.integers(20, 600, number).tolist()
-    requests = [
-        request(0.0, *lengths, 2048, distribution=forecast)
-        for lengths in zip(inputs, drawn[1000:], strict=False)
-    ]
+    of = zip(inputs, drawn[1000:], strict=False)
+    requests = [request(0.0, *lengths, 2048, distribution=forecast) for lengths in of]
     jobs = [Job(i, inputs[i], 2048, forecast, 0) for i in range(number)]
     ttlt_s = simulate(H800_QWEN3_32B, policy, CONFIG, requests).ttlt_s
     ratio = backlog_s(jobs, 0.7, SERVER) / np.quantile(ttlt_s, 0.9)

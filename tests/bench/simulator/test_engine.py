@@ -1,10 +1,11 @@
-"""One simulated engine, on cases that can be worked out by hand, and on mixed traffic."""
+"""One simulated engine, and SGLang's own policies there."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from bench.simulator.node import Node
@@ -13,7 +14,7 @@ from bench.simulator.request import Progress, SimRequest
 from bench.simulator.result import alone_s
 from bench.simulator.run import make_node, simulate
 from bench.simulator.state import Options
-from bench.simulator.stock import STOCK
+from bench.simulator.stock import STOCK, ShortestPrefillPolicy
 from sage_sched.app.registry import policy_names
 from sage_sched.job import Hints
 from sage_sched.steps import attended_pairs
@@ -155,3 +156,36 @@ def test_predictions_delay_all_but_stock_policies() -> None:
     for policy, delay_s in (("ssjf", 0.5), ("fcfs", 0.0)):
         plain, late = (simulate(SMALL, policy, CONFIG, requests, of) for of in (None, delayed))
         assert late.ttft_s[0] == plain.ttft_s[0] + delay_s
+
+
+@pytest.mark.parametrize(
+    ("policy", "inputs", "expected"),
+    [
+        ("fcfs", [300, 20, 100], [0, 1, 2]),
+        ("lpm", [300, 20, 100], [0, 1, 2]),
+        ("shortest-prefill-first", [300, 20, 100], [1, 2, 0]),
+        ("hrrn", [300, 20, 100], [1, 2, 0]),
+        ("hrrn", [300, 20] * 70, [*range(140)]),  # a long queue is left as it lies
+    ],
+)
+def test_orders(policy: str, inputs: list[int], expected: list[int]) -> None:
+    """In the only slot, one after the other, requests that come while another runs."""
+    requests = [request(0.1 + 0.001 * i, tokens, 2) for i, tokens in enumerate(inputs)]
+    one_slot = replace(SMALL, max_running_requests=1)
+    result = simulate(one_slot, policy, CONFIG, [request(0.0, 10, 100), *requests], CHECKED)
+    order = np.argsort(result.arrival_s + result.ttft_s)[1:] - 1
+    assert order.tolist()[:10] == expected[:10]
+
+
+def test_a_long_prompt_leaves_room_in_its_chunks_for_shorter_ones() -> None:
+    policy = ShortestPrefillPolicy()
+    assert policy.chunk_limit(1000, 512, 16, [20, 100, 2000]) == 512 - 32 - 112
+    assert policy.chunk_limit(50, 512, 16, [60]) is None
+
+
+def test_fcfs_fill_admits_more_in_the_same_order() -> None:
+    requests = mixed(200, 8.0, 11)
+    stock, ours = (simulate(SMALL, name, CONFIG, requests) for name in ("fcfs", "fcfs-fill"))
+    assert ours.ttlt_s.mean() < 0.9 * stock.ttlt_s.mean()
+    assert (np.diff(ours.arrival_s + ours.ttft_s) > -1e-9).all()
+    assert ours.num_retractions.sum() == 0
