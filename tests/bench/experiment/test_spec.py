@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.experiment.records import read
 from bench.experiment.spec import Experiment, names
 from bench.workloads.arrivals import requests_per_s
 from sage_sched.cli import main
@@ -34,11 +35,11 @@ def test_a_new_experiment_is_under_twenty_lines_of_data(
     told = capsys.readouterr().out
     labels = [line.split("`")[1] for line in told.splitlines() if "`" in line]
     assert labels == ["fcfs@clip=256", "ours"]
-    lines = (tmp_path / "records" / "mine.jsonl").read_text().splitlines()
-    assert len(lines) == 2 * 2
+    found = read(tmp_path / "records" / "mine.jsonl")
+    assert len(found) == 2 * 2
     # New records replace the old ones of the same run.
     assert main(command.split()) == 0
-    assert (tmp_path / "records" / "mine.jsonl").read_text().splitlines() == lines
+    assert read(tmp_path / "records" / "mine.jsonl") == found
 
 
 @pytest.mark.parametrize(
@@ -60,8 +61,7 @@ def test_a_wrong_key_says_where_and_the_allowed_ones(wrong: dict[str, object], s
 
 
 def test_rates_are_absolute_or_of_the_capacity() -> None:
-    assert requests_per_s("3.5", capacity=2.0) == 3.5
-    assert requests_per_s("0.5x", capacity=3.0) == 1.5
+    assert (requests_per_s("3.5", 2.0), requests_per_s("0.5x", 3.0)) == (3.5, 1.5)
     for wrong in ("0", "-1x", "x", "2y", "nan", "inf"):
         with pytest.raises(ConfigError, match="allowed"):
             requests_per_s(wrong, capacity=1.0)

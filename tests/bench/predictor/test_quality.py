@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,67 +20,51 @@ from tests.predictor_store.samples import lines
 
 pytestmark = pytest.mark.slow
 
-samples = st.lists(st.integers(1, 500), min_size=1, max_size=20)
 
-
-def of(lengths: list[int]) -> LengthDistribution:
-    return LengthDistribution.from_samples(lengths, "warm")
-
-
-@given(samples, st.integers(1, 500))
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=20), st.integers(1, 500))
 def test_crps_is_mean_distance_less_half_the_mean_spread(lengths: list[int], length: int) -> None:
     values = np.array(lengths, float)
-    spread = np.abs(values[:, None] - values).mean()
-    expected = np.abs(values - length).mean() - spread / 2
-    assert of(lengths).crps(length) == pytest.approx(expected, abs=1e-6)
+    expected = np.abs(values - length).mean() - np.abs(values[:, None] - values).mean() / 2
+    found = LengthDistribution.from_samples(lengths, "warm").crps(length)
+    assert found == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_gain_is_the_share_saved() -> None:
     ours, theirs = (
-        [Outcome(str(i), 1 + i, i, crps, True) for i in range(50)] for crps in (3.0, 4.0)
+        [Outcome(str(i), 1 + i, i, crps, i < 40) for i in range(50)] for crps in (3.0, 4.0)
     )
     found = quality(ours, theirs)
-    assert (found.gain, found.gain_low, found.gain_high) == pytest.approx((0.25, 0.25, 0.25))
-    assert found.spearman == pytest.approx(1)
+    assert astuple(found) == pytest.approx((0.25, 0.25, 0.25, 3.0, 0.8, 1.0))
 
 
-KINDS = {"Write a long essay about {}.": 800, "Name one fact about {}.": 20}
+KINDS = (("Write a long essay about {}.", 800), ("Name one fact about {}.", 20))
 
 
 def answered(num: int) -> list[Observation]:
     rng = np.random.default_rng(3)
-    kinds = list(KINDS.items())
-    found = []
-    for i in range(num):
-        form, mean = kinds[int(rng.integers(2))]
-        found.append(Observation(form.format(f"town {i}"), int(mean * rng.lognormal(0, 0.3)) + 1))
-    return found
+    return [
+        Observation(form.format(f"town {i}"), int(mean * rng.lognormal(0, 0.3)) + 1)
+        for i, (form, mean) in enumerate(KINDS[kind] for kind in rng.integers(2, size=num))
+    ]
 
 
-def test_no_predictor_sees_the_answer(embedder: Embedder) -> None:
+def test_no_predictor_sees_an_answer_before_it_is_judged(embedder: Embedder) -> None:
     answers = answered(NUM_FIRST + 10)
-    changed = [*answers[:-1], Observation(answers[-1].prompt, answers[-1].output_tokens + 999)]
-    for candidate, predict in CANDIDATES.items():
-        ours, theirs = (
-            replay(stream, {candidate: predict}, embedder)[candidate]
-            for stream in (answers, changed)
-        )
-        assert [o.mean for o in ours] == [o.mean for o in theirs], candidate
-        assert ours[-1].length != theirs[-1].length
-
-
-def test_a_prompts_other_answers_are_revealed_after_it(embedder: Embedder) -> None:
-    answers = answered(NUM_FIRST)
+    # All answers to one prompt are predicted before any is revealed.
     repeated = [Observation("Name one fact about Rome.", 4000 + i) for i in range(5)]
-    found = replay([*answers, *repeated], CANDIDATES, embedder)[DEFAULT]
-    assert len(found) == 5
-    assert max(o.mean for o in found) < 1000
+    one, another = (
+        replay([*answers, *(replace(r, output_tokens=n) for r in repeated)], CANDIDATES, embedder)
+        for n in (20, 4000)
+    )
+    for candidate in set(CANDIDATES) - {THRESHOLD}:
+        assert len(one[candidate]) == 15
+        assert [o.mean for o in one[candidate]] == [o.mean for o in another[candidate]], candidate
+    assert [o.length for o in another[DEFAULT]][-5:] == [4000] * 5
 
 
 def test_prompts_that_tell_are_understood(embedder: Embedder) -> None:
     found = replay(answered(300), CANDIDATES, embedder)
-    gain = quality(found[DEFAULT], found[BLIND]).gain
-    assert gain > 0.5
+    assert quality(found[DEFAULT], found[BLIND]).gain > 0.5
 
 
 def test_the_command_reads_datasets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

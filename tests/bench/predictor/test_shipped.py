@@ -58,10 +58,9 @@ def test_coefficients_survive_writing(tmp_path: Path, monkeypatch: pytest.Monkey
         write(general, encoder, tmp_path / "general.json")
     for encoder in ("minilm", ENCODER):
         read = GeneralLength.shipped(encoder)
-        np.testing.assert_allclose(read.weights, general.weights, rtol=1e-3)
-    assert read.fingerprint == general.fingerprint
-    np.testing.assert_allclose(read.errors, general.errors, rtol=1e-3)
-    assert read.level == pytest.approx(general.level, rel=1e-3)
+        assert read.fingerprint == general.fingerprint
+        for name in ("weights", "errors", "level", "level_worth"):
+            np.testing.assert_allclose(getattr(read, name), getattr(general, name), rtol=2e-3)
 
 
 def test_token_vectors_are_the_same_on_every_host() -> None:

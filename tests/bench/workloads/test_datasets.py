@@ -11,8 +11,8 @@ import pytest
 from bench.workloads import datasets
 from bench.workloads.prompt_source import load_workload
 from bench.workloads.prompts import WorkloadError
-from tests.bench.fingerprint import fingerprint
 from tests.bench.recordings import write
+from tests.bench.workloads.fingerprint import fingerprint
 
 
 @pytest.fixture

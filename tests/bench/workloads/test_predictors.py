@@ -2,15 +2,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from bench.workloads import chats
-from bench.workloads.predictors import Predictors, truth, with_noise
-from bench.workloads.prompts import Workload, WorkloadRequest
+from bench.workloads.predictors import Predictors, truth
+from bench.workloads.prompts import WorkloadRequest
 from predictor_store.predict import predictor
 from sage_sched.app.config import PredictorConfig
-from sage_sched.distribution import LengthDistribution
 
 pytestmark = pytest.mark.slow
 SHIPPED, PUBLISHED = PredictorConfig(), PredictorConfig(encoder="minilm", threshold=0.8)
@@ -54,20 +52,3 @@ def test_the_published_rule_says_nothing_of_a_stranger(predictors: Predictors) -
     predictors.read([stranger])
     assert predictors.semantic(PUBLISHED)(stranger) == predictors.blind()(stranger)
     assert predictors.semantic(SHIPPED)(stranger) != predictors.blind()(stranger)
-
-
-def test_input_length_takes_the_requests_of_like_length() -> None:
-    requests = [WorkloadRequest("a" * (1 + i), 10 * (1 + i // 100), "chat") for i in range(400)]
-    workload = Workload(tuple(requests), (), "made up")
-    predicted = Predictors(workload, len).of_input_length()
-    found = predicted(WorkloadRequest("b" * 390, 1, "chat"))
-    assert found is not None
-    assert found.lengths.tolist() == [40]
-
-
-def test_noise_is_a_fifth_of_the_distribution() -> None:
-    certain = LengthDistribution.from_samples([5000], "history")
-    noisy = with_noise(lambda request: certain, max_tokens=4096)(WorkloadRequest("x", 1, "chat"))
-    assert noisy is not None
-    assert noisy.weights[-1] == pytest.approx(0.8)
-    assert np.diff(noisy.lengths[:-1]).max() < 80

@@ -21,8 +21,8 @@ from bench.workloads.prompts import Workload, WorkloadError, WorkloadRequest
 from bench.workloads.source import Purpose
 from bench.workloads.sources import source_of
 from bench.workloads.triage import LENGTHS
-from tests.bench.fingerprint import fingerprint
 from tests.bench.recordings import agents_like, azure_like, triage_like, write
+from tests.bench.workloads.fingerprint import fingerprint
 
 
 @pytest.fixture(scope="module")
