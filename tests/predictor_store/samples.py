@@ -34,14 +34,19 @@ def unit_vectors(num: int, seed: int = 0, dimension: int = dimension_of()) -> ND
     return vectors
 
 
+def answer(vector: NDArray[np.float32], length: int, **fields: Any) -> Record:
+    values = {"input_tokens": 0, "censored": False, "origin": "history"} | fields
+    return Record(vector, length, **values)
+
+
 def record(seed: int, **fields: Any) -> Record:
-    values: dict[str, Any] = {
-        "output_tokens": 10 + seed,
-        "input_tokens": 5,
-        "censored": False,
-        "origin": "history",
-    }
-    return Record(unit_vectors(1, seed)[0], **(values | fields))
+    return answer(unit_vectors(1, seed)[0], 10 + seed, **({"input_tokens": 5} | fields))
+
+
+def learn(history: History, vector: NDArray[np.float32], *lengths: int, **fields: Any) -> None:
+    """Add answers of these lengths to the prompt with this vector."""
+    for length in lengths:
+        history.add(answer(vector, length, **fields))
 
 
 def grown(num: int, seed: int = 0, dimension: int = 8) -> tuple[History, NDArray[np.float32]]:
@@ -51,7 +56,7 @@ def grown(num: int, seed: int = 0, dimension: int = 8) -> tuple[History, NDArray
     history = History(dimension, 0, num)
     for vector in vectors:
         noise = float(rng.normal(0, 0.1))
-        history.add(Record(vector, round(100 * np.exp(2 * vector[0] + noise)), 0, False, "history"))
+        learn(history, vector, round(100 * np.exp(2 * vector[0] + noise)))
     return history, vectors
 
 

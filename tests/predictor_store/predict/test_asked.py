@@ -20,10 +20,10 @@ from predictor_store.predict.asked import (
     Scope,
     Session,
     kind_of,
-)
+)  # fmt: skip
 from predictor_store.predict.embedder import Embedder
 from predictor_store.predict.history import History
-from predictor_store.store.file import Record
+from tests.predictor_store.samples import learn
 
 counts = st.integers(0, 2**31 - 1)
 signs = st.integers(-1, 1)
@@ -41,11 +41,6 @@ def _session(answers: list[tuple[int, int]]) -> Session:
 
 
 sessions = st.builds(_session, st.lists(st.tuples(counts, counts), max_size=20))
-
-
-def test_a_cut_answer_tells_a_session_of_no_length() -> None:
-    session = NEW_SESSION.after(10, 300).after(320, 1, cut=True)
-    assert (session.lengths, session.num_answers, session.total_tokens) == ((300,), 2, 321)
 
 
 @pytest.mark.parametrize("limits", ["", "of this kind"])
@@ -79,11 +74,9 @@ def test_junk_is_refused(fields: dict[str, object]) -> None:
         msgspec.convert(fields, Asked)
 
 
-def test_a_session_is_known_by_its_last_answers() -> None:
-    session = _session([(100, 50)] * 100 + [(1000, 5000)] * 30)
-    assert session.num_answers == 130
-    assert session.lengths == (5000,) * NUM_RECENT
-    assert session.total_tokens == 6000
+def test_a_session_is_known_by_its_last_uncut_answers() -> None:
+    session = _session([(100, 50)] * 100 + [(1000, 5000)] * 30).after(320, 1, cut=True)
+    assert session == Session(131, (5000,) * NUM_RECENT, 321)
 
 
 PROMPTS = ["Who wrote Faust?", "Is 91 a prime number?", "What is the capital of Peru?"]
@@ -110,7 +103,7 @@ def test_modes_of_a_prompt_are_told_apart(embedder: Embedder, what: str, fitted:
     for i in range(60):
         for of, length in modes.items():
             vector = described(i % len(PROMPTS), of)
-            history.add(Record(vector, length + i % 5, 0, False, "history"))
+            learn(history, vector, length + i % 5)
     if fitted:
         history.fit()
     for prompt in range(len(PROMPTS)):

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from predictor_store.predict.history import History
 from predictor_store.predict.index import VectorIndex, embeddings
 from predictor_store.predict.regression import MIN_PROMPTS
-from predictor_store.store.file import Record
-from tests.predictor_store.samples import grown, unit_vectors
+from tests.predictor_store.samples import answer, grown, learn, unit_vectors
 
 DIMENSION = 8
 # The index keeps vectors in whole numbers of 8 bits.
@@ -37,30 +36,23 @@ def filled(arrivals: list[bool], capacity: int) -> tuple[History, np.ndarray]:
     vectors = unit_vectors(max(len(arrivals), 1), dimension=DIMENSION)
     history = History(DIMENSION, 0, capacity)
     for i, warm in enumerate(arrivals):
-        history.add(Record(vectors[i], i, 0, i % 3 == 0, "warm" if warm else "history"))
+        learn(history, vectors[i], i, censored=i % 3 == 0, origin="warm" if warm else "history")
     return history, vectors
 
 
-@given(arrivals, st.integers(1, 20))
-def test_warm_data_is_first_out_then_the_oldest(arrivals: list[bool], capacity: int) -> None:
-    history, _ = filled(arrivals, capacity)
-    numbers = history.lengths[: len(history)]
-    assert sorted(numbers) == kept(arrivals, capacity)
-    assert [bool(w) for w in history.warm[: len(history)]] == [arrivals[i] for i in numbers]
-    assert [bool(c) for c in history.censored[: len(history)]] == [i % 3 == 0 for i in numbers]
-
-
 @given(arrivals, st.integers(1, 20), st.integers(1, 30), st.integers(0, 10))
-def test_search_agrees_with_brute_force(
+def test_warm_data_is_first_out_then_the_oldest_and_search_agrees_with_brute_force(
     arrivals: list[bool], capacity: int, num_nearest: int, seed: int
 ) -> None:
     history, vectors = filled(arrivals, capacity)
+    of, numbers = len(history), np.array(kept(arrivals, capacity), int)
+    stored = zip(history.lengths[:of], history.warm[:of], history.censored[:of], strict=True)
+    assert sorted(stored) == [(i, arrivals[i], i % 3 == 0) for i in numbers]
     query = unit_vectors(1, seed + 1000, DIMENSION)[0]
-    numbers = np.array(kept(arrivals, capacity), int)
     expected = vectors[numbers] @ query if numbers.size else np.empty(0)
 
     cosines, slots = history.nearest(query, num_nearest)
-    assert len(cosines) == len(slots) == min(num_nearest, len(history))
+    assert len(cosines) == len(slots) == min(num_nearest, of)
     np.testing.assert_allclose(cosines, np.sort(expected)[::-1][: len(cosines)], atol=ROUNDING)
     np.testing.assert_allclose(vectors[history.lengths[slots]] @ query, cosines, atol=ROUNDING)
 
@@ -82,9 +74,9 @@ def test_one_prompt_is_known_again_until_its_records_are_gone() -> None:
     history = History(DIMENSION, 2, 3)
     vectors = np.hstack([unit_vectors(4, dimension=DIMENSION), np.ones((4, 2), np.float32)])
     for vector in (vectors[0], vectors[0] * np.float32(1 + 1e-7), vectors[1]):
-        history.add(Record(vector, 1, 0, False, "history"))
+        learn(history, vector, 1)
     assert history.num_of_same_prompt(np.arange(3)).tolist() == [2, 2, 1]
-    history.add(Record(vectors[2], 1, 0, False, "history"))  # takes the place of the oldest
+    learn(history, vectors[2], 1)  # takes the place of the oldest
     assert history.num_of_same_prompt(np.arange(3)).tolist() == [1, 1, 1]
 
 
@@ -118,10 +110,9 @@ def test_every_process_fits_the_same_score_to_the_same_records() -> None:
 
 def test_a_records_score_does_not_know_its_own_answers() -> None:
     scores = []
-    for length, num in ((100_000, 1), (1, 3)):
+    for lengths in ((100_000,), (1, 1, 1)):
         history, vectors = grown(200)
-        for _ in range(num):  # of a prompt seen before
-            history.add(Record(vectors[0], length, 0, False, "history"))
+        learn(history, vectors[0], *lengths)  # of a prompt seen before
         history.fit()
         of_all = history.vectors(np.arange(200))
         (slot,) = np.flatnonzero(np.isclose(of_all, vectors[0], atol=ROUNDING).all(axis=1))[:1]
@@ -136,7 +127,7 @@ def test_a_fit_beside_the_traffic_scores_what_came_meanwhile_too() -> None:
     assert fitting is not None
     newcomers = unit_vectors(20, 7, DIMENSION)
     for vector in newcomers:  # they take the places of the oldest
-        history.add(Record(vector, 50, 0, False, "history"))
+        learn(history, vector, 50)
     held_out = fitting.fit()
     history.install(fitting, held_out)
     assert history.score is not None
@@ -150,18 +141,15 @@ def test_a_fit_beside_the_traffic_scores_what_came_meanwhile_too() -> None:
 
 def test_it_is_fitted_again_when_it_has_changed() -> None:
     history, vectors = grown(200)
-    history.fit()
-    assert history.fitting() is None
-    for vector in vectors[:11]:
-        history.add(Record(vector, 5, 0, False, "history"))
-    assert history.fitting() is not None
+    for num, is_due in ((1, True), (10, False), (1, True)):
+        learn(history, vectors[0], *[5] * num)
+        assert (history.fitting() is not None) is is_due
 
 
 def test_of_a_prompt_asked_too_often_the_newest_answers_count() -> None:
     history = History(8, 0, capacity=100)
     vector = unit_vectors(1, 0, 8)[0]
-    for length in range(1, 151):  # the last fifty in the slots of the first
-        history.add(Record(vector, length, 0, False, "history"))
+    learn(history, vector, *range(1, 151))  # the last fifty in the slots of the first
     for num in (1, 10, 99):
         cosines, slots = history.nearest(vector, num)
         assert cosines.size == num
@@ -198,25 +186,26 @@ def test_what_the_search_does_not_read_still_puts_in_order(capacity: int) -> Non
 def test_an_answer_that_goes_on_is_amended_until_it_has_made_room() -> None:
     vectors = unit_vectors(3, dimension=DIMENSION)
     history = History(DIMENSION, 0, 1)
-    place = history.add(Record(vectors[0], 64, 0, True, "history"), unfinished=True)
+    place = history.add(answer(vectors[0], 64, censored=True), unfinished=True)
     assert place is not None
     for length, goes_on in ((128, True), (200, False)):
-        now = Record(vectors[0], length, 0, goes_on, "history")
+        now = answer(vectors[0], length, censored=goes_on)
         assert history.amend(place, now, unfinished=goes_on)
         known = history.lengths[0], history.censored[0], history.unfinished[0]
         assert known == (length, goes_on, goes_on)
-    assert len(history) == 1
-    history.add(Record(vectors[1], 5, 0, False, "history"))
-    assert not history.amend(place, Record(vectors[0], 128, 0, True, "history"))
-    assert history.lengths[0] == 5
+    assert history.fitting() is not None  # what has ended is new
+    learn(history, vectors[1], 5)
+    assert not history.amend(place, answer(vectors[0], 128, censored=True))
+    assert history.lengths.tolist() == [5]
+    assert history.add(answer(vectors[2], 9, origin="warm")) is None
 
 
 def test_no_score_is_fitted_to_answers_that_go_on() -> None:
     vectors = unit_vectors(40, dimension=DIMENSION)
     history = History(DIMENSION, 0, 40)
     for i in range(0, 40, 2):
-        history.add(Record(vectors[i], 100 + i, 0, False, "history"))
-        history.add(Record(vectors[i + 1], 1, 0, True, "history"), unfinished=True)
+        learn(history, vectors[i], 100 + i)
+        history.add(answer(vectors[i + 1], 1, censored=True), unfinished=True)
     fitting = history.fitting()
     assert fitting is not None
     assert fitting.slots.tolist() == list(range(38, -1, -2))

@@ -8,12 +8,13 @@ from numpy.typing import NDArray
 
 from predictor_store.predict.asked import OWN, SHAPED, Scope
 from predictor_store.predict.history import History
-from predictor_store.predict.predictor import MAX_ATOMS, predict, prior
+from predictor_store.predict.predictor import MAX_ATOMS, predict, prior, within_session
 from predictor_store.predict.regression import GeneralLength
 from predictor_store.predict.threshold import predict_by_threshold
-from predictor_store.store.file import Origin, Record
 from sage_sched.distribution import LengthDistribution
-from tests.predictor_store.samples import grown, share_of, unit_vectors
+from tests.predictor_store.samples import grown, learn, share_of, unit_vectors
+
+PLAIN, STOPS, GRAMMAR = Scope("base"), Scope("base", "a"), Scope("base", "b", SHAPED)
 
 
 def at(cosine: float) -> NDArray[np.float32]:
@@ -21,13 +22,11 @@ def at(cosine: float) -> NDArray[np.float32]:
     return np.array([cosine, (1 - cosine**2) ** 0.5], np.float32)
 
 
-Known = tuple[float, int, Origin]  # the cosine of a prompt to at(1), and its answer's length
-
-
-def history_of(*records: Known) -> History:
-    history = History(2, 0, 500)
+def history_of(*records: tuple[float, int, str], general: GeneralLength | None = None) -> History:
+    """records: the cosine of a prompt to at(1), its answer's length, and its origin."""
+    history = History(2, 0, 2000, general)
     for cosine, length, origin in records:
-        history.add(Record(at(cosine), length, 0, False, origin))
+        learn(history, at(cosine), length, origin=origin)
     return history
 
 
@@ -49,37 +48,44 @@ def test_nearer_prompts_weigh_more() -> None:
 
 
 def test_the_same_prompt_counts_most_and_the_more_the_oftener_it_was_asked() -> None:
-    others: list[Known] = [(0.7 + i / 1000, 100 + i, "history") for i in range(50)]
+    others = [(0.7 + i / 1000, 100 + i, "history") for i in range(50)]
     shares = []
     for num_asked in (1, 4, 16):
         found = predicted(history_of(*others, *[(1.0, 7, "history")] * num_asked), at(1))
-        shares.append(found.weights[0])
-        assert found.lengths[0] == 7
+        shares.append(share_of(found, 7))
     assert 0.2 < shares[0] < 0.3
     assert shares == sorted(shares)
     assert shares[-1] > 0.8
 
 
 def test_one_prompt_asked_often_is_not_many_neighbours() -> None:
-    history = History(2, 1, 200)
-    for i in range(120):
-        number = 0 if i < 100 else i  # a feature that differs between prompts
-        vector = np.append(at(0.8), np.float32(number / 100))
-        history.add(Record(vector, 10 if i < 100 else 1000 + i, 0, False, "history"))
-    assert predicted(history, np.append(at(1), np.float32(0))).weights[0] < 0.5
+    history = History(2, 1, 200)  # with a feature that differs between prompts
+    learn(history, np.append(at(0.8), np.float32(0)), *[10] * 100)
+    for i in range(100, 120):
+        learn(history, np.append(at(0.8), np.float32(i / 100)), 1000 + i)
+    assert share_of(predicted(history, np.append(at(1), np.float32(0))), 10) < 0.5
 
 
 def test_warm_data_fades_as_history_comes() -> None:
-    warm: list[Known] = [(0.6 + i / 1e3, 900, "warm") for i in range(100)]
+    warm = [(0.6 + i / 1e3, 900, "warm") for i in range(100)]
     shares = []
     for num in (0, 10, 100, 300):
-        real: list[Known] = [(0.6 + i / 1e3, 30, "history") for i in range(num)]
+        real = [(0.6 + i / 1e3, 30, "history") for i in range(num)]
         found = predicted(history_of(*warm, *real), at(1))
         shares.append(share_of(found, 900))
         assert found.source == ("warm" if shares[-1] > 0.5 else "history")
     assert shares[0] == 1
     assert shares == sorted(shares, reverse=True)
     assert shares[-1] < 0.1
+
+
+@pytest.mark.parametrize("scope", [PLAIN, STOPS, GRAMMAR])
+def test_other_adapters_count_as_elsewhere(scope: Scope) -> None:
+    history = history_of(*[(0.9, 900, "history")] * 100)
+    assert predicted(history, at(1), scope.name).source == "warm"
+    learn(history, at(0.9), *[30] * 100, scope=scope.name)
+    found = predicted(history, at(1), scope.name)
+    assert (found.source, share_of(found, 30) > 0.7) == ("history", True)
 
 
 def test_prompts_that_score_alike_weigh_more() -> None:
@@ -99,9 +105,6 @@ def test_only_unlike_prompts_still_give_a_distribution() -> None:
     assert predicted(history_of((-1.0, 7, "history")), at(1)).lengths.tolist() == [7]
 
 
-PLAIN, STOPS, GRAMMAR = Scope("base"), Scope("base", "a"), Scope("base", "b", SHAPED)
-
-
 @pytest.mark.parametrize(
     ("ended", "asked", "is_believed"),
     [
@@ -118,11 +121,9 @@ PLAIN, STOPS, GRAMMAR = Scope("base"), Scope("base", "a"), Scope("base", "b", SH
     ],
 )
 def test_clients_ends_count_where_asked(ended: Scope, asked: Scope, is_believed: bool) -> None:
-    history = History(2, 0, 2000)
-    for i in range(40):
-        history.add(Record(at(0.9), 800 + i, 0, False, "history", PLAIN.name))
-    for _ in range(600):  # more than a prediction looks at
-        history.add(Record(at(1), 2, 0, False, "history", ended.name))
+    history = history_of()
+    learn(history, at(0.9), *range(800, 840), scope=PLAIN.name)
+    learn(history, at(1), *[2] * 600, scope=ended.name)  # more than a prediction looks at
     found = predicted(history, at(1), asked.name)
     assert (found.quantile(0.5) == 2) is is_believed
     assert (found.quantile(0.05) >= 800) is not is_believed
@@ -132,29 +133,32 @@ def test_clients_ends_count_where_asked(ended: Scope, asked: Scope, is_believed:
 
 @pytest.mark.parametrize("scope", [PLAIN, STOPS.stopped()])
 def test_no_number_of_cut_answers_hides_those_that_ended(scope: Scope) -> None:
-    history = History(2, 0, 2000)
-    for i in range(100):
-        history.add(Record(at(0.9), 800 + i, 0, False, "history", PLAIN.name))
-    for _ in range(1500):
-        history.add(Record(at(1), 1, 0, scope is PLAIN, "history", scope.name))
-    found = predicted(history, at(1), PLAIN.name)
-    assert found.quantile(0.01) >= 800
+    history = history_of()
+    learn(history, at(0.9), *range(800, 900), scope=PLAIN.name)
+    learn(history, at(1), *[1] * 1500, censored=scope is PLAIN, scope=scope.name)
+    assert predicted(history, at(1), PLAIN.name).quantile(0.01) >= 800
 
 
 def test_where_all_ends_are_made_by_clients_the_prior_goes_by_them() -> None:
-    history = History(2, 0, 10)
-    history.add(Record(at(1), 7, 0, False, "history", GRAMMAR.name))
-    found = known(prior(history))
-    assert found.lengths.tolist() == [7]
+    history = history_of()
+    learn(history, at(1), 7, scope=GRAMMAR.name)
+    assert known(prior(history)).lengths.tolist() == [7]
 
 
 def test_censored_answers_count_as_longer() -> None:
-    history = History(2, 0, 10)
+    history = history_of()
     for length, censored in ((10, False), (20, True), (30, False)):
-        history.add(Record(at(1), length, 0, censored, "history"))
-    found = predicted(history, at(1))
-    assert found.lengths.tolist() == [10, 30]
-    assert found.weights == pytest.approx([1 / 3, 2 / 3])
+        learn(history, at(1), length, censored=censored)
+    for found in (predicted(history, at(1)), known(prior(history))):
+        assert found.lengths.tolist() == [10, 30]
+        assert found.weights == pytest.approx([1 / 3, 2 / 3])
+
+
+def test_sixteen_answers_of_a_session_weigh_as_much_as_everything_else() -> None:
+    said = LengthDistribution.from_samples([10, 20], "history")
+    assert within_session(said, []) == said
+    assert share_of(within_session(said, [30] * 16), 30) == pytest.approx(0.5)
+    assert share_of(within_session(said, [30, 20]), 30) == pytest.approx(1 / 18)
 
 
 # The first number of a vector predicts the length.
@@ -164,10 +168,7 @@ GENERAL = GeneralLength(
 
 
 def generally(*records: tuple[float, int]) -> History:
-    history = History(2, 0, 1000, GENERAL)
-    for cosine, length in records:
-        history.add(Record(at(cosine), length, 0, False, "history"))
-    return history
+    return history_of(*((*known, "history") for known in records), general=GENERAL)
 
 
 def test_the_first_requests_are_told_apart_by_lengths_in_general() -> None:
@@ -176,19 +177,14 @@ def test_the_first_requests_are_told_apart_by_lengths_in_general() -> None:
     assert long.mean() == pytest.approx(short.mean() * np.exp(2 * 1.8), rel=0.1)
     anything = known(prior(generally()))
     assert anything.quantile(0.1) < short.mean() < long.mean() < anything.quantile(0.95)
-
-
-def test_the_level_follows_what_has_ended() -> None:
-    short, long = (
-        predicted(generally((0.2, length), (0.4, length)), at(-0.9)) for length in (20, 2000)
-    )
-    assert long.mean() > 5 * short.mean()
+    # The level follows what has ended.
+    levels = [predicted(generally((0.2, of), (0.4, of)), at(-0.9)).mean() for of in (20, 2000)]
+    assert levels[1] > 5 * levels[0]
 
 
 def test_a_cut_answer_does_not_lower_the_level() -> None:
     history = generally()
-    for _ in range(5):
-        history.add(Record(at(0.5), 1, 0, True, "history"))
+    learn(history, at(0.5), *[1] * 5, censored=True)
     assert GENERAL.level_after(history.excess[:5]) == pytest.approx(5.0)
 
 
@@ -228,7 +224,7 @@ def test_predictions_are_bounded(
     vectors = unit_vectors(len(records) + 1, data.draw(st.integers(0, 9)), 3)
     history = History(3, 0, 50)
     for vector, (warm, censored, length) in zip(vectors[1:], records, strict=True):
-        history.add(Record(vector, length, 0, censored, "warm" if warm else "history"))
+        learn(history, vector, length, censored=censored, origin="warm" if warm else "history")
     history.fit()
     found = predicted(history, vectors[0])
     assert found.lengths.size <= MAX_ATOMS
@@ -244,8 +240,8 @@ def test_predictions_are_bounded(
 def test_the_published_rule_widens_until_it_has_enough_records(
     num_near: int, num_far: int, lengths: list[int], source: str
 ) -> None:
-    near: list[Known] = [(0.8, 10, "history"), (0.8, 20, "warm")] * num_near
-    far: list[Known] = [(0.0, 30, "warm")] * num_far
+    near = [(0.8, 10, "history"), (0.8, 20, "warm")] * num_near
+    far = [(0.0, 30, "warm")] * num_far
     found = known(predict_by_threshold(history_of(*near, *far), at(1), 0.7))
     assert (found.lengths.tolist(), found.source) == (lengths, source)
     assert predict_by_threshold(history_of(), at(1), 0.8) is None
