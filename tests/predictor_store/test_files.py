@@ -9,13 +9,9 @@ import pytest
 
 from predictor_store.cached_file import cache_folder, expanded, read_own, replace_own
 from predictor_store.config_file import read_config
-from sage_sched.app.config import SageConfig
+from sage_sched.app.config import SageConfig, StoreConfig
 from sage_sched.fields import ConfigError
 from sage_sched.policies.sage import SageParameters
-
-
-def test_no_file_means_the_defaults() -> None:
-    assert read_config(None) == SageConfig()
 
 
 @pytest.mark.parametrize(
@@ -23,39 +19,29 @@ def test_no_file_means_the_defaults() -> None:
     [
         ("sage.toml", "[policy.sage]\nregret = 3.0\n[store]\ncapacity = 7\n"),
         ("sage.yaml", "policy: {sage: {regret: 3.0}}\nstore:\n  capacity: 7\n"),
+        ("sage.toml", ""),
+        ("sage.yml", ""),
     ],
 )
 def test_toml_and_yaml_say_the_same(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
-    config = read_config(str(tmp_path / name))
-    assert (config.policy, config.store.capacity) == ({"sage": SageParameters(regret=3.0)}, 7)
-
-
-@pytest.mark.parametrize("name", ["sage.toml", "sage.yml"])
-def test_an_empty_file_means_the_defaults(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).touch()
-    assert read_config(str(tmp_path / name)) == SageConfig()
+    said = SageConfig(StoreConfig(capacity=7), policy={"sage": SageParameters(regret=3.0)})
+    assert read_config(str(tmp_path / name)) == (said if text else read_config(None))
+    assert read_config(None) == SageConfig()
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("sage.toml", b"[policy\n"),
-        ("sage.toml", b"\xff\xfe"),
-        ("sage.toml", b'[policy.sage]\nregret = "long"\n'),
-        ("sage.toml", b"a = " + b"9" * 5000),
-        ("sage.toml", b'[store]\npath = "~"\0'),
-        ("sage.yaml", b"policy: [\n"),
-        ("sage.yaml", b"- 1\n"),
-        ("sage.yaml", b"store: {capacity: " + b"9" * 5000 + b"}"),
-        ("sage.yaml", b"store: 2024-13-45"),
-        ("sage.yaml", b"store: !!timestamp x"),
-        ("sage.yaml", b"slo: {classes: {1: {}, 2: {priority: 1}}}"),
-        ("sage.yaml", b"policy: {null: {}}"),
-        ("sage.json", b"{}"),
-        ("missing.toml", None),
+        ("a.toml", b"[policy\n"), ("a.toml", b"\xff\xfe"), ("a.toml", b"a = " + b"9" * 5000),
+        ("a.toml", b'[policy.sage]\nregret = "long"\n'), ("a.toml", b'[store]\npath = "~"\0'),
+        ("a.yaml", b"policy: [\n"), ("a.yaml", b"- 1\n"), ("a.yaml", b"store: 2024-13-45"),
+        ("a.yaml", b"store: {capacity: " + b"9" * 5000 + b"}"),
+        ("a.yaml", b"store: !!timestamp x"), ("a.yaml", b"policy: {null: {}}"),
+        ("a.yaml", b"slo: {classes: {1: {}, 2: {priority: 1}}}"),
+        ("a.json", b"{}"), ("missing.toml", None),
     ],
-)
+)  # fmt: skip
 def test_an_error_is_one_line_that_names_the_file(
     tmp_path: Path, name: str, content: bytes | None
 ) -> None:
@@ -70,9 +56,12 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     file = tmp_path / "new folder" / "file"
     for content in (b"first", b"", b"\0" * 100_000):
         replace_own(file, content)
-        assert read_own(file) == content
-    assert file.stat().st_mode & 0o777 == 0o600
-    assert [path.name for path in file.parent.iterdir()] == ["file"]
+        assert (read_own(file), read_own(file, 3)) == (content, content[:3])
+    assert (file.parent.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o700, 0o600)
+    (file.parent / "folder").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        replace_own(file.parent / "folder", b"")
+    assert {path.name for path in file.parent.iterdir()} == {"file", "folder"}
 
 
 def test_only_own_files_are_read_and_links_are_not_followed(
@@ -92,13 +81,17 @@ def test_only_own_files_are_read_and_links_are_not_followed(
         read_own(file)
 
 
-@pytest.mark.parametrize("path", ["~/x", "~nobody-at-all/x", "/tmp/\0x"])
-def test_impossible_paths_say_why(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user has neither HOME nor an entry in passwd."""
+def test_a_path_is_made_absolute_or_says_why_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert expanded("x") == tmp_path / "x"
+    # The user has neither HOME nor an entry in passwd.
     for name in ("HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("os.path.expanduser", lambda path: path)
-    with pytest.raises(OSError, match=r"HOME|no name"):
-        expanded(path)
+    for path in ("~/x", "~nobody-at-all/x", "/tmp/\0x"):
+        with pytest.raises(OSError, match=r"HOME|no name"):
+            expanded(path)
     with pytest.raises(OSError, match="HOME"):
         cache_folder()

@@ -106,35 +106,37 @@ def test_each_row_is_as_likely_to_be_sampled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("command", "said"),
     [
-        (["{good}", "--filter", "model=none"], "--filter left out"),
-        (["{good}", "--tokenizer", "{missing}"], "there is no such folder"),
-        (["{good}", "--tokenizer", "no/such"], "it is no folder here, and not in"),
-        (["{good}", "--capacity", "99999999999"], "store.capacity"),
-        (["{good}", "--store", "{good}"], "cannot open the store"),
+        ("warm good --filter model=none --store s", "--filter left out"),
+        ("warm good --tokenizer ./none --store s", "there is no such folder"),
+        ("warm good --tokenizer no/such --store s", "it is no folder here, and not in"),
+        ("warm good --capacity 99999999999 --store s", "store.capacity"),
+        ("warm good --store good", "cannot open the store"),
+        ("store info --store none", "there is no store"),
+        ("store info --store damaged", "is damaged"),
     ],
 )
 def test_user_errors_are_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
-) -> None:
-    lines(tmp_path / "good.jsonl", {"prompt": "p", "output_tokens": 3})
-    names = {"good": tmp_path / "good.jsonl", "missing": tmp_path / "no.jsonl"}
-    arguments = [argument.format(**names) for argument in arguments]
-    if "--store" not in arguments:
-        arguments += ["--store", str(tmp_path / "s")]
-    assert warm(*arguments) == 2
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    command: str, said: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    lines(tmp_path / "good", {"prompt": "p", "output_tokens": 3})
+    Path("damaged").mkdir()
+    file_of(tmp_path / "damaged").write_bytes(b"damaged")
+    assert main(command.split()) == 2
     last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last.startswith("sage-sched warm: ")
+    assert last.startswith(f"sage-sched {command.split(' --')[0].removesuffix(' good')}: ")
     assert said in last
 
 
 @pytest.mark.parametrize(
-    "arguments", [["d", "--filter", "model"], ["d", "--limit", "0"], ["d", "--limit", "x"], []]
+    "bad", ["d --filter model", "d --filter =x", "d --limit 0", "d --limit x", ""]
 )
-def test_bad_arguments_are_refused(arguments: list[str]) -> None:
+def test_bad_arguments_are_refused(bad: str) -> None:
     with pytest.raises(SystemExit):
-        warm(*arguments)
+        warm(*bad.split())
 
 
 def test_info_shows_another_embedder_and_who_has_the_store(
@@ -145,20 +147,3 @@ def test_info_shows_another_embedder_and_who_has_the_store(
     said = capsys.readouterr().out
     for part in ("another model", "dimension: 768", f"in_use_by: {os.getpid()}"):
         assert part in said
-
-
-@pytest.mark.parametrize("content", [None, b"damaged"])
-def test_info_of_no_store_or_a_damaged_one_is_exit_code_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None
-) -> None:
-    if content is not None:
-        file_of(tmp_path).write_bytes(content)
-    assert main(["store", "info", "--store", str(tmp_path)]) == 2
-    printed = capsys.readouterr()
-    assert (printed.out, len(printed.err.splitlines())) == ("", 1)
-
-
-def test_the_optional_data_can_be_warmed(shared_data: Path, tmp_path: Path) -> None:
-    filtered = "--filter", "model=Meta-Llama-3-8B-Instruct", "--limit", "40"
-    assert warm(shared_data / "alpaca_eval.jsonl.gz", "--store", tmp_path, *filtered) == 0
-    assert len(stored(tmp_path)) == 40

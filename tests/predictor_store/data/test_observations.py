@@ -79,12 +79,6 @@ def test_a_malformed_row_is_left_out_and_named(tmp_path: Path, bad: Any) -> None
     assert next(iter(counts.first.values())).startswith(f"{path}:2: ")
 
 
-def test_long_prompts_are_held_in_part(tmp_path: Path) -> None:
-    (row,), _ = read(lines(tmp_path / "d.jsonl", PLAIN | {"prompt": "a" * 50_000}))
-    assert len(row.prompt) < 5_000
-    assert row.prompt_chars == 50_000
-
-
 def test_filters_take_equal_values_only(tmp_path: Path) -> None:
     of_a, of_b = ({"model": model, "greedy": False, "n": 1} for model in "ab")
     path = lines(tmp_path / "d.jsonl", PLAIN | of_a, PLAIN | of_b, PLAIN)
@@ -92,16 +86,13 @@ def test_filters_take_equal_values_only(tmp_path: Path) -> None:
     assert (len(rows), left_out) == (1, {})
 
 
-def test_an_answer_at_its_cap_is_censored(tmp_path: Path) -> None:
-    path = lines(tmp_path / "d.jsonl", *[PLAIN | {"cap": cap} for cap in (4, 5, 6, None)], PLAIN)
-    rows, _ = read(path)
+def test_rows_give_what_they_say(tmp_path: Path) -> None:
+    caps = [PLAIN | {"cap": cap} for cap in (4, 5, 6, None)]
+    long, texts = PLAIN | {"prompt": "a" * 50_000}, {"prompt": "p", "output": "o"}
+    rows, left_out = read(lines(tmp_path / "d.jsonl", *caps, long, texts), counts_tokens=False)
     assert [row.censored for row in rows] == [True, True, False, False, False]
-
-
-def test_without_a_tokenizer_output_alone_is_not_enough(tmp_path: Path) -> None:
-    path = lines(tmp_path / "d.jsonl", PLAIN, {"prompt": "p", "output": "o"})
-    rows, left_out = read(path, counts_tokens=False)
-    assert (len(rows), left_out) == (1, {"without an answer length": 1})
+    assert (len(rows[-1].prompt) < 5_000, rows[-1].prompt_chars) == (True, 50_000)
+    assert left_out == {"without an answer length": 1}  # and no tokenizer
 
 
 def test_nothing_usable_says_why(tmp_path: Path) -> None:
@@ -113,14 +104,6 @@ def test_nothing_usable_says_why(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(DatasetError, match="there is no file in"):
         read(tmp_path / "folder")
-
-
-def test_the_record_form_of_the_optional_data(shared_data: Path) -> None:
-    rows, left_out = read(
-        shared_data / "alpaca_eval.jsonl.gz", counts_tokens=False, model="Meta-Llama-3-8B-Instruct"
-    )
-    assert (len(rows), left_out) == (805, {})
-    assert all(row.input_tokens > 0 for row in rows)
 
 
 def test_a_large_file_takes_no_more_memory_than_a_small_one(tmp_path: Path) -> None:

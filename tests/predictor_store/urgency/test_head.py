@@ -22,6 +22,7 @@ from predictor_store.urgency.head import (
     levels_of,
 )
 from sage_sched.cli import main
+from sage_sched.errors import UserError
 from tests.predictor_store.samples import lines
 
 SIGNS = {1: "not breathing", 2: "chest pain", 3: "fever", 4: "sore ankle", 5: "prescription"}
@@ -57,6 +58,8 @@ def test_the_model_says_what_came_of_those_that_were_held_out() -> None:
     for true, counts in zip((1, 2, 3, 4, 5, None), head.confusion, strict=True):
         said = [level for level, of in zip(guessed.tolist(), levels, strict=True) if of == true]
         assert [said.count(level) for level in range(1, 6)] == [*counts]
+    with pytest.raises(UserError, match="too few"):
+        fit(texts[:49], levels[:49], under_cost=4.0)
 
 
 def test_levels_are_held_out_when_they_are_judged() -> None:
@@ -89,16 +92,13 @@ def test_any_text_has_a_level(text: str) -> None:
     assert hashed(text).size == np.unique(hashed(text)).size
 
 
-def test_it_is_read_as_it_was_written(head: UrgencyHead, tmp_path: Path) -> None:
-    head.write(tmp_path / "urgency")
-    again = UrgencyHead.read(tmp_path / "urgency")
-    text = "word1 chest pain"
+def test_it_is_read_as_it_was_written_and_what_is_none_is_refused(
+    head: UrgencyHead, tmp_path: Path
+) -> None:
+    head.write(file := tmp_path / "urgency")
+    again, text = UrgencyHead.read(file), "word1 chest pain"
     assert again.probabilities(text) == pytest.approx(head.probabilities(text))
     assert (again.under_cost, again.confusion) == (4.0, head.confusion)
-
-
-def test_a_file_that_is_none_is_refused(head: UrgencyHead, tmp_path: Path) -> None:
-    file = tmp_path / "urgency"
     for weights in (head.weights[:100], head.weights * np.float32("nan")):
         UrgencyHead(weights, head.biases, 1.0, 4.0).write(file)
         with pytest.raises(UrgencyFileError, match=r"shapes|not finite"):
@@ -118,6 +118,7 @@ GOOD = f'"format": "{FORMAT}", "under_cost": 8, "biases": [0, 0, 0, 0, 0, 0]'
         f'{{{GOOD}, "temperature": 1, "confusion": [[Infinity]]}}',
         f'{{{GOOD}, "temperature": 1, "confusion": 5}}',
         f'{{{GOOD}, "temperature": 1{"0" * 400}}}', f'{{{GOOD}, "temperature": NaN}}',
+        f'{{{GOOD}, "temperature": 0}}', f'{{{GOOD.replace("8", "0")}, "temperature": 1}}',
     ],
 )  # fmt: skip
 def test_damaged_files_of_models_are_refused(about: str, tmp_path: Path) -> None:
