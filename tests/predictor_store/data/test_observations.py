@@ -27,34 +27,6 @@ def read(
     return rows, dict(found.sources[0].counts.left_out)
 
 
-SHAREGPT = [{"from": "system", "value": "be kind"}, {"from": "gpt", "value": "left over"},
-            {"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"},
-            {"from": "human", "value": "again"}, {"from": "gpt", "value": "what"}]  # fmt: skip
-PARTS = [{"type": "text", "text": "what is"}, {"type": "image_url", "image_url": {"url": "x"}},
-         {"type": "text", "text": "this"}]  # fmt: skip
-ANSWER = {"role": "assistant", "content": [{"type": "text", "text": "a cat"}]}
-
-
-@pytest.mark.parametrize(
-    ("row", "prompt", "output", "num_tokens"),
-    [
-        ({"prompt": "p", "output_tokens": 7, "output": "o"}, "p", None, 7),
-        ({"instruction": "do", "input": "this", "output": "done"}, "do\n\nthis", "done", 0),
-        ({"instruction": "do", "input": "", "output": "done"}, "do", "done", 0),
-        ({"question": "q", "answer": "a"}, "q", "a", 0),
-        ({"conversations": SHAREGPT}, "hi", "hello", 0),
-        ({"messages": [{"role": "user", "content": PARTS}, ANSWER]}, "what is\nthis", "a cat", 0),
-        ({"prompt": [{"role": "user", "content": "hi"}], "completion_tokens": 3}, "hi", None, 3),
-    ],
-)
-def test_every_form(
-    tmp_path: Path, row: dict[str, Any], prompt: str, output: str | None, num_tokens: int
-) -> None:
-    rows, left_out = read(lines(tmp_path / "d.jsonl", row, row))
-    found = [(r.prompt, r.output, r.output_tokens) for r in rows]
-    assert (found, left_out) == ([(prompt, output, num_tokens)] * 2, {})
-
-
 NO_LENGTHS = (None, -3, 0, 1.5, "many", True, 10**400)
 NO_NUMBERS = (2**31, 1e30, -5, 1.5, "x", True, math.inf)
 

@@ -18,7 +18,7 @@ from predictor_store.logs.registry import FORMATS, format_of
 from predictor_store.logs.request import LoggedRequest
 from predictor_store.logs.rows import raw_rows
 from predictor_store.logs.summary import lines_of
-from tests.predictor_store.logs.variants import ANSWER, CALL, VARIANTS, made
+from tests.predictor_store.logs.variants import VARIANTS, filled, made
 from tests.predictor_store.samples import lines
 
 ASKED = made()
@@ -110,118 +110,45 @@ def test_the_example_of_each_format_is_of_that_format(tmp_path: Path, format_: A
     assert format_of(row) is format_
 
 
-SGLANG, LANGFUSE, OTLP = "SGLang's request log", "Langfuse", "OTLP"
-BATCH, CHAT, TABLE = "OpenAI's batch", "messages with usage", "an array of tables' rows"
+CHANGED = [
+    (name, kind, change)
+    for name, variant in VARIANTS.items()
+    for kind in ("no_request", "left_out")
+    for change in getattr(variant, kind)
+]
+FOUND = [(name, *case) for name, variant in VARIANTS.items() for case in variant.found]
 
 
-def row(variant: str, **fields: Any) -> dict[str, Any]:
-    return json.loads(VARIANTS[variant].row_of(A)) | fields
-
-
-LEFT_OUT, OTHER = (2, 0), (0, 2)
-MARKED = {"key": "llm.usage.prompt_tokens", "value": {"intValue": 3}}
-AROUND = {"ai.operationId": "ai.generateText", "ai.usage.completionTokens": 5}
-EMBEDDED = {"gen_ai.operation.name": "embeddings", "gen_ai.usage.output_tokens": 0}
-
-
-@pytest.mark.parametrize(
-    ("variant", "fields", "counts"),
-    [
-        (SGLANG, {"event": "request.received"}, OTHER),
-        (SGLANG, {"obj": {"sampling_params": {"max_new_tokens": 10**30}}}, LEFT_OUT),
-        (SGLANG, {"obj": 5}, LEFT_OUT),
-        ("aiperf", {"error": {"code": 499}}, LEFT_OUT),
-        ("aiperf", {"metadata": {"request_start_ns": 1, "was_cancelled": True}}, LEFT_OUT),
-        ("aiperf", {"metadata": {"request_start_ns": 1, "benchmark_phase": "warmup"}}, OTHER),
-        ("inference-perf", {"error": {"error_type": "Timeout"}}, LEFT_OUT),
-        ("Dynamo's ends", {"event_type": "tool_end"}, OTHER),
-        ("LiteLLM's standard payload", {"status": "failure"}, LEFT_OUT),
-        ("LiteLLM's standard payload", {"cache_hit": True}, LEFT_OUT),
-        ("LiteLLM's standard payload", {"call_type": "aembedding"}, OTHER),
-        (LANGFUSE, {"level": "ERROR"}, LEFT_OUT),
-        (LANGFUSE, {"type": "SPAN"}, OTHER),
-        (OTLP, {"status": {"code": 2}}, LEFT_OUT),
-        (OTLP, {"attributes": [MARKED]}, OTHER),
-        (OTLP, {"attributes": AROUND}, OTHER),
-        (OTLP, {"attributes": EMBEDDED}, OTHER),
-        (BATCH, {"response": {"status_code": 500, "body": {}}}, LEFT_OUT),
-        (CHAT, {"error": "overloaded"}, LEFT_OUT),
-        (TABLE, {"status": 503}, LEFT_OUT),
-        (TABLE, {"error": "timed out"}, LEFT_OUT),
-        (TABLE, {"success": False}, LEFT_OUT),
-        (TABLE, {"latency": -1}, LEFT_OUT),
-        ("vllm bench serve", {"output_lens": [-3]}, LEFT_OUT),
-        ("vllm bench serve", {"input_lens": [1.5]}, LEFT_OUT),
-        ("lmsys", {"conversation": [ANSWER]}, LEFT_OUT),
-    ],
-)
+@pytest.mark.parametrize(("name", "kind", "change"), CHANGED)
 def test_failures_are_left_out_and_what_is_no_request_counts_apart(
-    tmp_path: Path, variant: str, fields: dict[str, Any], counts: tuple[int, int]
+    tmp_path: Path, name: str, kind: str, change: str
 ) -> None:
-    bad = row(variant, **fields)
-    found, source, _ = read(lines(tmp_path / "log", bad, *[row(variant)] * 3, bad))
-    assert (len(found), source.format.name) == (3, VARIANTS[variant].format)
-    assert (source.counts.left_out.total(), source.counts.other) == counts
+    sound, bad = VARIANTS[name].changed(A, "{}"), VARIANTS[name].changed(A, change)
+    found, source, _ = read(lines(tmp_path / "log", bad, *[sound] * 3, bad))
+    assert (len(found), source.format.name) == (3, VARIANTS[name].format)
+    counts = source.counts.left_out.total(), source.counts.other
+    assert counts == ((2, 0) if kind == "left_out" else (0, 2))
 
 
-TURNS = [*A.messages, ANSWER, {"role": "user", "content": "And?"}, {"role": "tool"},
-         {"role": "assistant", "content": "Thus."}]  # fmt: skip
-LIMITED = {"prompt_tokens": 3, "completion_tokens": 5, "finish_reason": {"type": "length"}}
-PAYLOAD = {"request": {"prompt": "Why?", "max_tokens": 9}, "response": {
-    "choices": [{"text": "So.", "finish_reason": "length"}],
-    "usage": {"prompt_tokens": 2, "completion_tokens": 9}}}  # fmt: skip
-STEP = {"in": 9, "out": 8}
+@pytest.mark.parametrize(("name", "change", "expected"), FOUND)
+def test_special_fields(tmp_path: Path, name: str, change: str, expected: str) -> None:
+    (found, *_), source, _ = read(lines(tmp_path / "log", VARIANTS[name].changed(A, change)))
+    assert source.format.name == VARIANTS[name].format
+    for field, value in json.loads(filled(expected, A)).items():
+        read_value = getattr(found, field)
+        assert (list(read_value) if isinstance(value, list) else read_value) == value, field
 
 
-@pytest.mark.parametrize(
-    ("variant", "fields", "expected"),
-    [
-        (SGLANG, {"obj": {"text": "x" * 2051}}, {"prompt": "x" * 1024, "cap_tokens": None}),
-        (SGLANG, {"obj": {"sampling_params": {}}}, {"cap_tokens": 128, "prompt": ""}),
-        (SGLANG, {"obj": {"sampling_params": {"max_new_tokens": None}}}, {"cap_tokens": 0}),
-        (SGLANG, {"out": {"meta_info": LIMITED}}, {"is_cut": True, "output_tokens": 5}),
-        ("Dynamo's ends", {"event_type": "request_payload", "payload": PAYLOAD},
-         {"prompt": "Why?", "output": "So.", "cap_tokens": 9, "is_cut": True, "input_tokens": 2,
-          "output_tokens": 9, "arrival": None}),
-        ("Dynamo", {}, {"blocks": (2**63 + 1, 2**64 - 1), "block_tokens": 16, "session": "s0"}),
-        ("LiteLLM's standard payload", {"session_id": "s"}, {"session": "s", "output": None}),
-        (LANGFUSE, {"modelParameters": {"maxTokens": 7}}, {"cap_tokens": 7, "output": None}),
-        (OTLP, {"attributes": {"llm.usage.completion_tokens": 5, "session.id": "s",
-                               "gen_ai.response.finish_reasons": ["length"]}},
-         {"output_tokens": 5, "session": "s", "is_cut": True}),
-        (OTLP, {"startTimeUnixNano": None, "startTime": [17, 5e8], "endTimeUnixNano": None},
-         {"arrival": 17.5}),
-        (BATCH, {"response": {"body": {"choices": [{"message": ANSWER}] * 4, "usage": A.usage}}},
-         {"output_tokens": round(A.outputs / 4), "arrival": None, "output": "So."}),
-        # The last answer of a chat with usage, and the first of a data set.
-        (CHAT, {"messages": TURNS}, {"prompt": "And?", "output_tokens": A.outputs}),
-        (CHAT, {"messages": TURNS, "usage": None}, {"prompt": A.text, "output": "So."}),
-        (CHAT, {"response": CALL}, {"input_tokens": A.inputs, "output_tokens": A.outputs}),
-        ("Bailian", {"parent_chat_id": -1}, {"id": "1", "parent": "", "block_tokens": 16}),
-        ("Bailian", {}, {"id": "1", "parent": "0", "blocks": (*range(-(-A.inputs // 16)),)}),
-        ("vllm bench serve", {"itls": None}, {"ttlt_s": None, "cap_tokens": A.outputs}),
-        # Steps have the time of the session, or of the step around them.
-        ("Weka", {"requests": [{"t": 5, "requests": [STEP | {"t": 1}]}]}, {"arrival": 6.0}),
-        ("Weka", {"requests": [{"t": 5, "requests": [STEP | {"t": 7}]}]}, {"arrival": 7.0}),
-        ("Weka", {"requests": [STEP | {"t": 0, "stop": "length", "hash_ids": [3]}], "id": "s",
-                  "hash_id_scope": "global"},
-         {"is_cut": True, "session": "s", "blocks": (3,), "block_tokens": 64}),
-        (TABLE, {"finishReason": "length"}, {"is_cut": True, "cap_tokens": 800}),
-        (TABLE, {"thread_id": 4, "arrivalTime": None, "start_ms": 7, "end_ms": 500},
-         {"session": "4", "arrival": 0.007, "end": 0.5}),
-        (TABLE, {"metrics": {"prompt_tokens": 9}, "inputTokens": None}, {"input_tokens": 9}),
-    ],
-)  # fmt: skip
-def test_special_fields(
-    tmp_path: Path, variant: str, fields: dict[str, Any], expected: dict[str, Any]
-) -> None:
-    (found, *_), source, _ = read(lines(tmp_path / "log", row(variant, **fields)))
-    assert source.format.name == VARIANTS[variant].format
-    assert {name: getattr(found, name) for name in expected} == expected
+def test_of_a_long_prompt_sglang_logs_the_beginning_and_the_end(tmp_path: Path) -> None:
+    change = json.dumps({"obj": {"text": "x" * 2051}})
+    ((found,), _, _) = read(
+        lines(tmp_path / "log", VARIANTS["SGLang's request log"].changed(A, change))
+    )
+    assert (found.prompt, found.cap_tokens) == ("x" * 1024, None)
 
 
 def test_a_batch_takes_its_prompts_from_the_input_file(tmp_path: Path) -> None:
-    (tmp_path / "a_output.jsonl").write_text(VARIANTS[BATCH].write(ASKED))
+    (tmp_path / "a_output.jsonl").write_text(VARIANTS["OpenAI's batch"].write(ASKED))
     bodies = [
         {"custom_id": f"r{a.number}", "body": {"messages": a.messages, "max_tokens": 800}}
         for a in ASKED
@@ -231,24 +158,10 @@ def test_a_batch_takes_its_prompts_from_the_input_file(tmp_path: Path) -> None:
     assert [(each.prompt, each.cap_tokens) for each in found] == [(a.text, 800) for a in ASKED]
 
 
-LENGTHS = {"input_length": 305, "output_length": 5}
-
-
-def test_traces_have_blocks_pauses_and_sessions(tmp_path: Path) -> None:
-    trace = [LENGTHS | {"timestamp": t, "hash_ids": [*range(20)]} for t in range(3)]
-    found, _, _ = read(lines(tmp_path / "log", *trace))
-    assert {each.block_tokens for each in found} == {16}
-    of_session = LENGTHS | {"session_id": "s"}
-    log = lines(tmp_path / "log", of_session | {"timestamp": 5}, of_session | {"delay": 1500})
-    one, other = read(log)[0]
-    assert (one.session, other.session, other.arrival, other.pause_s) == ("s", "s", None, 1.5)
-
-
 def test_a_format_can_be_named(tmp_path: Path) -> None:
-    log = lines(tmp_path / "log", LENGTHS | {"timestamp": 1})
-    assert read(log)[1].format.name == "mooncake"
-    found, source, _ = read(log, ReadOptions(format="table"))
-    assert (source.format.name, found[0].output_tokens) == ("table", 5)
+    mooncake = log(tmp_path, VARIANTS["Mooncake"].write(ASKED))
+    found, source, _ = read(mooncake, ReadOptions(format="table"))
+    assert (source.format.name, found[1].output_tokens) == ("table", A.outputs)
 
 
 def test_files_of_a_folder_that_are_no_logs_are_named(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from string import Template
@@ -87,6 +87,10 @@ def _values(a: Asked) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def filled(template: str, a: Asked) -> str:
+    return Template(template).substitute(_values(a))
+
+
 class Variant(NamedTuple):
     """See variants.toml."""
 
@@ -96,12 +100,16 @@ class Variant(NamedTuple):
     resolution_s: float = 1e-3
     head: str = ""
     whole: str = ""
+    no_request: Sequence[str] = ()
+    left_out: Sequence[str] = ()
+    found: Sequence[tuple[str, str]] = ()
 
-    def row_of(self, a: Asked) -> str:
-        return Template(self.row).substitute(_values(a))
+    def changed(self, a: Asked, fields: str) -> dict[str, Any]:
+        row: dict[str, Any] = json.loads(filled(self.row, a))
+        return row | json.loads(filled(fields, a))
 
     def write(self, asked: Iterable[Asked]) -> str:
-        rows = [self.row_of(a) for a in asked]
+        rows = [filled(self.row, a) for a in asked]
         if self.whole:
             return Template(self.whole).substitute(rows=",\n".join(rows))
         return "".join(f"{line}\n" for line in (self.head, *rows) if line)
