@@ -5,23 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import pytest
 
 from bench.simulator.apart import simulate_apart
 from bench.simulator.cluster import simulate_cluster
 from bench.simulator.run import simulate
 from bench.simulator.state import Options
-from tests.bench.simulator.traffic import (
-    CHECKED,
-    CONFIG,
-    MANY_SLOTS,
-    SMALL,
-    STAY,
-    STEP_TIME,
-    mixed,
-    request,
-)  # fmt: skip
+from tests.bench.simulator.traffic import CHECKED, CONFIG, SMALL, STAY, STEP_TIME, mixed, request
 
 pytestmark = pytest.mark.slow
 together = partial(simulate_cluster, SMALL)
@@ -58,14 +48,3 @@ def test_apart_prefill_transfer_and_decode_follow_one_another_beside_other_prefi
     requests = [request(0.0, 10, 300), request(1.0, 400, 2), request(2.0, 400, 2)]
     prefill_s = STEP_TIME.prefill_s(1, 400, 0)
     assert apart("fcfs", CONFIG, requests).longest_gap_s.max() < prefill_s
-
-
-def test_sglang_reserves_decode_tokens_and_we_headroom() -> None:
-    def last_ttft_s(policy: str, reserved_tokens: int) -> float:
-        engine = replace(MANY_SLOTS, reserved_decode_tokens=reserved_tokens)
-        requests = [request(0.0, 16, 30, 40) for _ in range(20)]
-        return float(np.max(simulate_apart(engine, policy, CONFIG, requests).ttft_s))
-
-    little_s = last_ttft_s("fcfs", 8)
-    assert last_ttft_s("fcfs", 400) > 2 * little_s
-    assert last_ttft_s("fcfs-fill", 400) == pytest.approx(little_s)

@@ -52,37 +52,6 @@ def test_a_long_prompt_is_prefilled_in_chunks_before_anyone_decodes() -> None:
     assert alone_s(ROOMY, 1200, 1) == pytest.approx(chunks_s)
 
 
-TOGETHER = [request(0.0, 100, 3), request(0.0, 100, 1)]
-# The second comes while the first runs, which holds some 100 tokens and has 398 to go.
-APART = [request(0.0, 100, 200), request(0.05, 100, 1)]
-CHUNKED = [request(0.0, 600, 10), request(0.0, 100, 10)]
-
-
-@pytest.mark.parametrize(
-    ("policy", "pool_tokens", "requests", "gets_in"),
-    [
-        ("fcfs", 1003, TOGETHER, "beside"),  # 2 x (100 + 400 + 1) tokens are set aside
-        ("fcfs", 1001, TOGETHER, "next"),  # then the first counts with 0.7 of its cap only
-        ("fcfs", 880, TOGETHER, "after"),  # 100 + 0.7 * 399 + 501 and one less
-        ("fcfs@clip=399", 1001, TOGETHER, "beside"),
-        ("fcfs@conservativeness=1.0", 800, APART, "after"),
-        ("fcfs@conservativeness=0.5", 800, APART, "next"),
-        # The last chunk sets aside 512 + 88 + 1 + 400, and 111 more for the other.
-        ("fcfs", 1100, CHUNKED, "after"),
-        ("fcfs-fill", 1100, CHUNKED, "beside"),
-    ],
-)
-def test_admission_sets_caps_aside(
-    policy: str, pool_tokens: int, requests: list[SimRequest], gets_in: str
-) -> None:
-    engine = replace(ROOMY, kv_pool_tokens=pool_tokens)
-    result = simulate(engine, policy, CONFIG, requests, CHECKED)
-    first_s = result.arrival_s + result.ttft_s
-    is_beside = first_s[1] == first_s[0]
-    is_after = first_s[1] > result.arrival_s[0] + result.ttlt_s[0]
-    assert gets_in == ("beside" if is_beside else "after" if is_after else "next")
-
-
 @pytest.mark.parametrize(("options", "page_size"), [(STAY, 1), (CHECKED, 16)])
 @pytest.mark.parametrize("policy", [*sorted(STOCK), "srpt-oracle"])
 def test_invariants_hold_on_mixed_traffic(policy: str, options: Options, page_size: int) -> None:
@@ -181,11 +150,3 @@ def test_a_long_prompt_leaves_room_in_its_chunks_for_shorter_ones() -> None:
     policy = ShortestPrefillPolicy()
     assert policy.chunk_limit(1000, 512, 16, [20, 100, 2000]) == 512 - 32 - 112
     assert policy.chunk_limit(50, 512, 16, [60]) is None
-
-
-def test_fcfs_fill_admits_more_in_the_same_order() -> None:
-    requests = mixed(200, 8.0, 11)
-    stock, ours = (simulate(SMALL, name, CONFIG, requests) for name in ("fcfs", "fcfs-fill"))
-    assert ours.ttlt_s.mean() < 0.9 * stock.ttlt_s.mean()
-    assert (np.diff(ours.arrival_s + ours.ttft_s) > -1e-9).all()
-    assert ours.num_retractions.sum() == 0

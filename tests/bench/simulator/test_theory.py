@@ -8,7 +8,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from bench.policies.srpt_oracle import SrptOracleParameters
 from bench.policies.trail import TrailParameters
@@ -45,24 +44,16 @@ def _without_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Policy, "refresh_interval_tokens", 10)
 
 
-def traffic(
-    num_requests: int,
-    load: float,
-    seed: int,
-    steps: NDArray[np.int64],
-    weights: NDArray[np.float64],
-) -> tuple[float, list[SimRequest]]:
+def traffic(num_requests: int, load: float, seed: int) -> tuple[float, list[SimRequest]]:
     """The rate per step, and requests that arrive at it; all predict the true distribution."""
     rng = np.random.default_rng(seed)
-    rate = load / float(steps @ weights)
-    arrivals_s = np.cumsum(rng.exponential(TOKEN_S / rate, num_requests))
-    lengths = rng.choice(steps, num_requests, p=weights) + 1
-    known = LengthDistribution(steps + 1, weights, 1e6, "prior")
-    cap = int(steps[-1]) + 1
-    return rate, [
-        SimRequest(float(t), 1, int(n), cap, known, "")
-        for t, n in zip(arrivals_s, lengths, strict=True)
-    ]
+    rate = load / float(STEPS @ WEIGHTS)
+    arrivals_s = np.cumsum(rng.exponential(TOKEN_S / rate, num_requests)).tolist()
+    lengths = (rng.choice(STEPS, num_requests, p=WEIGHTS) + 1).tolist()
+    known = LengthDistribution(STEPS + 1, WEIGHTS, 1e6, "prior")
+    cap = int(STEPS[-1]) + 1
+    of = zip(arrivals_s, lengths, strict=True)
+    return rate, [SimRequest(at_s, 1, length, cap, known, "") for at_s, length in of]
 
 
 def mean_and_error(result: Result) -> tuple[float, float]:
@@ -73,7 +64,7 @@ def mean_and_error(result: Result) -> tuple[float, float]:
 
 @pytest.mark.parametrize("load", [0.5, 0.8])
 def test_fcfs_is_pollaczek_khinchine(load: float) -> None:
-    rate, requests = traffic(10_000, load, 1, STEPS, WEIGHTS)
+    rate, requests = traffic(10_000, load, 1)
     mean, error = mean_and_error(simulate(ONE_SLOT, "fcfs", SageConfig(), requests))
     wait = rate * float(STEPS**2 @ WEIGHTS) / (2 * (1 - load))
     assert mean == pytest.approx(float(STEPS @ WEIGHTS) + wait, abs=4 * error)
@@ -87,7 +78,7 @@ def surely(request: SimRequest) -> SimRequest:
 
 
 def test_shortest_job_first_is_cobham() -> None:
-    rate, requests = traffic(10_000, 0.8, 3, STEPS, WEIGHTS)
+    rate, requests = traffic(10_000, 0.8, 3)
     result = simulate(ONE_SLOT, "ssjf", PURE, [*map(surely, requests)])
     mean, error = mean_and_error(result)
     assert mean == pytest.approx(_srpt_response(rate, limit=0.0), abs=4 * error)
@@ -96,7 +87,7 @@ def test_shortest_job_first_is_cobham() -> None:
 
 @pytest.mark.parametrize("load", [0.5, 0.8])
 def test_srpt_is_schrage_miller(load: float) -> None:
-    rate, requests = traffic(5_000, load, 2, STEPS, WEIGHTS)
+    rate, requests = traffic(5_000, load, 2)
     result = simulate(ONE_SLOT, "srpt-oracle", PURE, requests, PREEMPTIVE)
     mean, error = mean_and_error(result)
     # An arrival is seen at the end of a step, half a step late in the mean.
@@ -106,7 +97,7 @@ def test_srpt_is_schrage_miller(load: float) -> None:
 
 @pytest.mark.parametrize("limit", [0.3, 0.8])
 def test_trail_with_exact_predictions_is_its_closed_form(limit: float) -> None:
-    rate, requests = traffic(2_500, 0.8, 3, STEPS, WEIGHTS)
+    rate, requests = traffic(2_500, 0.8, 3)
     exact = [*map(surely, requests)]
     config = SageConfig(policy={"trail-prompt": TrailParameters(limit)})
     mean, error = mean_and_error(simulate(ONE_SLOT, "trail-prompt", config, exact, PREEMPTIVE))

@@ -1,4 +1,4 @@
-"""Deadlines, overload and slices of prefills in the simulator."""
+"""SGLang's admission, refused requests, and prefills that let others pass."""
 
 from __future__ import annotations
 
@@ -11,42 +11,45 @@ from bench.simulator.presets import Engine
 from bench.simulator.request import SimRequest
 from bench.simulator.run import simulate
 from sage_sched.app.config import SageConfig
-from sage_sched.job import NO_HINTS, Hints
+from sage_sched.job import Hints
 from sage_sched.steps import StepTime
 from tests.bench.simulator.traffic import CHECKED, CONFIG, SMALL, known, mixed, request
 
-
-@pytest.mark.parametrize("is_mixed", [False, True])
-def test_sage_keeps_a_tpot_slo_of_requests_that_stay(is_mixed: bool) -> None:
-    step_time = StepTime(0.004, 0.0, 2e-4, 1e-9, 0.006, 1e-5, 2e-7)
-    engine = Engine(step_time, 4000, 16, chunked_prefill_size=1024, mixed_chunk=is_mixed)
-
-    def longest_gap_s(hints: Hints) -> float:
-        requests = [replace(each, hints=hints) for each in mixed(150, 6.0, 5)]
-        found = simulate(engine, "sage", CONFIG, requests)
-        stayed = (found.num_preemptions == 0) & (found.num_retractions == 0)
-        assert stayed.mean() > 0.1
-        return float(found.longest_gap_s[stayed].max())
-
-    assert longest_gap_s(NO_HINTS) > 0.12
-    assert longest_gap_s(Hints(tpot_slo_ms=90.0)) < 0.095  # each newcomer makes the batch longer
+ROOMY = replace(SMALL, kv_pool_tokens=65536, page_size=1, max_prefill_tokens=8192)
+TOGETHER = [request(0.0, 100, 3), request(0.0, 100, 1)]
+# The second comes while the first runs, which holds some 100 tokens and has 398 to go.
+APART = [request(0.0, 100, 200), request(0.05, 100, 1)]
+CHUNKED = [request(0.0, 600, 10), request(0.0, 100, 10)]
 
 
-DEADLINES = {"max_ttft_ms": 1000.0, "max_tpot_ms": 100.0}
-ON = SageConfig.parse({"overload": {"enabled": True, **DEADLINES}})
-
-
-@pytest.mark.parametrize("policy", ["sage", "fcfs-fill"])
-def test_more_requests_are_good_beyond_capacity(policy: str) -> None:
-    requests = mixed(600, 9.0, 1)
-    plain, protected = (simulate(SMALL, policy, of, requests, CHECKED) for of in (CONFIG, ON))
-    shares = [result.good_share(1.0, 0.1) for result in (plain, protected)]
-    assert plain.num_refused == 0 < protected.num_refused < 500
-    assert shares[1] > shares[0] + 0.1
-    assert shares[1] * len(protected.ttlt_s) > shares[0] * len(plain.ttlt_s)
+@pytest.mark.parametrize(
+    ("policy", "pool_tokens", "requests", "gets_in"),
+    [
+        ("fcfs", 1003, TOGETHER, "beside"),  # 2 x (100 + 400 + 1) tokens are set aside
+        ("fcfs", 1001, TOGETHER, "next"),  # then the first counts with 0.7 of its cap only
+        ("fcfs", 880, TOGETHER, "after"),  # 100 + 0.7 * 399 + 501 and one less
+        ("fcfs@clip=399", 1001, TOGETHER, "beside"),
+        ("fcfs@conservativeness=1.0", 800, APART, "after"),
+        ("fcfs@conservativeness=0.5", 800, APART, "next"),
+        # The last chunk sets aside 512 + 88 + 1 + 400, and 111 more for the other.
+        ("fcfs", 1100, CHUNKED, "after"),
+        ("fcfs-fill", 1100, CHUNKED, "beside"),
+    ],
+)
+def test_admission_sets_caps_aside(
+    policy: str, pool_tokens: int, requests: list[SimRequest], gets_in: str
+) -> None:
+    engine = replace(ROOMY, kv_pool_tokens=pool_tokens)
+    result = simulate(engine, policy, CONFIG, requests, CHECKED)
+    first_s = result.arrival_s + result.ttft_s
+    is_beside = first_s[1] == first_s[0]
+    is_after = first_s[1] > result.arrival_s[0] + result.ttlt_s[0]
+    assert gets_in == ("beside" if is_beside else "after" if is_after else "next")
 
 
 def test_refusals_end_with_the_predictor_and_with_the_overload() -> None:
+    deadlines = {"max_ttft_ms": 1000.0, "max_tpot_ms": 100.0}
+    protected = SageConfig.parse({"overload": {"enabled": True, **deadlines}})
     requests = mixed(900, 9.0, 6)
     phases = [
         requests[:300],
@@ -55,7 +58,8 @@ def test_refusals_end_with_the_predictor_and_with_the_overload() -> None:
         [replace(each, arrival_s=5000.0) for each in mixed(2000, 1.0, 7)],
         [replace(each, arrival_s=each.arrival_s + 9000.0) for each in mixed(100, 0.7, 8)],
     ]
-    admitted = {*simulate(SMALL, "sage", ON, [*chain(*phases)], CHECKED).arrival_s.tolist()}
+    result = simulate(SMALL, "sage", protected, [*chain(*phases)], CHECKED)
+    admitted = {*result.arrival_s.tolist()}
     num_refused = [sum(each.arrival_s not in admitted for each in phase) for phase in phases]
     assert min(num_refused[0], num_refused[2]) > 30
     assert num_refused[1] == num_refused[4] == 0
