@@ -11,7 +11,6 @@ import pytest
 from bench.engines.server.client import Answer
 from bench.engines.server.kept_server import KeptServer, Run
 from bench.experiment import servers as module
-from bench.experiment.run import measured
 from bench.experiment.servers import Ran, Servers
 from bench.experiment.simulated import Loaded
 from bench.experiment.spec import Experiment, Load, Options
@@ -71,17 +70,6 @@ def test_a_server_gets_the_hints_of_the_simulator(monkeypatch: pytest.MonkeyPatc
     seen = found.served
     assert seen is not None
     assert (seen.ttlt_s.tolist(), seen.cached_tokens) == ([2.0, 2.0], 14)
-
-
-def test_refused_requests_are_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    refused = Answer(5.0, is_refused=True)
-    sent, found = ran(monkeypatch, Run([refused, ANSWERED], {}, None, ""))
-    assert found.served is not None
-    assert (found.problem, len(sent["bodies"])) == ("", 2)
-    assert len(found.about["requests"]["ttft_ms"]) == 1
-    loaded = Loaded(Load(name="any", rate="1"), None)
-    metrics = measured(found.served, ("refused_share", "good_per_s"), loaded)
-    assert (metrics["refused_share"], metrics["good_share"]) == (0.5, 0.0)
 
 
 @pytest.mark.parametrize(

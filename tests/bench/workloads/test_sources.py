@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,10 @@ import pytest
 from bench.policies.arm import Arm
 from bench.simulator.presets import H800_QWEN3_32B
 from bench.workloads import chats
-from bench.workloads.agents import TRACE, Session, Step, requests_of
+from bench.workloads.agents import TRACE
 from bench.workloads.arrivals import LOADS, RECORDING, arrivals_of
 from bench.workloads.lengths import WithDeadlines
-from bench.workloads.prompts import Workload, WorkloadError, WorkloadRequest
+from bench.workloads.prompts import WorkloadError
 from bench.workloads.source import Purpose
 from bench.workloads.sources import source_of
 from bench.workloads.triage import LENGTHS
@@ -95,47 +94,3 @@ def test_servers_know_the_classes_of_requests(data: Path) -> None:
     source = WithDeadlines(data, "azure", weights=(2.0, 1.0, 4.0))
     of_class = {name: given.priority for name, given in source.slo().classes.items()}
     assert of_class == {"w1": 1, "w2": 2, "w4": 3}
-
-
-def test_prompts_that_come_again_do_so_by_zipfs_law_with_other_answers() -> None:
-    pool = tuple(
-        WorkloadRequest(f"prompt {i}", 10 * i + n, "repeated") for i in range(50) for n in range(4)
-    )
-    drawn = Workload(pool, pool, "", zipf=1.0).drawn(3000, seed=1)
-    plain = Counter(r.prompt for r in drawn if r in pool)
-    assert plain.total() / 3000 == pytest.approx(2 / 3, abs=0.05)
-    (first, most), (_, second) = plain.most_common(2)
-    assert most / second == pytest.approx(2, rel=0.3)
-    assert len({r.output_tokens for r in drawn if r.prompt == first}) == 4
-
-
-STEPS = (
-    Step(0.0, 1000, 100, None, 0),
-    Step(60.0, 1500, 40, 0, 960),
-    Step(61.0, 1800, 20, 1, 1472),
-    Step(5000.0, 1700, 20, 0, 640),
-)
-SESSION = Session("one", STEPS)
-
-
-def test_steps_follow_each_other_and_share_prefixes() -> None:
-    # Twice the session, of half its tokens.
-    requests = requests_of(
-        [SESSION] * 2, [3.0] * 2, factor=2.0, engine=H800_QWEN3_32B, prediction=None,
-        max_pause_s=100.0,
-    )  # fmt: skip
-    lengths = [(each.input_tokens, each.output_tokens) for each in requests[:4]]
-    assert lengths == [(500, 50), (750, 20), (900, 10), (850, 10)]
-    assert [request.follows for request in requests] == [None, 0, 1, 2, None, 4, 5, 6]
-    assert [request.arrival_s for request in requests[::4]] == [3.0, 3.0]
-    assert [request.spans for request in requests[1:5]] == [
-        ((0, 0, 480), (1, 0, 270)),
-        ((0, 0, 480), (1, 0, 256), (2, 0, 164)),
-        ((0, 0, 320), (3, 0, 530)),
-        ((4, 0, 500),),  # two runs of one recording are two sessions: they share nothing
-    ]
-    assert {request.hints.session for request in requests[:4]} == {"0 one"}
-    # A pause leaves out the engine's own time.
-    assert 55 < requests[1].pause_s < 60
-    assert requests[2].pause_s < 1.0
-    assert requests[3].pause_s == 100.0

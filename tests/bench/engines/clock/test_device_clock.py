@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -79,7 +78,8 @@ def test_step_times() -> None:
     assert times == pytest.approx((MODEL.step_s(mixed) / 4, MODEL.swap_token_s / 4))
 
 
-def _in_a_row(host: Host) -> None:
+def test_steps_follow_one_another_on_the_device_however_quick_the_host() -> None:
+    host = Host()
     first = host.step(0.5, after_idle=True)
     assert first == pytest.approx(100 + DECODE_S)
     second = host.step(0.5)  # launched while the first runs
@@ -90,52 +90,45 @@ def _in_a_row(host: Host) -> None:
     assert host.step(0.5) == pytest.approx(100 + 3 * DECODE_S)
     host.clock.wait_until(second - 10)  # long over: no wait
     assert host.now_s == pytest.approx(first + 0.8)
-
-
-def _after_idleness(host: Host) -> None:
-    host.clock.wait_until(host.step(0.1, after_idle=True))
-    host.wait(50)
-    # It begins when it is launched.
-    assert host.step(0.1, after_idle=True) == pytest.approx(host.now_s - 0.1 + DECODE_S)
-
-
-def _computes_too_long(host: Host) -> None:
-    assert host.step(DECODE_S + 0.5, after_idle=True) == pytest.approx(host.now_s)
-
-
-def _launches_late(host: Host) -> None:
-    host.clock.wait_until(host.step(0.1, after_idle=True))
-    host.work(0.5)
-    host.step(0.1)
-
-
-def _loses_its_core(host: Host) -> None:
-    host.clock.wait_until(host.step(0.1, after_idle=True, overlaps=False))
-    host.work(0.7)  # results, the next pass: a GPU would wait for that too
-    host.wait(0.5)  # another process had the core
-    host.step(0.1, overlaps=False)
+    stats = host.clock.stats
+    assert (stats.num_steps, stats.num_late, stats.late_s) == (3, 0, 0.0)
+    assert stats.device_s == pytest.approx(3 * DECODE_S)
 
 
 @pytest.mark.parametrize(
-    ("happens", "num_steps", "late_s"),
+    ("worked_s", "waited_s", "after_idle", "overlaps", "begins_s", "late_s"),
     [
-        (_in_a_row, 3, 0.0),
-        (_after_idleness, 2, 0.0),
-        (_computes_too_long, 1, 0.5),
-        (_launches_late, 2, 0.5),
-        (_loses_its_core, 2, 0.5),
+        (0.0, 50.0, True, True, 50.0, 0.0),  # nothing to do until then
+        (0.5, 0.0, False, True, 0.5, 0.5),  # launched late
+        # Without overlap a GPU would wait for results and the next pass too, but not while another
+        # process has the core.
+        (0.7, 0.5, False, False, 1.2, 0.5),
     ],
 )
 def test_a_host_that_holds_steps_up_is_late(
-    happens: Callable[[Host], None], num_steps: int, late_s: float
+    worked_s: float,
+    waited_s: float,
+    after_idle: bool,
+    overlaps: bool,
+    begins_s: float,
+    late_s: float,
 ) -> None:
     host = Host()
-    happens(host)
-    assert asdict(host.clock.stats) == {
-        "num_steps": num_steps, "device_s": pytest.approx(num_steps * DECODE_S),
-        "num_late": int(late_s > 0), "late_s": pytest.approx(late_s),
-        "num_moves": 0, "moved_s": 0.0,
-    }  # fmt: skip
+    first = host.step(0.1, after_idle=True, overlaps=overlaps)
+    host.clock.wait_until(first)
+    host.work(worked_s)
+    if waited_s:
+        host.wait(waited_s)
+    second = host.step(0.1, after_idle=after_idle, overlaps=overlaps)
+    assert second == pytest.approx(first + begins_s + DECODE_S)
+    stats = host.clock.stats
+    assert (stats.num_late, stats.late_s) == (int(late_s > 0), pytest.approx(late_s))
+
+
+def test_a_host_that_computes_longer_than_the_device_is_late() -> None:
+    host = Host()
+    assert host.step(DECODE_S + 0.5, after_idle=True) == pytest.approx(host.now_s)
+    assert (host.clock.stats.num_late, host.clock.stats.late_s) == (1, pytest.approx(0.5))
 
 
 def test_moves_go_one_after_the_other_and_hold_the_device_up() -> None:

@@ -36,19 +36,24 @@ def _did(late_s: float, num_unpredicted: int) -> dict[str, Any]:
     return did | {"sage": {"predictor": {"num_deadline_misses": num_unpredicted}}}
 
 
-def test_a_run_that_the_host_held_up_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    run, sent = held_up(monkeypatch, 30.0, 1.0)
-    assert (run.late, sent) == ("", ["prepared", "sage"] * 2)
+@pytest.mark.parametrize(
+    ("late_s", "num_unpredicted", "num_tries", "problem"),
+    [
+        ((30.0, 1.0), 0, 2, ""),
+        ((30.0, 30.0, 29.0, 0.0), 0, 3, "29.0 s of 100.0 s"),
+        ((1.0, 1.0, 1.0), 1, 3, "1 of 1 requests went on without a prediction"),
+    ],
+)
+def test_a_run_that_the_host_held_up_is_sent_again(
+    late_s: tuple[float, ...],
+    num_unpredicted: int,
+    num_tries: int,
+    problem: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, sent = held_up(monkeypatch, *late_s, num_unpredicted=num_unpredicted)
+    assert sent == ["prepared", "sage"] * num_tries
+    assert problem in run.late
+    assert bool(run.late) == bool(problem)
     assert run.use is not None
-    assert run.use.late_s == 1.0
-
-
-def test_a_host_that_is_too_slow_every_time_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    run, sent = held_up(monkeypatch, 30.0, 30.0, 30.0, 0.0)
-    assert "30.0 s of 100.0 s" in run.late
-    assert len(sent) == 6
-
-
-def test_predictions_that_the_host_had_not_ready_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    run, _ = held_up(monkeypatch, 1.0, 1.0, 1.0, num_unpredicted=1)
-    assert "1 of 1 requests went on without a prediction" in run.late
+    assert run.use.late_s == late_s[num_tries - 1]
