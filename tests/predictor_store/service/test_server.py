@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -72,32 +72,15 @@ def config_at(folder: Path, service: str = "", **predictor: Any) -> SageConfig:
     return SageConfig(store, PredictorConfig(service=service, **predictor))
 
 
-@dataclass
-class Service:
-    config: SageConfig
-
-    def connect(self, model: str = "one") -> Link:
-        return connect_worker(self.config, model, 60)
-
-    def raw(self) -> socket.socket:
-        address = Address.parse(self.config.predictor.service)
-        if address.is_tcp:
-            return socket.create_connection((address.host, address.port), 60)
-        connected = socket.socket(socket.AF_UNIX)
-        connected.settimeout(60)
-        connected.connect(address.path)
-        return connected
-
-
 @pytest.fixture(params=["unix", "tcp"])
 def service(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Service]:
+) -> Iterator[SageConfig]:
     is_tcp = request.param == "tcp"
     monkeypatch.setenv(endpoint.TOKEN_VARIABLE, TOKEN)
     config = config_at(tmp_path, f"127.0.0.1:{free_port()}" if is_tcp else "")
     with served(config, TOKEN if is_tcp else ""):
-        yield Service(config)
+        yield config
 
 
 def until(
@@ -127,8 +110,8 @@ def learn(link: Link, length: int) -> None:
     until(link, News, lambda news: news.stats.num_recorded >= 20)
 
 
-def test_models_are_told_apart_and_clients_of_one_share(service: Service) -> None:
-    one, other, same = map(service.connect, ("one", "../other", "one"))
+def test_models_are_told_apart_and_clients_of_one_share(service: SageConfig) -> None:
+    one, other, same = (connect_worker(service, name) for name in ("one", "../other", "one"))
     learn(one, 7)
     learn(other, 900)
     assert share_of(ask(same), 7) > 0.8
@@ -139,51 +122,26 @@ def test_models_are_told_apart_and_clients_of_one_share(service: Service) -> Non
     for link in (one, other, same):
         link.close()
     # A store that is refused is refused to its model alone.
-    store = service.config.store
+    store = service.store
     damaged = folder_of_model(store, "damaged")
     Store(StoreConfig(str(damaged)), "another encoder", 3).close()
     with pytest.raises(StoreError, match="another encoder"):
-        service.connect("damaged")
-    service.connect("one").close()
+        connect_worker(service, "damaged")
+    connect_worker(service, "one").close()
     folders = {folder.parent for folder in Path(store.path).rglob("history.sqlite3")}
     assert folders == {folder_of_model(store, name) for name in ("one", "../other", "damaged")}
     assert folder_of_model(store, "x" * 10_000).name.isascii()
 
 
-GREETING = b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x03\x00"
-JUNK = [
-    b"",
-    b"\x00\xff" * 1000,
-    b'{"hello": 4, "nonce": "x"}\n',  # an earlier release
-    *(GREETING[:length] for length in range(1, len(GREETING) + 1)),
-    GREETING + b"NULL".ljust(52, b"\0") + b"\x04\x26\x05READY" + b"\xff" * 100,
-    GREETING + b"CURVE".ljust(52, b"\0") + b"\x04\xc8\x05HELLO" + b"\x00" * 194,
-    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-    b"x" * 3_000_000,
-]
-
-
-def test_junk_and_half_messages_of_one_do_not_touch_others(service: Service) -> None:
-    other = service.connect()
-    junk = []
-    for piece in JUNK:
-        connected = service.raw()
-        with contextlib.suppress(OSError):  # it may have hung up already
-            connected.sendall(piece)
-        junk.append(connected)
-    # A client that has been admitted sends junk, and an oversized message.
-    greeted = service.connect()
+def test_malformed_messages_of_one_do_not_touch_others(service: SageConfig) -> None:
+    spoiler, other = (connect_worker(service, "one") for _ in range(2))
     for piece in (b"", b"junk", messages.encode(Predict(1, "x"))[:-1], b"\x91" * 50_000):
-        greeted._dealer.send(piece)
-    greeted._dealer.send_multipart([b"\x92", b"junk"])
+        spoiler._dealer.send(piece)
+    spoiler._dealer.send_multipart([b"\x92", b"junk"])
     until(other, News, lambda news: news.stats.num_malformed == 5)
-    greeted._dealer.send(b"x" * (messages.MAX_BYTES + 1))
-    greeted.wait()  # it is hung up on
-    for handle in range(3):
-        ask(other, handle)
-    for connected in junk:
-        connected.close()
-    ask(other, 3)
+    spoiler._dealer.send(b"x" * (messages.MAX_BYTES + 1))
+    spoiler.wait()  # it is hung up on
+    ask(other)
     other.close()
 
 
@@ -208,7 +166,9 @@ def test_a_malformed_message_is_refused(message: Any) -> None:
 def test_a_silent_stranger_is_hung_up_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "_HANDSHAKE_MS", 50)
     config = config_at(tmp_path)
-    with served(config), Service(config).raw() as stranger:
+    with served(config), socket.socket(socket.AF_UNIX) as stranger:
+        stranger.settimeout(60)
+        stranger.connect(config.predictor.service)
         while stranger.recv(1000):
             pass
 
@@ -233,12 +193,12 @@ def test_a_stuck_client_loses_its_answers(tmp_path: Path, monkeypatch: pytest.Mo
             link.close()
 
 
-def test_another_version_is_told_both(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_is_told_both(service: SageConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "predictor_store.service.link.Hello", lambda _, model: messages.Hello(99, model)
     )
     with pytest.raises(PredictorError, match=f"version 99 .* {messages.VERSION}:"):
-        service.connect()
+        connect_worker(service, "one")
 
 
 # Answers of other services to a Hello, and the errors of clients.
@@ -363,18 +323,18 @@ def test_a_lost_connection_counts_nothing_twice(tmp_path: Path) -> None:
 
 
 def test_over_tcp_alone_a_token_is_asked_for(
-    service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    service: SageConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(endpoint.TOKEN_VARIABLE, "another, as long as that")
-    if "/" in service.config.predictor.service:
-        service.connect().close()
+    if "/" in service.predictor.service:
+        connect_worker(service, "one").close()
         return
     with pytest.raises(PredictorError, match="token"):
-        service.connect()
+        connect_worker(service, "one")
     file = tmp_path / "token"
     file.write_text(TOKEN + "\n")
-    named = replace(service.config.predictor, service_token_file=str(file))
-    connect_worker(replace(service.config, predictor=named), "one").close()
+    named = replace(service.predictor, service_token_file=str(file))
+    connect_worker(replace(service, predictor=named), "one").close()
 
 
 def test_an_impostor_learns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
