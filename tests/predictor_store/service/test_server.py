@@ -202,64 +202,54 @@ def test_another_version_is_told_both(service: SageConfig, monkeypatch: pytest.M
 
 
 # Answers of other services to a Hello, and the errors of clients.
-IMPOSTORS: dict[str, tuple[Any, str]] = {
-    "another version": (
-        messages.Refused(99, "it speaks version 5, this worker 99", "version"), "99"),
+OTHERS: dict[str, tuple[Any, str]] = {
+    "another version": (messages.Refused(99, "it speaks version 5, this 99", "version"), "this 99"),
     "junk": ("junk", "no predictor service"),
     "no welcome": (Predicted(1, None), "no predictor service"),
-    "an odd prior": (
-        messages.Welcome(messages.VERSION, Stats(1), Lengths([5], [], 1, "x")), "no predictor"),
-    "silent": (None, "does not answer"),
-}  # fmt: skip
+    "an odd prior": (messages.Welcome(5, Stats(1), Lengths([5], [], 1, "x")), "no predictor"),
+    "a later one": (messages.Welcome(99, Stats(1), None), "no predictor"),
+}
+
+
+@pytest.mark.parametrize(("answer", "said"), OTHERS.values(), ids=OTHERS)
+def test_what_is_no_service_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Any, said: str
+) -> None:
+    monkeypatch.setattr(Worker, "connect", lambda *_: answer)
+    config = config_at(tmp_path)
+    with served(config), pytest.raises(PredictorError, match=said):
+        connect_worker(config, "one", 60)
 
 
 @contextmanager
-def impostor(path: Path, answer: Any) -> Iterator[SageConfig]:
-    """A service that answers all hellos so; None: not at all."""
-    router = endpoint.listen(Address(path=str(path)))
-    enough = threading.Event()
-
-    def answer_all() -> None:
-        while not enough.wait(0.01):
-            while router.poll(0):
-                client, heard = router.recv_multipart()
-                is_hello = isinstance(messages.decode_to_worker(heard), messages.Hello)
-                if is_hello and answer is not None:
-                    router.send_multipart([client, messages.encode(answer)])
-
-    with closing(router):
-        thread = threading.Thread(target=answer_all)
-        thread.start()
-        yield SageConfig(predictor=PredictorConfig(service=str(path)))
-        enough.set()
-        thread.join()
-
-
-@pytest.mark.parametrize(("answer", "said"), IMPOSTORS.values(), ids=IMPOSTORS)
-def test_what_is_no_service_is_told_apart(tmp_path: Path, answer: Any, said: str) -> None:
-    with impostor(tmp_path / "other", answer) as config, pytest.raises(PredictorError, match=said):
-        connect_worker(config, "one", 60 if answer is not None else 0.1)
+def hung(config: SageConfig) -> Iterator[None]:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(config.predictor.service)
+        listener.listen()
+        yield
 
 
 @pytest.mark.parametrize("state", ["down", "hung", "another version"])
 def test_a_service_comes_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
     monkeypatch.setattr("predictor_store.service.supervisor._MAX_BACKOFF_SECONDS", 0.01)
     monkeypatch.setattr("predictor_store.service.client._SERVICE_PATIENCE_S", 0.5)
-    path, config = tmp_path / "service", config_at(tmp_path, deadline_ms=600_000)
+    config = config_at(tmp_path, deadline_ms=600_000)
     client = PredictorClient(config, "one")
     with contextlib.ExitStack() as until_it_is_there:
-        if state in IMPOSTORS:
-            until_it_is_there.enter_context(impostor(path, IMPOSTORS[state][0]))
-        elif state != "down":
-            listener = until_it_is_there.enter_context(socket.socket(socket.AF_UNIX))
-            listener.bind(str(path))
-            listener.listen()
+        if state == "hung":
+            until_it_is_there.enter_context(hung(config))
+            with pytest.raises(PredictorError, match="does not answer"):
+                connect_worker(config, "one", 0.1)
+        elif state == "another version":
+            patch = until_it_is_there.enter_context(monkeypatch.context())
+            patch.setattr(Worker, "connect", lambda *_: OTHERS[state][0])
+            until_it_is_there.enter_context(served(config))
         client.start()
         found = asyncio.run(client.predict("Who is there?"))
         assert found.handle is None
         assert found.distribution is not None
         assert found.distribution.source == "prior"
-    path.unlink(missing_ok=True)
+    Path(config.predictor.service).unlink(missing_ok=True)
     with served(config), closing(client):
         while not client.stats()["worker_alive"]:
             time.sleep(0.01)
