@@ -14,8 +14,11 @@ from typing import Any
 import torch
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
 from sglang.srt.mem_cache.radix_cache import RadixCache
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
@@ -89,6 +92,19 @@ def make_allocator() -> TokenToKVPoolAllocator:
     """Make a KV pool of 64 tokens on the CPU, of one layer."""
     pool = MHATokenToKVPool(64, 1, torch.float32, 1, 8, 1, "cpu", enable_memory_saver=False)
     return TokenToKVPoolAllocator(64, torch.float32, "cpu", pool, False)
+
+
+def make_tree() -> UnifiedRadixCache:
+    """Make a radix tree over a KV pool, with rows for four requests. Set
+    SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND to "python" before."""
+    params = CacheInitParams(
+        disable=False,
+        req_to_token_pool=ReqToTokenPool(4, 64, "cpu", False),
+        token_to_kv_pool_allocator=make_allocator(),
+        page_size=1,
+        tree_components=(ComponentType.FULL,),
+    )
+    return UnifiedRadixCache(params)
 
 
 def make_bare_scheduler(

@@ -6,34 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
-from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
 from sglang.srt.mem_cache.radix_cache import RadixKey
-from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
-from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from patches.scheduler import session_kv
 from patches.scheduler.session_kv import SessionKv
 from sage_sched.limits import Limits
+from tests.patches.schedulers import make_tree
 
 
-@pytest.fixture
-def tree(monkeypatch: pytest.MonkeyPatch) -> UnifiedRadixCache:
+def test_sessions_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", "python")
-    pool = MHATokenToKVPool(64, 1, torch.float32, 1, 8, 1, "cpu", enable_memory_saver=False)
-    params = CacheInitParams(
-        disable=False,
-        req_to_token_pool=ReqToTokenPool(4, 64, "cpu", False),
-        token_to_kv_pool_allocator=TokenToKVPoolAllocator(64, torch.float32, "cpu", pool, False),
-        page_size=1,
-        tree_components=(ComponentType.FULL,),
-    )
-    return UnifiedRadixCache(params)
-
-
-def test_sessions_are_counted(monkeypatch: pytest.MonkeyPatch, tree: UnifiedRadixCache) -> None:
+    tree = make_tree()
     monkeypatch.setattr(session_kv, "_NUM_COUNTED", 4)
     no_returns = SimpleNamespace(limits=Limits())
     kept = SessionKv(SimpleNamespace(tree_cache=tree, sage=no_returns))
