@@ -6,7 +6,6 @@ import importlib
 import os
 import subprocess
 import sys
-import types
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -30,18 +29,18 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]
     return status, *capsys.readouterr()
 
 
-def replace_set(monkeypatch: pytest.MonkeyPatch, run: Callable[[Any], int]) -> None:
-    command = types.ModuleType("command")
-    command.__dict__.update(configure=lambda parser: None, run=run)
+def replace_set(monkeypatch: pytest.MonkeyPatch, run: Callable[[Any], Any]) -> None:
+    command: Any = SimpleNamespace(configure=lambda parser: None, run=run)
     monkeypatch.setitem(sys.modules, COMMANDS["set"][0], command)
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = said(capsys, "--help")
-    assert status == 0
-    assert [name for name in OF_SERVERS | COMMANDS if f"  {name} " not in out] == []
+    assert (status, [name for name in OF_SERVERS | COMMANDS if f"  {name} " not in out]) == (0, [])
     # Without any command the same is said, as an error.
     assert said(capsys)[::2] == (2, out)
+    versions = f"sage-sched {version('sage-sched')}, SGLang {version('sglang')}\n"
+    assert said(capsys, "--version")[:2] == (0, versions)
 
 
 def test_every_command_and_group_has_help_without_a_home(
@@ -53,11 +52,6 @@ def test_every_command_and_group_has_help_without_a_home(
         assert said(capsys, *name.split(), "--help")[0] == 0
     status, _, err = said(capsys, "store", "info")
     assert (status, "set HOME" in err) == (2, True)
-
-
-def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    versions = f"sage-sched {version('sage-sched')}, SGLang {version('sglang')}\n"
-    assert said(capsys, "--version")[:2] == (0, versions)
 
 
 @pytest.mark.parametrize(
@@ -74,16 +68,13 @@ def test_unknown_words_are_named(
 def test_a_package_that_is_not_installed_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replace_set(monkeypatch, lambda args: importlib.import_module("no_such_package.within"))  # type: ignore[arg-type,return-value]
+    replace_set(monkeypatch, lambda args: importlib.import_module("no_such_package.within"))
     status, _, err = said(capsys, "set")
     assert (status, "'no_such_package' is not installed" in err) == (1, True)
-    # A missing module of ours is our fault.
+    # A missing module of ours is our fault, which is not hidden.
     monkeypatch.setattr(cli, "ALL", ("no_such_package",))
     with pytest.raises(ModuleNotFoundError):
         main(["set"])
-
-
-def test_a_fault_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     replace_set(monkeypatch, lambda args: int("x"))
     with pytest.raises(ValueError, match="invalid literal"):
         main(["set"])
@@ -107,8 +98,7 @@ def test_commands_are_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_missing_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     status, _, err = said(capsys, "bench", "--output", str(tmp_path / "file" / "out"))
-    assert (status, len(err.splitlines())) == (2, 1)
-    assert "Not a directory" in err
+    assert (status, len(err.splitlines()), "Not a directory" in err) == (2, 1, True)
 
 
 def test_a_closed_pipe_gives_no_traceback(tmp_path: Path) -> None:

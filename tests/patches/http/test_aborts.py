@@ -1,4 +1,4 @@
-"""Early aborts, as an HTTP process sends them to schedulers."""
+"""Aborts that overtake their requests: HTTP processes send them, and schedulers keep them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,69 @@ from typing import Any
 import pytest
 from sglang.srt.managers.io_struct import msgpack_decode, msgpack_encode
 
-from patches.carrier import short_id
+from patches.carrier import encode_asked, short_id
+from patches.messages import EarlyAbort
+from patches.scheduler import early_aborts
 from patches.scheduler.early_aborts import EarlyAborts
 from predictor_store.predict.asked import Asked
 from predictor_store.service.client import Prediction
 from tests.patches.http.conftest import Client, Manager, generate
+
+LONG_ID = "c" * 10**6
+
+
+def is_aborted(aborts: EarlyAborts, custom_params: Any) -> bool:
+    """Whether a request is aborted as it comes."""
+    aborted: list[str] = []
+    scheduler: Any = SimpleNamespace(abort_request=lambda message: aborted.append(message.rid))
+    sampling = SimpleNamespace(custom_params=custom_params)
+    request: Any = SimpleNamespace(rid="its own", sampling_params=sampling)
+    aborts.after(scheduler, request)
+    assert aborted in ([], ["its own"])
+    return bool(aborted)
+
+
+def of(*aborts: tuple[str, float]) -> EarlyAborts:
+    found = EarlyAborts()
+    for begins, sent_s in aborts:
+        found.add(EarlyAbort(begins=begins, sent_s=sent_s))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (None, False),
+        (("a", 9.0, 9.1), True),
+        ((LONG_ID, 9.0, 9.1), True),
+        ((LONG_ID[1:], 9.0, 9.1), False),
+        (("a-1", 9.0, 9.1), True),  # as SGLang aborts
+        (("b", 9.0, 9.1), False),
+        (("a", 10.5, 10.6), False),  # a later one of that id
+        (("a", 9.0, 10.5), True),  # it waited for its turn in its own process
+        (("z", 4.0, 4.1), True),  # all were given up at 5
+        (("z", 4.0, 5.5), False),  # requests that a pause held back stay
+        (("z", 5.5, 5.6), False),
+    ],
+)
+def test_only_given_up_requests_are_aborted(asked: Any, expected: bool) -> None:
+    aborts = of(("", 5.0), ("a", 10.0), (short_id(LONG_ID), 10.0))
+    assert is_aborted(aborts, encode_asked(*asked) if asked else None) is expected
+
+
+def test_the_latest_aborts_are_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early_aborts, "_MOST", 3)
+    aborts = of(*((name, float(number)) for number, name in enumerate("abcda")))
+
+    def known(names: str) -> str:
+        return "".join(n for n in names if is_aborted(aborts, encode_asked(n, 0.0, 0.0)))
+
+    assert known("abcd") == "acd"
+    aborts.add(EarlyAbort(begins="e", sent_s=603.5))
+    assert known("acde") == "ae"
+    # Requests expire them too.
+    assert not is_aborted(aborts, encode_asked("z", 1300.0, 1300.0))
+    assert len(aborts) == 0
 
 
 @pytest.mark.parametrize(
@@ -23,7 +81,7 @@ from tests.patches.http.conftest import Client, Manager, generate
         ("sent", False, 2, None),
         ("unknown", False, 1, None),
         ("unknown", False, 2, "unknown"),  # another process may have it
-        ("x" * 10**6, False, 2, short_id("x" * 10**6)),  # clients choose how long ids are
+        (LONG_ID, False, 2, short_id(LONG_ID)),  # clients choose how long ids are
         ("", False, 2, None),
         ("", True, 1, ""),
         ("awaited", True, 2, ""),
@@ -37,8 +95,8 @@ def test_schedulers_hear_of_an_abort_that_may_be_too_early(
     manager.rid_to_state["sent"].dispatched = True
     manager.server_args.tokenizer_worker_num = num_processes
     manager.abort(rid, abort_all)
-    assert all(len(message.begins) < 200 for message in manager.sent)
     assert [message.begins for message in manager.sent] == ([] if expected is None else [expected])
+    assert all(len(message.begins) < 200 for message in manager.sent)
 
 
 @pytest.mark.parametrize("while_held_back", [True, False])
@@ -56,11 +114,8 @@ def test_an_abort_of_all_reaches_a_batch_that_waits_for_its_predictions(
     monkeypatch.setattr(Client, "predict", predict)
     if while_held_back:
         manager.held_back = lambda: manager.abort("", abort_all=True)
-    tokenized, aborts, aborted = manager.receive(generate(["a", "b", "c"])), EarlyAborts(), []  # type: ignore[arg-type]
+    batch, aborts = manager.receive(generate(["a", "b", "c"])), EarlyAborts()  # type: ignore[arg-type]
     for message in manager.sent:
         aborts.add(msgpack_decode(msgpack_encode(message)))
-    scheduler: Any = SimpleNamespace(abort_request=lambda message: aborted.append(message.rid))
-    for number, each in enumerate(tokenized):
-        request: Any = SimpleNamespace(rid=number, sampling_params=each.sampling_params)
-        aborts.after(scheduler, request)
-    assert aborted == ([] if while_held_back else [0, 1, 2])
+    aborted = [is_aborted(aborts, tokenized.sampling_params.custom_params) for tokenized in batch]
+    assert aborted == [not while_held_back] * 3

@@ -1,5 +1,3 @@
-"""Answers, as the history hears of them."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,3 @@
-"""Hints as gateways and agents write them."""
-
 from __future__ import annotations
 
 import re

@@ -1,5 +1,3 @@
-"""An HTTP process reports its predictions before there are enough to judge them."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -20,7 +18,7 @@ def stats(num_answers: int) -> dict[str, Any]:
     quality = {"num_answers": num_answers, "within_80": 0.0, "crps_gain": -1.0}
     counted = {f"num_predicted_{source}": num_answers for source in (*SOURCES, "none")}
     return counted | {
-        "num_deadline_misses": 0, "num_unsent": 0, "worker_alive": True, "num_records": 0,
+        "num_deadline_misses": 3, "num_unsent": 4, "worker_alive": True, "num_records": 0,
         "num_unwritten": 0, "quality": quality if num_answers else {},
     }  # fmt: skip
 
@@ -32,6 +30,7 @@ def test_a_ratio_of_few_answers_is_not_said() -> None:
         _say(series, stats(few))
         assert [of(name) for name in RATIOS] == [None, None]
         assert of("sage:prediction_scored_answers") == few
+        assert of("sage:prediction_misses_total") == 7
     _say(series, stats(LEAST_TO_TELL))
     assert [of(name) for name in RATIOS] == [0.0, -1.0]
     # The worker is another now.

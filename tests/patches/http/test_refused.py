@@ -1,5 +1,3 @@
-"""The answer to a refused request takes the place of SGLang's."""
-
 from __future__ import annotations
 
 import asyncio
@@ -11,33 +9,35 @@ import pytest
 from sglang.srt.managers.io_struct import AbortReq
 
 from patches.http.incoming import Incoming
-from patches.http.refused import RefusedResponses, note_degraded
-from patches.messages import answer_in_abort, in_abort, refusal_in
+from patches.http.refused import RefusedResponses, note_degraded, note_refusal, note_request
+from patches.messages import answer_in_abort, in_abort
 from sage_sched.overload import Decision, Refusal
 
+OTHER = AbortReq(rid="a", finished_reason={"type": "abort"})
 NEWCOMER: Any = SimpleNamespace(ttft_s=1.5, ttlt_s=2.5)
 
-REFUSED = refusal_in(AbortReq(rid="a", finished_reason=in_abort(Refusal("ttft", 5.0, 2.0))))
-
-
-DRY = refusal_in(AbortReq(rid="a", finished_reason=answer_in_abort(Decision(NEWCOMER, None, None))))
+REFUSAL = AbortReq(rid="a", finished_reason=in_abort(Refusal("ttft", 5.0, 2.0)))
+DRY = AbortReq(rid="a", finished_reason=answer_in_abort(Decision(NEWCOMER, None, None)))
 
 
 def served(
-    *parts: bytes, refused_at: int | None = None, told: Any = REFUSED, degraded: str = ""
+    *parts: bytes, refused_at: int | None = None, abort: AbortReq = REFUSAL, degraded: str = ""
 ) -> list[dict[str, Any]]:
     """Return the messages that a client gets from an app that sends these parts. The request is
     refused before one of them."""
     sent: list[dict[str, Any]] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        if refused_at != 0 or parts:
-            await send({"type": "http.response.start", "status": 200, "headers": []})
+        obj = SimpleNamespace()
+        note_request(obj, SimpleNamespace(scope=scope))
+        manager: Any = SimpleNamespace(rid_to_state={"a": SimpleNamespace(obj=obj)})
+        await send({"type": "http.response.start", "status": 200, "headers": []})
         if degraded:
             scope["sage.told"]["sage_overload"] = degraded
         for number, part in enumerate(parts):
-            if number == refused_at:
-                scope["sage.told"]["refusal"] = told
+            if number == refused_at:  # as may be each of several samples
+                for each in (OTHER, abort, DRY, REFUSAL):
+                    note_refusal(manager, each)
             more = number + 1 < len(parts)
             await send({"type": "http.response.body", "body": part, "more_body": more})
 
@@ -58,7 +58,7 @@ def test_a_refusal_takes_its_place(parts: tuple[bytes, ...]) -> None:
 
 
 def test_a_dry_run_gets_its_times() -> None:
-    start, body = served(b"error", refused_at=0, told=DRY)
+    start, body = served(b"error", refused_at=0, abort=DRY)
     assert start["status"] == 200
     assert "retry-after" not in str(start["headers"])
     assert json.loads(body["body"]) == {
@@ -87,8 +87,3 @@ def test_an_answer_is_passed_on(refused_at: int | None) -> None:
     start, *parts = served(b"a", b"b", refused_at=refused_at)
     assert start["status"] == 200
     assert [part["body"] for part in parts] == [b"a", b"b"]
-
-
-def test_other_aborts_are_no_refusals() -> None:
-    assert refusal_in(AbortReq(rid="a", finished_reason={"type": "abort"})) is None
-    assert refusal_in(AbortReq(rid="a")) is None

@@ -1,5 +1,3 @@
-"""Guesses of urgency, and the cost of a bad model or a bad guess."""
-
 from __future__ import annotations
 
 from dataclasses import replace

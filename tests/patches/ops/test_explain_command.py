@@ -1,5 +1,3 @@
-"""Timelines and summaries of a trace."""
-
 from __future__ import annotations
 
 import json
@@ -28,13 +26,11 @@ def ends(t: float, rid: str) -> dict[str, Any]:
     return {"t": t, "is": "ends", "rid": rid, "tokens": 9, "why": "done"}
 
 
-YIELDS = {
-    "is": "preempt",
-    "rid": "long",
-    "to": "short",
-    "way": "to host memory",
-    "reason": "behind",
-}
+def yields(t: float, rid: str = "long", to: str = "short") -> dict[str, Any]:
+    about = {"way": "to host memory", "reason": "behind"}
+    return {"t": t, "is": "preempt", "rid": rid, "to": to, **about}
+
+
 RESUMES = {"is": "resume", "rid": "long", "reason": "there is room for it", "goes_first": True}
 EVENTS: list[dict[str, Any]] = [
     {"t": 0.0, "is": "policy", "name": "sage", "at": 1.0},
@@ -42,7 +38,7 @@ EVENTS: list[dict[str, Any]] = [
     starts(1.5, "long", 0.5),
     came(2.0, "short", 1, 10),
     came(2.0, "unknown", 2, None),
-    {"t": 3.0, **YIELDS},
+    yields(3.0),
     starts(3.0, "short", 1.0),
     ends(4.0, "short"),
     {"t": 4.0, **RESUMES},
@@ -97,7 +93,7 @@ SOUND = [came(0.0, "a", 0, 3), starts(1.0, "a", 1.0)]
 DAMAGED: list[object] = [
     *([{**event, "t": t}] for event in SOUND for t in ("x", None, math.nan, [1], True)),
     *([{name: value for name, value in event.items() if name != left_out}]
-      for event in (*SOUND, ends(2.0, "a"), {"t": 2.0, **YIELDS}) for left_out in event),
+      for event in (*SOUND, ends(2.0, "a"), yields(2.0)) for left_out in event),
     [came(0.0, rid, 0, 3) for rid in (5, ["a"], {}, None)],
     [{**came(0.0, "b", 0, 3), "arrival": 10**400}], [{"t": 0, "is": ["came"], "rid": "a"}],
     [{"t": 2, "is": "preempt", "to": "a", "reason": "x", "way": "y"}],
@@ -119,9 +115,9 @@ def test_damaged_lines_are_left_out(
 
 
 def test_ids_cannot_act_on_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    yields = {"t": 2.0, "is": "preempt", "rid": CONTROL, "to": "b", "reason": "x", "way": "y"}
-    events = [came(0.0, CONTROL, 0, 9), came(0.0, "b", 1, 3), starts(1.0, CONTROL, 1.0), yields]
-    (tmp_path / "trace").write_text("\n".join(map(json.dumps, [*events, ends(3.0, "\ud800")])))
+    events = [came(0.0, CONTROL, 0, 9), came(0.0, "b", 1, 3), starts(1.0, CONTROL, 1.0),
+              yields(2.0, CONTROL, "b"), ends(3.0, "\ud800")]  # fmt: skip
+    (tmp_path / "trace").write_text("\n".join(map(json.dumps, events)))
     for argv in (["--summary"], [CONTROL], ["b"]):
         assert main(["explain", *argv, str(tmp_path / "trace")]) == 0
         lines = capsys.readouterr().out.splitlines()

@@ -1,5 +1,3 @@
-"""Our hooks and calls fit the installed SGLang."""
-
 from __future__ import annotations
 
 import re
@@ -14,12 +12,11 @@ from tests.nursery import Nursery
 pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).parents[3] / "docs" / "compatibility.md"
-# In a process of its own, as it imports much of SGLang.
-CODE = "from patches.ops.fit import main; assert main() == 0"
 
 
 def test_the_installed_sglang_fits(nursery: Nursery) -> None:
-    done = nursery.run(CODE)
+    # In a process of its own, as it imports much of SGLang.
+    done = nursery.run("from patches.ops.fit import main; assert main() == 0")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].endswith(" fits")
 

@@ -16,12 +16,11 @@ LAUNCHER = """
 import argparse
 import multiprocessing
 import sys
-
 from sglang.srt.server_args import ServerArgs
 
 
 def tell(policy):
-    print(__name__, policy)
+    print(__name__, policy, flush=True)
 
 
 if __name__ == "__main__":
@@ -29,7 +28,6 @@ if __name__ == "__main__":
     ServerArgs.add_cli_args(parser)
     policy = parser.parse_args().schedule_policy
     tell(policy)
-    sys.stdout.flush()
     child = multiprocessing.get_context("spawn").Process(target=tell, args=(policy,))
     child.start()
     child.join()
@@ -44,13 +42,8 @@ def test_a_launcher_knows_our_policies_and_its_child_processes_start(tmp_path: P
     flags = ["launcher", "--model-path", "MODEL", "--schedule-policy", "sage"]
 
     def start(*command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, *command, *flags],
-            env={**os.environ, "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        argv, env = [sys.executable, *command, *flags], {**os.environ, "PYTHONPATH": path}
+        return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300)
 
     alone = start("-m")
     assert alone.returncode == 2

@@ -1,5 +1,3 @@
-"""Flags of a server that name a policy."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -14,31 +12,27 @@ SAGE = ["--schedule-policy", "sage"]
 
 
 @pytest.mark.parametrize(
-    ("argv", "file", "is_named"),
+    ("argv", "file", "added"),
     [
-        (["--model-path", "M"], "", False),
-        (["M", "--tp", "2"], "", False),
-        (["--schedule-policy=lpm"], "", True),
-        (["--schedule-pol", "lpm"], "", True),
-        (["--sage-shadow", "record"], "", True),
-        (["--sage-sh=record"], "", True),
-        (["--config", "{file}"], "tp-size: 2\n", False),
-        (["--config", "{file}"], "schedule-policy: fcfs\n", True),
-        (["--config", "{file}", "--tp", "2"], "sage-shadow: record\n", True),
-        (["M", "--schedule-conservativeness", "1", "--their-own-flag", "x"], "", False),
+        (["--model-path", "M"], "", SAGE),
+        (["M", "--tp", "2"], "", SAGE),
+        (["--schedule-policy=lpm"], "", []),
+        (["--schedule-pol", "lpm"], "", []),
+        (["--sage-shadow", "record"], "", []),
+        (["--sage-sh=record"], "", []),
+        (["--config", "{file}"], "tp-size: 2\n", SAGE),
+        (["--config", "{file}"], "schedule-policy: fcfs\n", []),
+        (["--config", "{file}", "--tp", "2"], "sage-shadow: record\n", []),
+        (["M", "--schedule-conservativeness", "1", "--their-own-flag", "x"], "", SAGE),
+        # The model is where SGLang looks for it.
+        (["--config", "{file}"], "model-path: M\n", [*SAGE, "--model-path", "M"]),
+        (["--model-pa", "M"], "", [*SAGE, "--model-path", "M"]),
     ],
 )
-def test_a_policy_is_added(argv: list[str], file: str, is_named: bool, tmp_path: Path) -> None:
+def test_a_policy_is_added(argv: list[str], file: str, added: list[str], tmp_path: Path) -> None:
     (tmp_path / "server.yaml").write_text(file)
     argv = [arg.format(file=tmp_path / "server.yaml") for arg in argv]
-    assert with_policy(argv) == (argv if is_named else [*argv, *SAGE])
-
-
-@pytest.mark.parametrize("argv", [["--config", "{file}"], ["--model-pa", "M"]])
-def test_the_model_is_where_sglang_looks_for_it(argv: list[str], tmp_path: Path) -> None:
-    (tmp_path / "server.yaml").write_text("model-path: M\n")
-    argv = [arg.format(file=tmp_path / "server.yaml") for arg in argv]
-    assert with_policy(argv) == [*argv, *SAGE, "--model-path", "M"]
+    assert with_policy(argv) == [*argv, *added]
 
 
 def test_without_a_model_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,3 @@
-"""The record of a server in shadow mode."""
-
 from __future__ import annotations
 
 from pathlib import Path

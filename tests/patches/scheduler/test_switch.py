@@ -161,26 +161,6 @@ def test_deadlines_count_from_arrival(server: Server) -> None:
         assert arrivals_s(reqs) == [now_s] * 3
 
 
-@pytest.mark.parametrize(
-    ("client_key", "admin_key", "sent", "is_refused"),
-    [
-        (None, None, None, False), (None, "admin", None, True), (None, "admin", "admin", False),
-        ("client", "admin", "client", True), ("client", None, "client", False),
-        ("client", None, None, True),
-    ],
-)  # fmt: skip
-def test_settings_need_the_admin_key_if_there_is_one(
-    monkeypatch: pytest.MonkeyPatch, client_key: str | None, admin_key: str | None,
-    sent: str | None, is_refused: bool,
-) -> None:  # fmt: skip
-    serving = SimpleNamespace(api_key=client_key, admin_api_key=admin_key)
-    monkeypatch.setattr(settings_route, "get_serving", lambda: serving)
-    headers = {} if sent is None else {"Authorization": f"Bearer {sent}"}
-    url = SimpleNamespace(path=settings_route.PATH)
-    asked: Any = SimpleNamespace(method="POST", url=url, headers=headers)
-    assert (settings_route._refused(asked) is not None) is is_refused
-
-
 # Bodies without valid settings, and the reason of each refusal.
 HOSTILE_BODIES = {
     b"": "no JSON object of settings",
@@ -210,18 +190,14 @@ def test_a_hostile_body_is_refused_with_the_reason(server: Server, body: bytes, 
     msgpack_encode(answer)
 
 
-@pytest.mark.parametrize(("num_pieces", "num_read"), [(64, 64), (65, 65), (1000, 65)])
-def test_a_body_too_long_is_read_no_further(num_pieces: int, num_read: int) -> None:
-    pieces = iter([b" " * 1024] * num_pieces)
+def test_a_body_too_long_is_read_no_further() -> None:
+    pieces = iter([b" " * 65_536, b" ", b" "])
 
     async def stream() -> AsyncIterator[bytes]:
         for piece in pieces:
             yield piece
 
     asked: Any = SimpleNamespace(stream=stream)
-    if num_pieces == 64:
-        assert len(asyncio.run(settings_route.body_of(asked))) == 65_536
-    else:
-        with pytest.raises(ValueError, match="more than 65536 bytes"):
-            asyncio.run(settings_route.body_of(asked))
-    assert len([*pieces]) == num_pieces - num_read
+    with pytest.raises(ValueError, match="more than 65536 bytes"):
+        asyncio.run(settings_route.body_of(asked))
+    assert [*pieces] == [b" "]
