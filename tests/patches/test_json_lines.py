@@ -1,8 +1,5 @@
-"""Lines are written while a server runs, and lost if the disk is full."""
-
 from __future__ import annotations
 
-import io
 import os
 import stat
 from pathlib import Path
@@ -28,9 +25,8 @@ def test_only_its_owner_may_read_it_and_no_link_is_followed(tmp_path: Path) -> N
     file.add(ended("a"))
     wait_until(lambda: file.stats()["num_written"] == 1)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    link = tmp_path / "link"
-    link.symlink_to(tmp_path / "elsewhere")
-    refused = JsonLines(link)
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    refused = JsonLines(tmp_path / "link")
     wait_until(lambda: bool(refused.stats()["is_stopped"]))
     assert not (tmp_path / "elsewhere").exists()
 
@@ -49,11 +45,8 @@ def test_it_grows_to_its_limit_and_keeps_what_is_latest(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_ends_the_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full(io.BytesIO):
-        def write(self, line: object) -> int:
-            raise OSError("no space left on device")
-
-    monkeypatch.setattr(JsonLines, "_opened", lambda self: Full())
+    full = os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb", 0)
+    monkeypatch.setattr(JsonLines, "_opened", lambda self: full)
     file = JsonLines(tmp_path / "trace.jsonl")
     file.add(ended("a"))
     wait_until(lambda: bool(file.stats()["is_stopped"]))

@@ -63,10 +63,10 @@ def completion(tenant: str = "", **fields: Any) -> Asked:
 
 def test_a_completion_says() -> None:
     sampling = {"max_new_tokens": 50, "stop": ["a", "b"], "regex": "x+"}
-    asked = completion(text="x" * 400, sampling_params=sampling, session_params={"id": "one"})
-    assert (asked.max_tokens, asked.num_stops, asked.is_constrained) == (50, 2, True)
-    assert asked.input_tokens == 100
-    assert completion(input_ids=[1] * 7, sampling_params={}).input_tokens == 7
+    asked = completion(text="x" * 400, sampling_params=sampling)
+    assert asked == Asked(input_tokens=100, max_tokens=50, num_stops=2, is_constrained=True)
+    asked = completion(input_ids=[1] * 7, sampling_params={"max_new_tokens": -5, "stop": "a"})
+    assert asked == Asked(input_tokens=7, max_tokens=0, num_stops=1)
 
 
 def test_a_session_is_that_of_its_tenant_and_scope() -> None:

@@ -1,5 +1,3 @@
-"""The probes with which a server starts."""
-
 from __future__ import annotations
 
 import json
@@ -26,13 +24,9 @@ def refuse(
     model: Path, probe_file: str = "", policy: str = "trail", record: str = "", **flags: object
 ) -> None:
     args = SimpleNamespace(
-        schedule_policy=policy,
-        model_path=str(model),
-        enable_return_hidden_states=False,
-        speculative_algorithm=None,
-        enable_dp_attention=False,
-        disaggregation_mode="null",
-    )
+        schedule_policy=policy, model_path=str(model), enable_return_hidden_states=False,
+        speculative_algorithm=None, enable_dp_attention=False, disaggregation_mode="null",
+    )  # fmt: skip
     vars(args).update(flags)
     refuse_probe(args, SageConfig(probe=ProbeConfig(file=probe_file, record=record)))
 
@@ -42,10 +36,9 @@ def test_a_policy_that_uses_a_probe_needs_one_of_this_model(model: Path, tmp_pat
         refuse(model)
     for policy in ("sage", "trail-prompt"):
         refuse(model, policy=policy)
-    file = tmp_path / "probe"
-    probe(fingerprint(model), layer=1).write(file)
+    probe(fingerprint(model), layer=1).write(tmp_path / "probe")
     for policy in ("trail", "sage"):
-        refuse(model, str(file), policy)
+        refuse(model, str(tmp_path / "probe"), policy)
 
 
 @pytest.mark.parametrize(
@@ -71,27 +64,23 @@ def test_another_probe_stops_the_start(
 
 
 @pytest.mark.parametrize(
-    "flag",
+    ("flag", "value"),
     [
-        {"enable_return_hidden_states": True},
-        {"speculative_algorithm": "EAGLE"},
-        {"enable_dp_attention": True},
-        {"disaggregation_mode": "decode"},
+        ("enable_return_hidden_states", True),
+        ("speculative_algorithm", "EAGLE"),
+        ("enable_dp_attention", True),
+        ("disaggregation_mode", "decode"),
     ],
 )
-def test_unfit_servers_are_refused(model: Path, tmp_path: Path, flag: dict[str, object]) -> None:
-    with pytest.raises(UnsupportedServerError, match=next(iter(flag)).replace("_", "-")):
-        refuse(model, policy="sage", record=str(tmp_path), **flag)
-    refuse(model, policy="sage", **flag)
+def test_unfit_servers_are_refused(model: Path, tmp_path: Path, flag: str, value: object) -> None:
+    with pytest.raises(UnsupportedServerError, match=flag.replace("_", "-")):
+        refuse(model, policy="sage", record=str(tmp_path), **{flag: value})
+    refuse(model, policy="sage", **{flag: value})
 
 
-def test_a_model_of_one_layer_cannot_be_read(tmp_path: Path) -> None:
+def test_the_last_layer_is_never_recorded(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": 1, "hidden_size": 8}))
     with pytest.raises(UnsupportedServerError, match="1 layer"):
         refuse(tmp_path, policy="sage", record=str(tmp_path))
-
-
-def test_the_last_layer_is_never_recorded() -> None:
-    assert recorded_layers(2) == [0]
-    assert recorded_layers(4) == [0, 1, 2]
-    assert recorded_layers(32) == [0, 6, 12, 18, 24, 30]
+    recorded = {num_layers: recorded_layers(num_layers) for num_layers in (2, 4, 32)}
+    assert recorded == {2: [0], 4: [0, 1, 2], 32: [0, 6, 12, 18, 24, 30]}

@@ -3,7 +3,6 @@ from __future__ import annotations
 from array import array
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
@@ -21,15 +20,9 @@ def reserved_tokens(policy: str, prompt_tokens: int) -> int:
     req.kv.req_pool_idx = 0
     req.prefix_len, req.full_untruncated_fill_ids = 0, array("q", req.origin_input_ids)
     req.extend_end = min(prompt_tokens, CHUNK_TOKENS)
-    adder = PrefillAdder(
-        1,
-        server.scheduler.tree_cache,
-        server.scheduler.token_to_kv_pool_allocator,
-        server.scheduler.running_batch,
-        0.5,
-        8192,
-        CHUNK_TOKENS,
-    )
+    scheduler = server.scheduler
+    memory = scheduler.tree_cache, scheduler.token_to_kv_pool_allocator
+    adder = PrefillAdder(1, *memory, scheduler.running_batch, 0.5, 8192, CHUNK_TOKENS)
     goes_on = server.hooks["add_chunked_req"](PrefillAdder.add_chunked_req, adder, req)
     assert (goes_on is req) is (prompt_tokens > CHUNK_TOKENS)
     assert req.sampling_params.max_new_tokens == 1000
@@ -73,9 +66,5 @@ def test_one_prompt_is_chunked_at_a_time(
 ) -> None:
     select = Server(schedule_policy=policy).hooks["_select_prefill_admission"]
     found = SimpleNamespace(is_chunked=is_chunked)
-
-    def original(adder: Any, req: Any, **kw: Any) -> Any:
-        return found
-
-    got = select(original, object(), object(), has_chunked_req=has_chunked)
+    got = select(lambda *args, **kw: found, object(), object(), has_chunked_req=has_chunked)
     assert got is (found if admitted else AddReqResult.OTHER)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
@@ -31,6 +30,7 @@ def _host(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_container_has_no_more_than_its_share(
     tmp_path: Path, limit: str, current: str, files: int, free: int
 ) -> None:
+    assert free_bytes(tmp_path) == 64 * GIB  # without control groups
     (tmp_path / "memory.max").write_text(f"{limit}\n")
     (tmp_path / "memory.current").write_text(f"{current}\n")
     (tmp_path / "memory.stat").write_text(
@@ -39,14 +39,9 @@ def test_a_container_has_no_more_than_its_share(
     assert free_bytes(tmp_path) == free
 
 
-def test_without_control_groups_it_is_what_the_host_has(tmp_path: Path) -> None:
-    assert free_bytes(tmp_path) == 64 * GIB
-
-
 def test_the_ranks_of_a_host_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("patches.scheduler.host_memory.free_bytes", lambda: 64 * GIB)
-    sizes = {"tp_size": 8, "pp_size": 1, "dp_size": 2, "nnodes": 2, "enable_dp_attention": False}
-    server_args: Any = SimpleNamespace(**sizes)
-    assert pool_bytes(server_args) == SHARE * 64 * GIB / 8
-    server_args.enable_dp_attention = True
-    assert pool_bytes(server_args) == SHARE * 64 * GIB / 4
+    sizes = {"tp_size": 8, "pp_size": 1, "dp_size": 2, "nnodes": 2}
+    for enable_dp_attention, num_ranks in ((False, 8), (True, 4)):
+        args = SimpleNamespace(**sizes, enable_dp_attention=enable_dp_attention)
+        assert pool_bytes(args) == SHARE * 64 * GIB / num_ranks

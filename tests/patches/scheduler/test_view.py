@@ -68,26 +68,25 @@ def test_adapters_find_room_beside_others(flags: dict[str, Any], expected: list[
         server.arrive(req)
     scheduler.waiting_queue = waiting
     view = server.state.view(StandInBatch(waiting[:1]))
-    assert [view.has_adapter(position) for position in range(3)] == expected
+    assert [*map(view.has_adapter, range(3))] == expected
     # While none runs there is room for any one of them, but not for two.
     view = server.state.view(StandInBatch())
-    assert all(view.has_adapter(position) for position in range(3))
-    in_order = view.adapters_in_order()
-    assert [in_order(position) for position in range(3)] == expected
+    assert [*map(view.has_adapter, range(3))] == [True, True, True]
+    assert [*map(view.adapters_in_order(), range(3))] == expected
 
 
-def test_a_chunk_is_no_larger_than_a_prefill_may_be() -> None:
-    server = Server(chunked_prefill_size=8192, max_prefill_tokens=4096)
-    assert server.state.view(StandInBatch()).pass_tokens == 4096
+@pytest.mark.parametrize(("mixes", "expected"), [(False, 4096), (True, 4095)])
+def test_a_chunk_is_no_larger_than_a_prefill_may_be(mixes: bool, expected: int) -> None:
+    server = Server(chunked_prefill_size=8192, max_prefill_tokens=4096, is_mixed_chunk=mixes)
+    batch = StandInBatch(server.arrive(make_request([9])))
+    assert server.state.view(batch).pass_tokens == expected
 
 
 def test_on_a_decode_server_only_the_admitted_get_room() -> None:
     one, other, room = make_request([9]), make_request([9]), Room()
     assert room.needed_tokens(one, 5, 100) == 5
     room.open_to([other])
-    assert room.needed_tokens(one, 5, 100) > 100
-    assert room.refused is None
-    assert room.needed_tokens(other, 5, 100) == 5
-    assert room.refused is other
+    for req, needs, refused in ((one, 200, None), (other, 5, other), (one, 200, other)):
+        assert (room.needed_tokens(req, 5, 100), room.refused) == (needs, refused)
     room.open_to_all()
-    assert room.needed_tokens(one, 5, 100) == 5
+    assert (room.refused, room.needed_tokens(one, 5, 100)) == (None, 5)
