@@ -40,8 +40,9 @@ def test_requests_of_unknown_urgency_are_guessed(
     model: str, given: Hints, text: str | None, urgency: int
 ) -> None:
     guess = UrgencyGuess(UrgencyConfig(model))
-    assert guess.hints(given, text) == replace(given, urgency=urgency)
-    num_guessed = {f"{urgency}": 1} if urgency in (1, 4) else {}
+    for _ in range(2):
+        assert guess.hints(given, text) == replace(given, urgency=urgency)
+    num_guessed = {f"{urgency}": 2} if urgency in (1, 4) else {}
     assert guess.stats() == {"num_guessed": num_guessed, "num_failed": 0, "confusion": CONFUSION}
     assert UrgencyGuess(UrgencyConfig()).hints(given, text) == given
 
@@ -52,11 +53,6 @@ def test_the_builtin_one_knows_complaints_and_takes_all_else_for_the_middle() ->
     others = ("Write a poem about the sea.", "Fix this function: def f(x): return x +", "")
     assert guess.hints(NO_HINTS, urgent).urgency == 2
     assert [guess.hints(NO_HINTS, text).urgency for text in others] == [3, 3, 3]
-    # As docs/policies.md has it.
-    counted = np.array(guess.stats()["confusion"])
-    assert (counted[:5].sum(), counted[5].sum(), counted[5, :2].sum()) == (925, 3087, 0)
-    found, flagged = counted[:2, :2].sum() / counted[:2].sum(), counted[:5, :2].sum() / 925
-    assert (round(float(found), 2), round(float(flagged), 2)) == (0.75, 0.38)
 
 
 def test_a_failed_guess_is_counted(model: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-import random
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from itertools import islice
 from pathlib import Path
 
@@ -11,17 +10,14 @@ from patches.messages import StepTimes
 from patches.scheduler.calibration import Calibration
 from patches.scheduler.step_time_file import StepTimeFile
 from sage_sched.app.config import StepTimeConfig, in_ms
-from sage_sched.backlog import backlog_s
-from sage_sched.job import Job
 from sage_sched.step_learner import INTERVAL_STEPS, MEMORY_STEPS
-from sage_sched.steps import ServerFacts, StepTime, seconds_on
+from sage_sched.steps import StepTime
 from tests.patches.scheduler.test_state import fail
 from tests.sage_sched.step_traffic import steps
 
 SHIPPED = StepTimeConfig().step_time()
 TRUTH = StepTime(0.004, 0.002, 1.5e-4, 2e-8, 0.013, 3e-4, 1e-6)
 SLOW = StepTime(*(3 * seconds for seconds in astuple(TRUTH)))
-SERVER = ServerFacts(72_000, 64, SHIPPED, 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -101,25 +97,6 @@ def test_what_is_configured_stays_and_its_seconds_go_by_at_a_pace() -> None:
     assert calibration.source == "configured"
     assert astuple(calibration.step_time) == pytest.approx(astuple(SLOW))
     assert calibration.pace() == pytest.approx(3, rel=0.02)
-
-
-def test_seconds_a_token_are_right_where_a_step_gives_several() -> None:
-    calibration = made()
-    rng = random.Random(1)
-    for work, seconds in islice(steps(TRUTH, 0, rate=8.0), 2000):
-        accepted = rng.choice([1.0, 2.0, 6.0])
-        calibration._learner.add(calibration.steps._by_tokens(list(work), accepted), seconds)
-        if (news := calibration.polled()) is not None:
-            calibration.updated(news)
-    learned = replace(SERVER, step_time=calibration.step_time)
-    truth = replace(SERVER, step_time=TRUTH)
-    decode_s = [seconds_on(one)(500, 800) - seconds_on(one)(500, 1) for one in (learned, truth)]
-    assert decode_s[0] == pytest.approx(decode_s[1] / 3, rel=0.1)
-    jobs = [Job(i, 500, 800, None, 0, has_fixed_length=True, generated_tokens=1) for i in range(32)]
-    left_s = [backlog_s(jobs, 1.0, one) for one in (learned, truth)]
-    assert left_s[0] == pytest.approx(left_s[1] / 3, rel=0.1)
-    # Prefills are no faster.
-    assert learned.recompute_s(2000) == pytest.approx(truth.recompute_s(2000), rel=0.1)
 
 
 def test_learning_that_fails_costs_the_learning_alone(

@@ -20,7 +20,6 @@ from sage_sched.policies.sage import Sage
 from sage_sched.starts import Starts
 from sage_sched.view import SchedulerView
 from tests.checks.full_server import FullServer
-from tests.patches.scheduler.test_state import fail
 
 
 @pytest.fixture
@@ -40,17 +39,6 @@ def roomy() -> FullServer:
 @pytest.fixture
 def decode_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sage, "budget", lambda self, view: Budget(prefill_tokens=0))
-
-
-def test_a_policy_error_costs_one_plan(full: FullServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    full.next_step()
-    expected = [*full.take_pass()]
-    monkeypatch.setattr(Sage, "should_preempt", fail)
-    for request in full.batch.reqs:
-        request.output_ids.extend([0] * 1500)  # longer than predicted, so the worst of all
-    full.state.jobs.num_arrivals += 1
-    assert full.take_pass() == sorted(expected, key=lambda request: request.sage.job.arrival)
-    assert full.stats()["num_policy_errors"] == 1
 
 
 def test_nothing_of_a_view_outlives_its_pass(full: FullServer) -> None:

@@ -13,12 +13,6 @@ from tests.patches.scheduler.test_state import fail
 from tests.patches.schedulers import Server, make_request
 
 
-def test_the_queue_is_not_copied_without_a_limit_on_it(server: Server) -> None:
-    unlimited = SimpleNamespace(max_queued_requests=None)  # and without a queue
-    limited = server.hooks["_abort_on_queued_limit"]
-    assert limited(lambda scheduler, req: (scheduler, req), unlimited, 7) == (unlimited, 7)
-
-
 def test_a_refused_turn_does_not_free_its_session_for_a_third_one(server: Server) -> None:
     session = Session(1000, "a", streaming=True)
     session._inflight = True

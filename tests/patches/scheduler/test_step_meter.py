@@ -105,12 +105,13 @@ def test_what_is_no_step_or_was_interrupted_is_not_told_of(
 
 
 def test_a_speculative_step_counts_as_a_step_a_token(told: Told) -> None:
-    result = SimpleNamespace(accept_lens=torch.tensor([1, 4]))
-    told.step(batch(5, 17), 3.0, after_idle=True, num_tokens=tokens_of(result))
-    told.step(batch(0, new=[4]), 1.0, num_tokens=tokens_of(result))
+    for one, accepted in ((batch(5, 17), [1, 4]), (batch(0, new=[4]), [9]), (batch(5), [1])):
+        result = SimpleNamespace(accept_lens=torch.tensor(accepted))
+        told.step(one, 3.0, after_idle=True, num_tokens=tokens_of(result))
     assert told.works() == [
         {"decode_steps": 2.5, "decode_requests": 5.0, "decode_kv_tokens": 55.0},
         {"prefill_steps": 1, "prefill_requests": 1, "prefill_tokens": 4, "prefill_pairs": 8},
+        {"decode_steps": 1.75, "decode_requests": 1.75, "decode_kv_tokens": 1.75 * 5},
     ]
     assert tokens_of(SimpleNamespace(accept_lens=None)) == tokens_of(object()) == 1.0
 
