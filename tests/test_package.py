@@ -25,7 +25,7 @@ def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
     return Installed(tmp_path_factory.mktemp("environment"), built[1], requirements=True)
 
 
-def test_the_wheel_holds_the_packages_files_only(built: tuple[Path, Path]) -> None:
+def test_wheel_and_source_hold_the_packages_files_only(built: tuple[Path, Path]) -> None:
     found = [path for package in PACKAGES for path in (ROOT / package).rglob("*")]
     paths = [path for path in found if path.is_file() and "__pycache__" not in path.parts]
     files = [path.relative_to(ROOT) for path in paths]
@@ -38,9 +38,6 @@ def test_the_wheel_holds_the_packages_files_only(built: tuple[Path, Path]) -> No
     for place in (str(ROOT), str(Path.home()), str(built[1].parent)):
         is_told = f"{place}/".encode() in b"".join(told.values())
         assert place == "/" or not is_told, f"a path of this machine: {place}"
-
-
-def test_the_source_distribution_has_no_build_in_it(built: tuple[Path, Path]) -> None:
     with tarfile.open(built[0]) as sdist:
         names = [name.partition("/")[2] for name in sdist.getnames()]
     assert {"setup.py", "predictor_store/predict/general_length.json"} <= {*names}
@@ -125,10 +122,7 @@ def test_other_packages_of_the_same_names_hide_nothing(
     refused = installed.run("python", *server, cwd=theirs)
     (line,) = [line for line in refused.stderr.splitlines() if "invalid choice" in line]
     assert (refused.returncode, "'sage'" in line) == (2, True)
-
-
-def test_a_name_clash_says_what_to_do(installed: Installed, tmp_path: Path) -> None:
-    theirs = somebodys_folder(tmp_path / "work")
+    # A name clash says what to do.
     (theirs / "patches" / "__init__.py").write_text("")
     code = "import patches; from sage_sched.entry_points import register; register()"
     last = installed.run("python", "-c", code, cwd=theirs).stderr.strip().splitlines()[-1]
