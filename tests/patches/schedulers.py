@@ -166,7 +166,6 @@ class Server:
         return [*reqs]
 
     def queue(self, *reqs: Any) -> list[Any]:
-        """Requests arrive and wait."""
         self.scheduler.waiting_queue = self.arrive(*reqs)
         return [*reqs]
 
@@ -179,7 +178,6 @@ class Server:
         return [self.scheduler.waiting_queue[position] for position in plan.order]
 
     def step(self, *reqs: Any, tokens: int = 1, result: Any = SimpleNamespace()) -> None:  # noqa: B008
-        """Running requests get tokens."""
         batch = StandInBatch(reqs)
         self.state.listeners.ran(batch)
         for req in reqs:
@@ -187,7 +185,6 @@ class Server:
         self.hooks["process_batch_result"](None, self.scheduler, batch, result)
 
     def stats(self) -> dict[str, Any]:
-        """Return what /server_info says of us."""
         result = SimpleNamespace(internal_state={})
         self.hooks["get_internal_state"](result, self.scheduler, object())
         found: dict[str, Any] = result.internal_state["sage"]

@@ -1,5 +1,3 @@
-"""Loads keep our section on their way from a scheduler to /v1/loads."""
-
 from __future__ import annotations
 
 from pathlib import Path

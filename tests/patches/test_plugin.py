@@ -1,5 +1,3 @@
-"""The plugin in SGLang processes that have done nothing else, without a model."""
-
 from __future__ import annotations
 
 import re

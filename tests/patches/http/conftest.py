@@ -1,5 +1,3 @@
-"""A TokenizerManager without a server, and requests that go through its hooks."""
-
 from __future__ import annotations
 
 import asyncio
@@ -28,13 +26,10 @@ VOCABULARY, EOS = 1000, 2
 
 
 def http_hook(method: str) -> Callable[..., Any]:
-    """Our hook on a method of a TokenizerManager."""
     return next(hook.hook for hook in http_hooks if hook.target.endswith(f".{method}"))
 
 
 class Client:
-    """A client of the prediction worker. asked: its requests. heard: its reports."""
-
     prior = PRIOR
 
     def __init__(self, distribution: LengthDistribution | None = PREDICTED) -> None:
@@ -115,7 +110,6 @@ class Manager:
         http_hook("_handle_batch_output")(self, output)
 
     def abort(self, rid: str, abort_all: bool = False) -> None:
-        """A client gives a request up."""
         http_hook("abort_request")(self, rid, abort_all)
 
 
@@ -131,7 +125,6 @@ def client() -> Client:
 
 @pytest.fixture
 def make_manager(tokenizer: Any, client: Client) -> Callable[..., Manager]:
-    """Makes a manager with these sections of the configuration."""
     return lambda **sections: Manager(tokenizer, client, **sections)
 
 
@@ -141,5 +134,4 @@ def manager(make_manager: Callable[..., Manager]) -> Manager:
 
 
 def generate(text: str | None = "Why?", sampling: Any = None, **fields: Any) -> GenerateReqInput:
-    """A request of a client."""
     return GenerateReqInput(text=text, sampling_params=sampling or {}, **fields)

@@ -20,7 +20,6 @@ LONG_ID = "c" * 10**6
 
 
 def is_aborted(aborts: EarlyAborts, custom_params: Any) -> bool:
-    """Whether a request is aborted as it comes."""
     aborted: list[str] = []
     scheduler: Any = SimpleNamespace(abort_request=lambda message: aborted.append(message.rid))
     sampling = SimpleNamespace(custom_params=custom_params)

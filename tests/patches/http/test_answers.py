@@ -2,37 +2,31 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from tests.patches.http.conftest import EOS, Client, Manager, generate
 
 
 def test_the_history_hears_of_each_doubling(manager: Manager, client: Client) -> None:
     manager.receive(generate(rid="a"))
-    for num_tokens in range(1, 301):
+    for num_tokens in (1, 63, 65, 129, 130, 299, 300):
         manager.answer("a", num_tokens, None)
     manager.answer("a", 300, {"type": "stop"})
     told = [(what, num_tokens) for what, _, _, num_tokens, *_ in client.heard]
-    assert told == [("goes on", 64), ("goes on", 128), ("goes on", 256), ("finished", 300)]
+    assert told == [("goes on", 65), ("goes on", 130), ("goes on", 299), ("finished", 300)]
 
 
-@pytest.mark.parametrize(
-    ("reason", "is_cut", "stopped"),
-    [
+def test_the_history_hears_what_ended_an_answer(manager: Manager, client: Client) -> None:
+    reasons: list[tuple[dict[str, Any], bool, bool]] = [
         ({"type": "stop"}, False, False),
         ({"type": "stop", "matched": EOS}, False, False),
         ({"type": "stop", "matched": 7}, False, True),
         ({"type": "stop", "matched": "END"}, False, True),
         ({"type": "length", "length": 9}, True, False),
         ({"type": "abort", "message": "gone"}, True, False),
-    ],
-)
-def test_the_history_hears_what_ended_an_answer(
-    manager: Manager, client: Client, reason: dict[str, Any], is_cut: bool, stopped: bool
-) -> None:
-    manager.receive(generate(sampling={"stop_token_ids": [EOS, 7]}, rid="a"))
-    manager.answer("a", 9, reason)
-    assert client.heard == [("finished", 1, 5, 9, is_cut, stopped)]
+    ]
+    for handle, (reason, *cut_and_stopped) in enumerate(reasons, 1):
+        manager.receive(generate(sampling={"stop_token_ids": [EOS, 7]}, rid=f"{handle}"))
+        manager.answer(f"{handle}", 9, reason)
+        assert client.heard[-1] == ("finished", handle, 5, 9, *cut_and_stopped)
 
 
 def test_the_history_hears_nothing_of_other_answers(manager: Manager, client: Client) -> None:

@@ -83,7 +83,6 @@ def test_only_the_degraded_request_of_a_batch_says_so() -> None:
 
 @pytest.mark.parametrize("refused_at", [None, 1])
 def test_an_answer_is_passed_on(refused_at: int | None) -> None:
-    """Also once it has begun: of several samples one may be refused later."""
     start, *parts = served(b"a", b"b", refused_at=refused_at)
     assert start["status"] == 200
     assert [part["body"] for part in parts] == [b"a", b"b"]

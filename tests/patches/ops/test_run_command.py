@@ -1,5 +1,3 @@
-"""Launchers that read SGLang's flags before SGLang has loaded its plugins."""
-
 from __future__ import annotations
 
 import os

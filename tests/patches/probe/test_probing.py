@@ -26,8 +26,6 @@ LONG = np.array([[0.0, 0, 0, 0, 0, 0, 0, 9.0]], np.float32)
 
 
 class Rank:
-    """The probe of one rank of a server under trail, on which one request runs."""
-
     def __init__(self) -> None:
         self.server = Server()
         policy = self.server.state.jobs._policy = policy_named("trail", {}, SERVER)

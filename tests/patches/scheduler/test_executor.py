@@ -24,13 +24,11 @@ from tests.checks.full_server import FullServer
 
 @pytest.fixture
 def full() -> FullServer:
-    """Its slots are full."""
     return FullServer(num_waiting=5, num_newcomers=1)
 
 
 @pytest.fixture
 def roomy() -> FullServer:
-    """Some of its slots are free."""
     server = FullServer(num_waiting=4, num_newcomers=1)
     server.batch.batch_is_full = False
     return server

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.session.session_controller import Session
 from sglang.srt.session.streaming_session import StreamingSession
 from sglang.utils import TypeBasedDispatcher
@@ -45,21 +46,19 @@ def test_a_request_that_is_aborted_twice_keeps_its_job_and_ends(server: Server) 
     assert req.sage.has_ended
 
 
-@pytest.mark.parametrize(("success", "num_forgotten"), [(False, 0), (True, 1)])
-def test_a_flush_that_was_refused_drops_no_copies(
-    server: Server, success: bool, num_forgotten: int
-) -> None:
+def test_a_flush_that_was_refused_drops_no_copies(server: Server) -> None:
     forgotten: list[None] = []
     server.state.preemption = SimpleNamespace(forget_copies=lambda: forgotten.append(None))
-    server.hooks["flush_cache"](success, server.scheduler)
-    assert len(forgotten) == num_forgotten
+    for success, num_forgotten in ((False, 0), (True, 1)):
+        server.hooks["flush_cache"](success, server.scheduler)
+        assert len(forgotten) == num_forgotten
 
 
-@pytest.mark.parametrize(("policy", "ticks"), [("fcfs", False), ("sage", True)])
-def test_the_clock_is_broadcast_if_plans_need_it(policy: str, ticks: bool) -> None:
-    server = Server(schedule_policy=policy)
-    messages = server.hooks["_poll_timeout_aborts"](lambda scheduler: [], server.scheduler)
-    assert [type(message) for message in messages] == ([Tick] if ticks else [])
+def test_the_clock_is_broadcast_if_plans_need_it() -> None:
+    for policy, kinds in (("fcfs", [AbortReq]), ("sage", [AbortReq, Tick])):
+        server = Server(schedule_policy=policy)
+        messages = server.hooks["_poll_timeout_aborts"](lambda _: [AbortReq()], server.scheduler)
+        assert [type(message) for message in messages] == kinds
 
 
 def test_messages_of_ours_are_taken(server: Server) -> None:

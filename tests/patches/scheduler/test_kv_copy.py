@@ -22,8 +22,6 @@ NUM_SHARED, NUM_SAID = 16, 5
 
 
 class Device:
-    """A server whose memory is real."""
-
     def __init__(self) -> None:
         self.tree = make_tree()
         self.rows = self.tree.req_to_token_pool
@@ -60,7 +58,6 @@ class Device:
         return self.rows.req_to_token[req.kv.req_pool_idx, : req.seqlen - 1].long()
 
     def leave(self, req: Any) -> bool:
-        """The request is swapped out."""
         batch = SimpleNamespace(reqs=[req], filter_batch=lambda keep_indices: None)
 
         def release(index: int, num_others: int, offload_kv: bool) -> None:
@@ -71,7 +68,6 @@ class Device:
         return swap_out(self.scheduler, batch, req)
 
     def come_back(self, *reqs: Any) -> list[Any]:
-        """Those of the swapped requests that find room."""
         back, left = swap_in(self.scheduler, reqs, [])
         found: list[Any] = [] if back is None else [*back]
         assert {*found, *left} == {*reqs}

@@ -13,7 +13,6 @@ EVENTS = [name for name, _ in inspect.getmembers(Listener, inspect.isfunction) i
 
 
 def recorder(name: str, calls: list[tuple[str, str, Any]]) -> Listener:
-    """A listener that notes its calls."""
 
     def noting(event: str) -> Any:
         def note(*args: Any) -> Any:

@@ -18,8 +18,6 @@ NOW_S = 1000.0
 
 
 class Reported:
-    """A stand-in for Series with the latest values."""
-
     def __init__(self, labels: object) -> None:
         self.values: dict[str, float] = {}
 

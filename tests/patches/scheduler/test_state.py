@@ -61,7 +61,6 @@ def test_unranked_requests_keep_their_places(server: Server) -> None:
 def test_if_the_policy_fails_plans_are_first_come_first_served(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It costs the order of a pass, and one log line."""
     long_one, short_one = queue = server.queue(make_request(LONG), make_request(SHORT))
     assert server.ordered() == [short_one, long_one]
     assert server.state.retention_order(queue, [0, 1]) == [1, 0]

@@ -27,8 +27,6 @@ def batch(
 
 
 class Told:
-    """A meter with the test's clock, and the steps that it reports."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch, device: str = "cpu") -> None:
         self.now_s = 100.0
         self.steps: list[tuple[list[float], float]] = []

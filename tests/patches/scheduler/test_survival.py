@@ -31,7 +31,6 @@ _LATER = {"prefill_decode_interval_min_bs"} if compat._release() == "0.5.22" els
 
 
 def bare(kind: type[Any], **attributes: Any) -> Any:
-    """An object of exactly this type, with these attributes only."""
     made = object.__new__(kind)
     vars(made).update(attributes)
     return made

@@ -15,8 +15,6 @@ HINTS = Hints(ttft_slo_ms=1000.0, tpot_slo_ms=100.0, slo_class="chat")
 
 
 class Steps(Server):
-    """Steps of a server. now_s: its clock."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 100.0
         clock = SimpleNamespace(monotonic=lambda: self.now_s)
