@@ -11,7 +11,7 @@ from typing import Any
 from patches.engine_types import Batch
 from sage_sched.errors import UserError
 
-# Every hook fits all of these. A hook that does not will have to name its releases.
+# Every hook fits all of these releases. A hook that fits only some will have to name them.
 SUPPORTED_RELEASES = ("0.5.22", "0.5.23")
 
 _COMMON = "sglang.srt.mem_cache.common"
@@ -23,7 +23,7 @@ CALLS = (
     (f"{_COMMON}.backup_kv_cache", _BACKUP),
     (f"{_COMMON}.restore_kv_cache", _BACKUP),
     (f"{_COMMON}.discard_kv_cache_backup", ("req", "tree_cache", "backend")),
-    # `is_insert` until 0.5.21.
+    # The last parameter was `is_insert` until 0.5.21.
     (f"{_COMMON}.release_kv_cache", ("req", "tree_cache", "checkpoint")),
     (f"{_COMMON}.evict_from_tree_cache", ("tree_cache", "num_tokens")),
     (f"{_COMMON}.match_kv_cache", ("req", "tree_cache")),
@@ -57,13 +57,13 @@ CALLS = (
 )  # fmt: skip
 
 # SGLang loads no plugin in the HTTP processes of --tokenizer-worker-num, but serves the app that
-# this variable names. Our app has the hooks.
+# this variable names. Our app installs the hooks.
 APP_VARIABLE = "SGLANG_HTTP_SERVER_APP_PATH"
 APP = "sage_sched.entry_points:app"
 
 
 class UnsupportedServerError(UserError, RuntimeError):
-    """This SGLang, or the way it was started, cannot be served. The message says how to fix it."""
+    """This SGLang, or the way it was started, is not supported. The message says how to fix it."""
 
 
 def serves_named_app() -> bool:
@@ -83,8 +83,8 @@ def has_other_app() -> bool:
 def passing_for_fcfs(server_args: Any) -> Iterator[None]:
     """Let SGLang's check of its arguments see the policy `fcfs` within this context.
 
-    With --enable-priority-scheduling SGLang accepts `fcfs` and `lof` only. Since 0.5.23; earlier
-    releases refuse the combination.
+    With --enable-priority-scheduling, SGLang accepts only `fcfs` and `lof`. Before 0.5.23 this does
+    nothing, and SGLang refuses the flag under our policies.
     """
     declared = getattr(server_args, "_resolved_overrides", None)
     if declared is None or not server_args.enable_priority_scheduling:
@@ -99,8 +99,8 @@ def passing_for_fcfs(server_args: Any) -> Iterator[None]:
 
 
 def contract_error(fields: dict[str, Any]) -> str | None:
-    """Return SGLang's objection to the fields of a request at /generate, or None. SGLang has this
-    schema since 0.5.23."""
+    """Return SGLang's objection to the fields of a request at /generate, or None. SGLang has
+    checked these fields since 0.5.23."""
     with contextlib.suppress(ImportError):
         place = importlib.import_module("sglang.srt.entrypoints.api_contract")
         said: str | None = place.generate_contract_error(fields)
@@ -109,7 +109,7 @@ def contract_error(fields: dict[str, Any]) -> str | None:
 
 
 def thinking_of(chat: object) -> object:
-    """Return `thinking` of a ChatCompletionRequest, a field since 0.5.23, or None."""
+    """Return `thinking` of a ChatCompletionRequest; None before 0.5.23, which added the field."""
     return getattr(chat, "thinking", None)
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Source = Literal["history", "warm", "general", "prior", "hint", "truth"]
-# The least weight: differences between sums of weights below it are rounding errors.
+# The minimum weight. A smaller difference between two sums of weights is a rounding error.
 _LEAST_WEIGHT = 1e-12
 SOURCES: tuple[Source, ...] = get_args(Source)
 
@@ -22,7 +22,7 @@ class LengthDistribution:
 
     lengths: int64, shape (n,), strictly increasing, each at least 1 token.
     weights: float64, shape (n,), each at least 1e-12, summing to 1.
-    effective_samples: the number of equally weighted observations it is worth (Kish), above 0.
+    effective_samples: the number of equally weighted observations that it is worth (Kish), above 0.
     source: where it came from. "hint": a client gave it. "truth": only in a simulator.
     """
 
@@ -90,12 +90,12 @@ class LengthDistribution:
         weights: Sequence[float] | NDArray[Any] | None = None,
         censored: Sequence[bool] | NDArray[Any] | None = None,
     ) -> LengthDistribution:
-        """Make a distribution from observed lengths in tokens, all arrays of shape (n,), in any
-        order, repeats allowed.
+        """Make a distribution from observed lengths in tokens, in any order. Lengths may repeat.
 
-        A censored observation (cut off by its cap) says "at least this long". Its weight goes to
-        the longer observations in proportion to theirs, which is the product-limit estimate (Efron
-        1967). If none is longer, it stays where it is.
+        All arrays have shape (n,). A censored observation (cut off by its cap) says "at least this
+        long". Its weight goes to the longer observations in proportion to their weights, which is
+        the product-limit estimate (Efron 1967). If no observation is longer, it keeps its weight.
+        Raises ValueError if there is no positive weight.
         """
         values = np.asarray(lengths, dtype=np.int64)
         mass = np.ones(values.size) if weights is None else np.asarray(weights, dtype=np.float64)
@@ -162,10 +162,10 @@ class LengthDistribution:
         )
 
     def with_tail(self, max_tokens: int, factor: float = 2.0) -> LengthDistribution:
-        """Return a copy with one more length, the longest one seen times factor (at least 1). Its
-        weight is the chance that the answer exceeds all lengths seen.
+        """Return a copy with one more length: factor (at least 1) times the longest length seen.
+        Its weight is the chance that the answer exceeds all lengths seen.
 
-        The next of n + 1 exchangeable draws is the longest with probability 1 / (n + 1). No answer
+        Of n + 1 exchangeable draws, the last is the longest with probability 1 / (n + 1). No answer
         exceeds max_tokens, so there is no tail if a length has reached it.
         """
         longest = int(self.lengths[-1])
@@ -178,8 +178,8 @@ class LengthDistribution:
         )
 
     def compressed(self, max_atoms: int) -> LengthDistribution:
-        """Return a copy with at most max_atoms lengths: groups of equal probability become their
-        mean length."""
+        """Return a copy with at most max_atoms lengths. Lengths are grouped into groups of equal
+        probability, and each group becomes its mean length."""
         if self.lengths.size <= max_atoms:
             return self
         middle = np.cumsum(self.weights) - self.weights / 2
@@ -198,9 +198,9 @@ class LengthDistribution:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Refined:
-    """The distribution of an answer's length at one age, refined by the tokens that it has so far.
+    """The distribution of an answer's length, refined after its first age_tokens tokens.
 
-    lengths: of the whole answer, not decreasing, shape (n,).
+    lengths: of the whole answer, in tokens, not decreasing, shape (n,).
     weights: shape (n,), summing to 1. Lengths up to age_tokens have weight 0.
     """
 

@@ -1,4 +1,4 @@
-"""The order among requesters, on top of the policy's order among jobs."""
+"""The interface by which tenants take turns within the policy's order of jobs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from sage_sched.view import SchedulerView
 
 
 class Interleaving:
-    """Follows one waiting queue, and may interleave its jobs. This one keeps their order.
-
-    sage_sched.fairness lets the tenants of a class take turns.
+    """Keeps the policy's order of jobs. Subclasses follow one waiting queue and may interleave its
+    jobs: sage_sched.fairness lets the tenants of a class take turns.
     """
 
     def look(self, view: SchedulerView) -> None:
@@ -40,9 +39,10 @@ class Interleaving:
     ) -> Iterator[Job | None]:
         """Yield the jobs in the order in which to serve them, or None for a job that is left out.
 
-        entries: in the policy's order. moving: the part of them whose keys move.
+        entries: the queue in the policy's order. moving: the entries whose keys change while they
+            wait.
         first_arrival, num_ahead: see sage_sched.sorted_jobs.walk.
-        skips: whether a job is left out; asked in the order of the result, because adapter slots
-            are given in that order.
+        skips: whether a job is left out. It is called in the order of the result, because jobs get
+            LoRA adapter slots in that order.
         """
         return (None if skips(entry[3]) else entry[3] for entry in entries)

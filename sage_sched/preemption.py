@@ -36,10 +36,10 @@ def admissions_of(
 
     window: the first waiting jobs, in order.
     positions: their positions in SchedulerView.waiting.
-    prefill_tokens: the most that the pass prefills.
+    prefill_tokens: the maximum number of tokens that the pass prefills.
 
-    If no job may be preempted, admissions matter only while a prompt is chunked. At other times the
-    engine itself finds out how many jobs have room.
+    If KV cannot be swapped, this plans admissions only while a prompt is being chunked. Otherwise
+    the engine itself finds out how many jobs have room.
     """
     chunked = view.chunked
     if not window or (not view.can_swap and (chunked is None or view.batch_is_full)):
@@ -112,7 +112,7 @@ def _within_host_memory(
 
 def any_is_preemptible(first: Job, policy: Policy, view: SchedulerView) -> bool:
     """Whether any running job could be preempted for the first waiting one, at price zero. In most
-    passes none could, which saves the rest of the work."""
+    passes there is none, and the caller need not plan anything."""
     if not first.may_preempt_others:
         return False
     place = place_of(first, policy, view)[:2]
@@ -162,17 +162,17 @@ def plan_admissions(
 
     A candidate is admitted if a slot and more tokens than it needs are free. Of the jobs that may
     be preempted for it (_is_preemptible), the last in the order are preempted first, and no more
-    than needed. A job is not preempted if it has been preempted max_preemptions times, or if it
-    would free neither a slot nor tokens that are short.
+    than needed. A job is not preempted if it has been preempted max_preemptions times, or if only
+    tokens are short and it would free none.
 
-    A candidate that uses up prefill_tokens is the last. The engine leaves the next ones in its
-    queue, and a swapped job behind them would overtake them.
+    The candidate that uses up prefill_tokens is the last to be admitted. The engine leaves the next
+    prompts in its queue, and a swapped job behind them would overtake them.
 
     running: the ranked running jobs.
-    candidates: the waiting jobs, with the tokens that admission asks for each.
+    candidates: the waiting jobs, each with the number of tokens that its admission needs.
     cost_of: returns the cost of preempting a running job; None if host memory has no room for its
-        KV, or the engine pins it. Costly: called only for jobs that would be preempted at price
-        zero.
+        KV, or the engine pins it. It takes long, so it is called only for jobs that would be
+        preempted at price zero.
     """
     still_running = [
         (job.level, policy.key(job, view), job.arrival, job)
@@ -183,8 +183,8 @@ def plan_admissions(
     admissions = []
     extra_reserved_tokens = 0
     for newcomer, needed_tokens in candidates:
-        # SGLang reserves more for the prompts before it than they asked for. A swapped job must not
-        # get that room, or it would overtake a prompt for which no room is left.
+        # SGLang reserves more tokens for prompts than they need. A swapped job behind them must not
+        # take that room, or it would overtake a prompt for which no room is left.
         if newcomer in view.swapped:
             needed_tokens += extra_reserved_tokens
         place = (math.inf, math.inf)  # no job is preempted for a job that the policy cannot rank
@@ -218,7 +218,8 @@ def plan_admissions(
 
 def _extra_reserved(newcomer: Job, view: SchedulerView) -> int:
     """Return how many tokens SGLang's PrefillAdder._update_prefill_budget reserves for a prompt
-    beyond the tokens it asked for: whole pages, and the tokens of a begun answer twice."""
+    beyond those that it needs. SGLang rounds up to whole pages, and counts the tokens of a begun
+    answer twice."""
     begun_tokens = newcomer.generated_tokens
     uncached_tokens = newcomer.input_tokens + begun_tokens - newcomer.cached_tokens
     return begun_tokens + view.uncached_tokens(newcomer) - uncached_tokens
@@ -229,7 +230,9 @@ def _enough(
 ) -> list[Victim] | None:
     """Return the first victims that together free enough; None if all together free too little.
 
-    A victim is left out if later ones free enough without it. 0 or less: nothing is short.
+    A victim is left out if later ones free enough without it.
+
+    short_slots, short_tokens: how many are missing; 0 or less if none.
     """
     chosen: list[Victim] = []
     while short_slots > 0 or short_tokens > 0:
@@ -240,7 +243,7 @@ def _enough(
             chosen.append(victim)
             short_slots -= 1
             short_tokens -= victim.cost.freed_tokens
-    for victim in reversed(chosen[:-1]):  # the better keys stay
+    for victim in reversed(chosen[:-1]):  # jobs with better keys go on running
         freed_tokens = victim.cost.freed_tokens
         if short_slots < 0 and short_tokens + freed_tokens <= 0:
             chosen.remove(victim)

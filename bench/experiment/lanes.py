@@ -1,4 +1,4 @@
-"""Draws who waited: a line per request, a lane per policy, on one time scale."""
+"""Draws when requests waited: a line per request, a lane per policy, on one time scale."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _WAITS, _ANSWERED, _OURS = "#c9c9c9", "#4c78a8", "#d62728"
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One run, in seconds since some moment before it.
+    """The times of one run's requests, in seconds of one clock.
 
-    arrival_s, first_s, last_s: when each request came, and when its first and last token did, shape
+    arrival_s, first_s, last_s: when each request, its first token and its last token arrived, shape
         (requests,).
-    pauses_s: the start and end of each pause of its answer.
+    pauses_s: for each request, the start and end of each pause of its answer.
     """
 
     title: str
@@ -31,8 +31,8 @@ class Lane:
 
 
 def picture(lanes: Sequence[Lane]) -> str:
-    """Return HTML; "" if there are no lanes. Its text is outside the SVG, which stretches, so that
-    it is readable on a narrow screen too."""
+    """Return the lanes as HTML; "" if there are none. The text is not in the SVG: the SVG stretches
+    with the screen, and its text would be unreadable on a narrow one."""
     if not lanes:
         return ""
     end_s = max(float(lane.last_s.max() - lane.arrival_s.min()) for lane in lanes)
@@ -44,9 +44,9 @@ def picture(lanes: Sequence[Lane]) -> str:
             '<figure class="lanes">',
             *parts,
             f'<div class="axis">{axis}</div>',
-            "<figcaption>Each line is one request, in the order of their arrival: grey while it "
-            "waits, for its first token or swapped out; coloured while its answer "
-            "comes.</figcaption></figure>",
+            "<figcaption>Each line is one request, in order of arrival. It is grey while the "
+            "request waits for its first token or is swapped out, and coloured while tokens "
+            "arrive.</figcaption></figure>",
         ]
     )
 

@@ -25,10 +25,10 @@ class Rival:
     `fcfs@conservativeness=0.3,clip=1024`.
 
     policy: a value of --schedule-policy.
-    conservativeness: SGLang's --schedule-conservativeness, which scales the expected share of an
-        answer's cap (SGLang: 1).
-    clip_tokens: SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION, the maximum expected length of an answer
-        (SGLang: 4096).
+    conservativeness: SGLang's --schedule-conservativeness, which scales the share of an answer's
+        cap for which memory is reserved (SGLang's default: 1).
+    clip_tokens: SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION; caps above it reserve no more memory than
+        this cap (SGLang's default: 4096).
 
     Both settings are None if the server keeps its defaults.
     """
@@ -41,7 +41,7 @@ class Rival:
     def parse(cls, spec: str) -> Self:
         """Parse a policy with its settings. Raises ValueError with the allowed values.
 
-        The server reports unknown policies, because only it knows its own.
+        Unknown policies are left to the server, because only the server knows all that it has.
         """
         policy, has_settings, rest = spec.partition("@")
         if not policy:
@@ -50,8 +50,8 @@ class Rival:
             return cls(policy)
         if policy in policy_names():
             raise ValueError(
-                f"{spec!r}: {', '.join(_SETTINGS)} tune SGLang's own admission, and {policy} "
-                "brings another; they go with SGLang's policies (fcfs@conservativeness=0.3)"
+                f"{spec!r}: {' and '.join(_SETTINGS)} tune SGLang's admission, which {policy} "
+                "replaces; use them with SGLang's policies (fcfs@conservativeness=0.3)"
             )
         values: dict[str, Any] = {}
         for part in rest.split(","):
@@ -86,7 +86,7 @@ class Rival:
 
     @property
     def engine_fields(self) -> dict[str, float]:
-        """Fields of bench.simulator.presets.Engine that differ from the server's."""
+        """Return the fields of bench.simulator.presets.Engine that these settings change."""
         fields = {
             "schedule_conservativeness": self.conservativeness,
             "clip_max_new_tokens": self.clip_tokens,
@@ -106,8 +106,8 @@ def policy_argument(text: str) -> str:
 def by_arrival(spec: str) -> str:
     """Return a policy with the same admission that serves requests in order of arrival.
 
-    It measures the rate that a server sustains. Beyond that rate, an order by length would serve
-    only short requests, which take less.
+    It measures the rate that a server sustains. An order by length would make that rate look
+    higher: beyond it, such an order serves only short requests, which take less work.
     """
     policy, at, settings = spec.partition("@")
     if policy in policy_names():

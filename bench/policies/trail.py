@@ -15,8 +15,8 @@ from sage_sched.policy import Policy
 from sage_sched.probe import Edges
 from sage_sched.view import SchedulerView
 
-# The paper's rank of minus infinity: before any remaining length. Such requests keep their order of
-# arrival.
+# Stands for the paper's rank of minus infinity: it is below any remaining length. Requests with
+# this key go by arrival.
 _FIRST = -1.0
 
 
@@ -33,7 +33,7 @@ class _Memo:
     """A job's prediction.
 
     end_tokens: the predicted length of the answer.
-    limit_tokens: the age from which on it is not preempted.
+    limit_tokens: the age in tokens from which the job is no longer preempted.
     """
 
     end_tokens: float
@@ -46,10 +46,11 @@ def _memo(job: Job) -> _Memo:
 
 
 class TrailPrompt(Policy):
-    """TRAIL by the prompt alone (Shahout et al., ICLR 2025, section 4.2: TRAIL-BERT).
+    """TRAIL from the prompt alone (Shahout et al., ICLR 2025, section 4.2: TRAIL-BERT).
 
-    A request's rank is its first prediction minus its age. From limit times its first prediction
-    on, it goes before all others and is never preempted (appendix C: a rank of minus infinity).
+    A request's rank is its first prediction minus its age. Once its age reaches limit times its
+    first prediction, it goes before all others and is never preempted (appendix C: a rank of minus
+    infinity).
     """
 
     Parameters = TrailParameters
@@ -80,19 +81,19 @@ class TrailPrompt(Policy):
 class Trail(TrailPrompt):
     """TRAIL with hidden states.
 
-    The prompt's prediction orders requests that have not begun. From the prefill on the remaining
-    length is predicted anew at each token (bench.policies.trail_filter).
+    The prompt's prediction orders requests that have not begun. After the prefill, each token
+    brings a new prediction of the remaining length (bench.policies.trail_filter).
     """
 
     refresh_interval_tokens = 1
 
     def refiner(self, edges: Edges) -> TrailFilter:
-        """Return the filter, whose bins have the width of the first one."""
+        """Return a filter for these bins, which all have the width of the first one."""
         return TrailFilter(float(edges[1]))
 
     def on_prediction(self, job: Job) -> None:
-        """Take in its remaining length. The limit follows the first prediction by a hidden state,
-        the middle of its likeliest bin."""
+        """Update the job's predicted length. The first prediction from a hidden state also sets the
+        limit, from the middle of its likeliest bin."""
         refined = job.refined
         if refined is None:
             return

@@ -1,4 +1,5 @@
-"""sage-sched bench predictor: tests predictors on answered prompts, in the order of time."""
+"""Implements `sage-sched bench predictor`, which scores predictors on answered prompts, each
+predicted before it is learned."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--data", type=Path, metavar="DIR",
-        help="folder of the sets named in bench/predictor/answers.py",
+        help="folder with the data sets that bench/predictor/answers.py names",
     )  # fmt: skip
     names = (*SETS, MIXED)
     parser.add_argument(
@@ -45,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--limit", type=at_least_one, metavar="N",
-        help="take the first N answers of each, once shuffled",
+        help="shuffle each set and take its first N answers",
     )  # fmt: skip
     parser.add_argument(
         "--encoder", choices=ENCODERS, default=DEFAULT_ENCODER,
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     numbers: list[dict[str, Any]] = []
     for name, answers, general in _streams(args, embedder):
         if len(answers) <= 2 * NUM_FIRST:
-            raise DatasetError(f"{name} has {len(answers)} answers: too few to tell anything")
+            raise DatasetError(f"{name} has {len(answers)} answers: too few to score predictors")
         found = replay(answers, candidates, embedder, general=general, name=name)
         blind = found[BLIND]
         rows = {c: quality(outcomes, blind) for c, outcomes in found.items()}
@@ -78,7 +79,8 @@ def run(args: argparse.Namespace) -> int:
 def _streams(
     args: argparse.Namespace, embedder: Embedder
 ) -> Iterator[tuple[str, list[Observation], GeneralLength | None]]:
-    """Yield names, answers, and the general knowledge of lengths without them."""
+    """Yield each set's name, its shuffled answers, and a model of general lengths. The model of a
+    set in --data is fitted without these answers."""
     if not args.datasets and args.data is None:
         raise DatasetError("name a dataset, or a folder with --data")
     filters = dict(args.filter)

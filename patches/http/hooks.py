@@ -24,7 +24,7 @@ from predictor_store.service.supervisor import SharedWorker
 
 _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 
-# They do nothing for a manager whose --schedule-policy is not ours.
+# These hooks do nothing for a manager whose --schedule-policy is not ours.
 http_hooks = Hooks(chat_hooks)
 
 
@@ -49,8 +49,8 @@ def _before_generate(self: Manager, obj: GenerateReqInput, request: Any = None) 
 def _before_init_state(
     self: Manager, obj: GenerateReqInput, request: Any = None, *args: Any, **kw: Any
 ) -> None:
-    # Here SGLang has split a batch into requests. It tokenizes them one by one, but predictions are
-    # better made together.
+    # At this point SGLang has split a batch into requests, but has tokenized none. It tokenizes
+    # them one by one; asking here for all predictions lets the worker make them together.
     if (ours := http_state(self)) is not None and isinstance(obj, GenerateReqInput):
         ours.metrics.start()
         receive(self, ours, obj, request)
@@ -58,7 +58,7 @@ def _before_init_state(
 
 @http_hooks.at(f"{_MANAGER}._validate_and_resolve_lora", BEFORE, "obj")
 def _before_validate(self: Manager, obj: GenerateReqInput) -> None:
-    # SGLang comes here as soon as no pause and no update of weights holds the request back.
+    # SGLang calls this as soon as no pause or weight update holds the request back.
     if http_state(self) is not None and isinstance(obj, GenerateReqInput):
         begin(obj)
 
@@ -80,7 +80,7 @@ async def _around_tokenize_batch(
     batch: list[Tokenized] = await original(self, batch_size, obj)
     if http_state(self) is not None and isinstance(obj, GenerateReqInput):
         for i, tokenized in enumerate(batch):
-            if not is_encoded(tokenized):  # SGLang did not tokenize it one by one after all
+            if not is_encoded(tokenized):  # SGLang has not called _tokenize_one_request for it
                 await encode(self, obj[i], tokenized)
     return batch
 
@@ -152,8 +152,8 @@ router_hooks = Hooks()
 
 
 def serve_our_app() -> None:
-    """Make the HTTP processes serve our app. Call this before they start: they inherit the
-    variable."""
+    """Make the HTTP processes serve our app. Call this before they start, because they inherit the
+    environment variable."""
     os.environ[APP_VARIABLE] = APP
 
 
@@ -161,7 +161,7 @@ def serve_our_app() -> None:
     "sglang.srt.managers.multi_tokenizer_mixin.MultiTokenizerRouter.__init__", AFTER, "server_args"
 )
 def _after_router(_: None, self: object, server_args: ServerArgs, *args: Any, **kw: Any) -> None:
-    # They share one prediction worker, and read the settings that are left here.
+    # The HTTP processes share one prediction worker, and find its address in these settings.
     config = getattr(server_args, "_sage_config", None)
     if config is not None and not config.predictor.service:
         worker = SharedWorker(config)

@@ -1,4 +1,4 @@
-"""`sage-sched serve`: runs `sglang serve` with our policy."""
+"""Implements `sage-sched serve`, which runs `sglang serve` with our policy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _HELP = (
 
 
 def run(argv: Sequence[str]) -> int:
-    """Become `sglang serve argv` (see with_policy), or print the help."""
+    """Replace this process by `sglang serve argv` (see with_policy), or by one that prints the
+    help. Return 2 if no model is named."""
     asks_for_help = bool({"-h", "--help"} & {*argv})
     names_model = bool(argv) and not argv[0].startswith("-")
     # Any abbreviation of --model-path, --model and --config will do, as for SGLang.
@@ -31,7 +32,7 @@ def run(argv: Sequence[str]) -> int:
     if not asks_for_help and not names_model:
         print(
             "sage-sched serve: name a model, as in `sage-sched serve --model-path MODEL`; "
-            "--help has all flags",
+            "--help lists all flags",
             file=sys.stderr,
         )
         return 2
@@ -43,16 +44,16 @@ def serve() -> int:
     """Run `sglang serve` with the flags of this process, and a policy."""
     try:
         sys.argv[2:] = with_policy(sys.argv[2:])
-    except (ValueError, OSError) as error:  # of the --config file
+    except (ValueError, OSError) as error:  # the --config file cannot be read
         print(f"sage-sched serve: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return int(importlib.import_module("sglang.cli.main").main() or 0)
 
 
 def with_policy(argv: Sequence[str]) -> list[str]:
-    """Return a server's flags, with `--schedule-policy sage` unless they name a policy or shadow
-    mode. A server in shadow mode runs SGLang's own. Raises ValueError and OSError if the --config
-    file cannot be read."""
+    """Return a server's flags, with `--schedule-policy sage` added unless they name a policy or
+    turn on shadow mode. A server in shadow mode keeps SGLang's own policy. Raises ValueError or
+    OSError if the --config file cannot be read."""
     given, flags = named(argv), [*argv]
     if not {"schedule_policy", "sage_shadow"} & given.keys():
         flags += ["--schedule-policy", "sage"]

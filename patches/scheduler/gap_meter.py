@@ -1,4 +1,4 @@
-"""Measures the gaps between two tokens of an answer."""
+"""Measures the gaps between successive tokens of answers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from patches.hook import harmless
 from patches.listener import Listener
 from sage_sched.gap import GAPS_PER_S, percentile_s
 
-# Reported gaps are those of the last one to two spans.
+# Reports cover the current span and the one before.
 _SPAN_S = 60.0
 
 
 class GapMeter(Listener):
-    """Measures the gaps of all answers of one scheduler. A token counts when its step ends, before
-    it is sent to the client. The clock is read for these numbers alone."""
+    """Measures the gaps between the tokens of all answers of one scheduler. A token counts when its
+    step ends, before it is sent to the client. No decision uses these readings of the clock."""
 
     def __init__(self) -> None:
         self._since_s = time.monotonic()
@@ -49,8 +49,8 @@ class GapMeter(Listener):
 
 
 def _no_gaps() -> dict[str, Counter[int]]:
-    """Return empty counts of gaps, in 1/GAPS_PER_S: for requests that stayed on the device, and for
-    requests that left it between two tokens."""
+    """Return empty counts of gaps, in units of 1/GAPS_PER_S seconds: for requests that stayed on
+    the device, and for requests that left it between two tokens."""
     return {"stayed": Counter(), "left": Counter()}
 
 

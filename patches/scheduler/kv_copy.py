@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 def _backend(scheduler: Scheduler) -> str:
     """Return SGLang's backend for copies: the host memory of the hierarchical cache if there is
-    one. On a decode server it is the backend that SGLang itself reads."""
+    one. On a decode server, return the backend that SGLang itself uses."""
     if scheduler.server_args.disaggregation_mode == "decode":
         return str(get_disagg().disaggregation_decode_retraction_backup)
     tree: Any = scheduler.tree_cache
@@ -44,9 +44,9 @@ def host_tier_tokens(scheduler: Scheduler) -> int | None:
     """Return the tokens of the hierarchical cache's host memory that copies may take; None without
     such a cache.
 
-    That is its size minus the size of the device pool: SGLang may fill a part of that size with KV
-    that is also on the device, and does not free it. A decode server without a radix tree has all
-    of it for copies.
+    Copies may take the size of that memory minus the size of the device pool. SGLang may fill the
+    rest with KV that is also on the device, and does not free it. On a decode server without a
+    radix tree, copies may take all of it.
     """
     if _backend(scheduler) == "cpu_tensor":
         return None
@@ -56,8 +56,8 @@ def host_tier_tokens(scheduler: Scheduler) -> int | None:
 
 
 def least(scheduler: Scheduler, number: int) -> int:
-    """Return the minimum of a number over all ranks that serve the same requests, which must decide
-    alike.
+    """Return the minimum of a number over all ranks that serve the same requests. These ranks must
+    make the same decisions.
 
     Trap: each of these ranks has to call this. Under DP attention each group of ranks decides
     alone.
@@ -95,7 +95,7 @@ def freed_tokens(scheduler: Scheduler, req: Req) -> int:
     """Return the KV tokens that admission would get back if a running request left the device.
 
     They are the tokens that it holds alone, and tokens of the radix tree that no other request
-    locks. The tree shows the latter: the lock is released and taken again.
+    locks. To count the latter, this releases the request's lock and takes it again.
     """
     alone: int = req.kv.kv_allocated_len - req.kv.cache_protected_len
     if req.lock is None:
@@ -169,8 +169,8 @@ def frees_memory(req: Req) -> bool:
 
 def preempt_to_tree(scheduler: Scheduler, running_batch: Batch, req: Req) -> None:
     """Take a running request off the device and leave its KV in the radix tree, where it may be
-    evicted. From the queue it is prefilled like any other request, with the KV that the tree still
-    has."""
+    evicted. The request waits and is prefilled like any other, except for the KV that the tree
+    still has."""
     release_kv_cache(req, scheduler.tree_cache, checkpoint=True)
     req.reset_for_retract()
     _remove(running_batch, req)
@@ -191,11 +191,11 @@ def swap_in(
     scheduler: Scheduler, reqs: Sequence[Req], running: Sequence[Req]
 ) -> tuple[Batch | None, list[Req]]:
     """Bring requests back to the device. Return the batch to merge into the running one (None if it
-    would be empty), and the requests that have to wait on.
+    would be empty), and the requests that have to keep waiting.
 
     After the first request without room, no further one is brought back. Trap: call this only if no
-    request was swapped out since the last step was launched. A result in flight would be taken for
-    a result of a returned request.
+    request was swapped out since the last step was launched. Otherwise a result in flight would be
+    taken for a result of a request that has come back.
 
     running: the requests that decode with them.
     """
@@ -219,8 +219,8 @@ def swap_in(
 
 
 def counts_tokens(req: Req) -> bool:
-    """Whether SGLang counts the request's tokens (penalties, min_new_tokens). A prefill counts
-    anew."""
+    """Whether SGLang counts the request's tokens (penalties, min_new_tokens). Each prefill starts
+    the count again."""
     sampling = req.sampling_params
     return bool(
         sampling.frequency_penalty
@@ -231,20 +231,20 @@ def counts_tokens(req: Req) -> bool:
 
 
 def lost_part(req: Req) -> str | None:
-    """Return the part of a request that SGLang does not restore when it resumes the request itself;
-    None if it restores all."""
+    """Return the part of a request that SGLang does not restore when SGLang resumes the request;
+    None if SGLang restores everything."""
     if req.grammar is not None:
         return "a grammar on a decode server"
     return "a count of its tokens on a decode server" if counts_tokens(req) else None
 
 
 def _prebuilt(scheduler: Scheduler, reqs: list[Req]) -> Any:
-    """Return a batch without a forward pass, as SGLang's decode side makes of KV that came over the
-    network. A request that counts tokens has to be alone in it.
+    """Return a batch that needs no forward pass, as SGLang's decode servers make one from KV that
+    arrives over the network. A request that counts tokens has to be alone in it.
 
-    Each batch counts anew. So all tokens so far are counted again except the newest, which the next
-    step counts. Without overlap this restores the count exactly. With overlap SGLang's own count is
-    a token behind, and skips or repeats one when a prefill comes between.
+    Each new batch starts the count again. So this counts all tokens so far except the newest, which
+    the next step counts. Without overlap this restores the count exactly. With overlap, SGLang's
+    own count is one token behind, and a prefill in between makes it skip or repeat a token.
     """
     batch = ScheduleBatch.init_new(
         reqs,
@@ -356,7 +356,7 @@ def _given_room(scheduler: Scheduler, req: Req, num_tokens: int, kept: torch.Ten
     """Give a swapped-out request a row, and slots for its KV except the part kept in the tree.
     Return False, and allocate nothing, if there is no room.
 
-    Room is checked first, because a failed allocation would leave traces.
+    This checks for room first, because a failed allocation has side effects.
     """
     pool, allocator = scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator
     num_kept = len(kept)

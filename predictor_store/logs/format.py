@@ -15,10 +15,10 @@ from predictor_store.logs.request import LoggedRequest
 class Context:
     """The state that a format needs in addition to the row.
 
-    clock: of the file.
+    clock: reads the file's times.
     tokenizer: decodes token ids; None if there is none.
-    asked: requests of all files so far whose answers are elsewhere, by id.
-    notes: on the whole file, for people.
+    asked: by id, the requests of all files so far whose answers are in other rows or files.
+    notes: remarks on the whole file, shown to the user.
     """
 
     clock: Clock
@@ -31,10 +31,10 @@ class Context:
 class Format:
     """A format of logs or data sets.
 
-    name: for --format.
-    title: whose it is and how to get it, for people.
-    example: a row.
-    gives: the facts that it contains, for people.
+    name: its name for --format.
+    title: what writes it and how to get it, shown to the user.
+    example: one row.
+    gives: the facts that it contains, shown to the user.
     recognizes: whether a row is of this format.
     read: yields the requests of a row; raises RowError, NoRequestError or MALFORMED.
     """

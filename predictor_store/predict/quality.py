@@ -1,4 +1,4 @@
-"""Measures how good recent predictions are, and whether they are better than none."""
+"""Measures how good recent predictions were, and whether they were better than none."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from sage_sched.distribution import LengthDistribution
 
 # The number of answers that decides whether predictions are used.
 WINDOW = 500
-# With fewer answers, figures mean nothing.
+# With fewer answers, the figures say nothing.
 LEAST_TO_TELL = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The prediction for an answer before it began.
+    """The prediction of an answer's length before the answer began.
 
     said: the prediction for this prompt; None if there was none. blind: the distribution of all
-        lengths at that time.
+        lengths at that time, which ignores the prompt.
     """
 
     said: LengthDistribution | None = None
@@ -30,7 +30,8 @@ class Forecast:
 
 
 class RollingQuality:
-    """Scores the last WINDOW answers that came to their own end.
+    """Scores the predictions of the last WINDOW answers that ended by themselves, neither cut nor
+    aborted.
 
     widened: whether predictions were worse (by CRPS) than the distribution of all lengths over
         WINDOW answers, and have not been better over WINDOW answers since. If so, requests get that
@@ -39,14 +40,14 @@ class RollingQuality:
 
     def __init__(self) -> None:
         self.widened = False
-        # The predicted mean, the answer's length, both CRPS, and whether it was in the central 80
-        # %.
+        # The predicted mean, the answer's length, both CRPS, and whether the length was in the
+        # central 80 %.
         self._scored = deque[tuple[float, ...]](maxlen=WINDOW)
-        # Answers since `widened` has changed.
+        # The number of answers since `widened` last changed.
         self._num_since = 0
 
     def add(self, forecast: Forecast, output_tokens: int) -> bool:
-        """Count an answer that came to its own end. Return whether `widened` has changed."""
+        """Count an answer that ended by itself. Return whether this changes `widened`."""
         said, blind = forecast.said, forecast.blind
         if said is None or blind is None:
             return False
@@ -57,8 +58,8 @@ class RollingQuality:
         if self._num_since < WINDOW:
             return False
         _, _, crps, blind_crps, _ = np.array(self._scored, float).T
-        # In the sum, a few long answers decide, and any client can ask for those. So predictions
-        # must also be worse if each answer counts alike.
+        # A few long answers dominate the sum, and any client can ask for long answers. So
+        # predictions must also be worse if each answer has the same weight.
         excess = np.array([(crps - blind_crps).sum(), _shares(crps, blind_crps).sum()])
         changes = bool((excess < 0).any() if self.widened else (excess > 0).all())
         if changes:
@@ -87,12 +88,14 @@ class RollingQuality:
 
 
 def _shares(crps: NDArray[np.float64], blind_crps: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return how much worse each prediction was than the blind one, from -1 to 1."""
+    """Return how much worse each prediction was than the blind one, from -1 (it was perfect) to 1
+    (the blind one was)."""
     return np.asarray((crps - blind_crps) / np.maximum(crps + blind_crps, 1e-9), np.float64)
 
 
 def spearman(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    """Return the correlation of ranks, ties sharing theirs; 0 if either is constant."""
+    """Return Spearman's rank correlation; 0 if either array is constant. Equal values share their
+    mean rank."""
     if np.ptp(x) == 0 or np.ptp(y) == 0:
         return 0.0
     return float(np.corrcoef(_ranks(x), _ranks(y))[0, 1])

@@ -49,7 +49,7 @@ class StoreConfig:
     capacity: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000
     """Records kept. The oldest go first."""
     on_disk: bool = True
-    """Write what the server learns. If false, it stays in memory, and an existing folder is only
+    """Write records to disk. If false, new ones stay in memory, and an existing folder is only
     read."""
 
 
@@ -57,16 +57,16 @@ class StoreConfig:
 class PredictorConfig:
     """The prediction of a length distribution from similar past prompts.
 
-    deadline_ms is long: a request mostly waits in the queue anyway, and without its prediction it
-    loses its place there.
+    deadline_ms is long, because most requests wait in the queue anyway, and a request without its
+    prediction would lose its place there.
     """
 
     encoder: Encoder = "static"
-    """Turns prompts into vectors: `static` quickly; `minilm` in 5 to 10 ms of a core, for long
-    documents."""
+    """Turns prompts into vectors. `static` is fast; `minilm`, for long documents, takes 5 to 10 ms
+    of a core."""
     threshold: Share = 0.0
-    """Above 0: the rule of SageSched's paper. All past prompts whose cosine to the new one is at
-    least this count alike (0.8 in the paper, with `minilm`)."""
+    """Above 0: the rule of SageSched's paper. Past prompts have equal weight if their cosine to the
+    new one reaches this (paper: 0.8, `minilm`), and none otherwise."""
     deadline_ms: Annotated[float, Meta(ge=1e-3, le=MOST)] = 1000.0
     """A request that waits longer for its prediction goes on with the distribution of all
     lengths."""
@@ -87,10 +87,10 @@ class PredictorConfig:
 
 @dataclass(frozen=True, slots=True)
 class HintsConfig:
-    """Whose hints on a request count (sage_sched.job.Hints)."""
+    """Which hints on a request are trusted (sage_sched.job.Hints)."""
 
     trust: Trust = "none"
-    """Whose hints count: `none`, `header` (gateways), `body` (clients too). Anyone allowed to
+    """Trusted hints: `none`, `header` (of gateways) or `body` (of clients too). Anyone allowed to
     set hints can jump the queue."""
 
 
@@ -99,9 +99,9 @@ class ProbeConfig:
     """A probe that reads hidden states, and the folder to record them in."""
 
     file: str = ""
-    """Probe for `trail`."""
+    """File of the probe for `trail`."""
     record: str = ""
-    """Folder to record hidden states in, to train a probe. They leak text; only their owner can
+    """Folder for recorded hidden states, which train a probe. They leak text; only their owner can
     read them."""
     record_gib: Annotated[float, Meta(ge=0.1, le=1e6)] = 2.0
     """Hidden states to keep, in GiB."""
@@ -112,8 +112,8 @@ class UrgencyConfig:
     """The urgency of requests if neither their class nor their client gives it."""
 
     model: str = ""
-    """Guesses urgency if neither class nor client gives it: a file by `sage-sched urgency
-    train`, or `builtin`."""
+    """Model that guesses urgency if neither class nor client gives it: a file from `sage-sched
+    urgency train`, or `builtin`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +123,8 @@ class PreemptionConfig:
     enabled: bool = True
     """Swap running requests out for others, or when memory runs out."""
     host_pool_gib: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
-    """Host memory for swapped KV per rank. 0: a quarter of the host's free memory, for all
-    ranks."""
+    """Host memory for swapped KV per rank. 0: all ranks share a quarter of the host's free
+    memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +132,15 @@ class DecodeConfig:
     """Bounds on the time between two tokens. inf: no bound."""
 
     max_gap_ms: Annotated[float, Meta(ge=1)] = 1000.0
-    """Longest time between two tokens while others are prefilled. It is longer if prefills would
+    """Longest time between two tokens while others are prefilled. It is exceeded if prefills would
     have to be cut too finely."""
     max_swapped_ms: Annotated[float, Meta(ge=1)] = 60_000.0
-    """Longest time that a swapped-out request waits. Then it goes first, and stays for 64 tokens
-    or more. `makespan` ignores it."""
+    """Longest time that a swapped-out request waits. Then it goes first, and runs for at least 64
+    tokens. `makespan` ignores it."""
 
     @property
     def cuts(self) -> int:
-        """Return how often prefills may be cut to keep max_gap_ms: often if it is set below the
+        """Return how often prefills may be cut to keep max_gap_ms: more often if it is below its
         default."""
         return MANY_CUTS if self.max_gap_ms < DecodeConfig().max_gap_ms else FEW_CUTS
 
@@ -167,7 +167,7 @@ class StepTimeConfig:
     decode_request_ms: StepMs = 0.0
     """Time per request of a decode step."""
     decode_kv_token_ms: StepMs = 0.000164
-    """Time per token in the KV of its requests."""
+    """Time per KV token of its requests."""
 
     def __post_init__(self) -> None:
         step_time = self.step_time()
@@ -196,7 +196,7 @@ class SageConfig:
     """Everything that --sage-config can set, section by section.
 
     policy: the parameters of policies, from each `[policy.NAME]` that was given, by NAME.
-    step_time: None if the server is to learn them.
+    step_time: None if the server is to learn its step times.
     """
 
     store: StoreConfig = field(default_factory=StoreConfig)
@@ -238,7 +238,7 @@ class SageConfig:
         )
 
     def sections(self) -> dict[str, Any]:
-        """Return the mapping that parse takes."""
+        """Return these settings as a mapping that parse accepts."""
         sections = dataclasses.asdict(self)
         return {name: section for name, section in sections.items() if section is not None}
 

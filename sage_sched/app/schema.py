@@ -1,5 +1,5 @@
-"""Makes the JSON schema of the configuration file, from which the settings page and all help are
-made."""
+"""Makes the JSON schema of the configuration file. The settings page and all help texts are made
+from it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from sage_sched.fields import hints_of, section_in
 
 
 def json_schema(policies: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the schema of a file, as jsonschema and editors take it.
+    """Return the JSON schema of a configuration file, for editors and validators.
 
-    policies: the policies whose sections it has; if empty, all that can be loaded.
+    policies: the policies whose sections it describes; if empty, all that can be loaded.
     """
     schema = _section(SageConfig)
     names = {*policies} or {section for name in policy_names() if (section := _section_name(name))}
@@ -32,7 +32,7 @@ def json_schema(policies: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def leaves(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the dotted name and the schema of each value."""
+    """Yield the dotted name and the schema of each setting."""
     for name, node in schema["properties"].items():
         by_name = node.get("additionalProperties")
         if by_name:
@@ -44,7 +44,8 @@ def leaves(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, dic
 
 
 def default_of(leaf: Mapping[str, Any]) -> str:
-    """Return the default as a TOML file has it. JSON has no infinity."""
+    """Return a setting's default as it is written in TOML. A schema without a default means
+    infinity, which JSON cannot express."""
     return json.dumps(leaf["default"]) if "default" in leaf else "inf"
 
 

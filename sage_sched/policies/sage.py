@@ -1,5 +1,5 @@
-"""SageSched: serves the smallest Gittins index of the predicted cost first, with a TTFT target and
-a starvation bound."""
+"""Serves the job with the smallest Gittins index first (SageSched), with a TTFT target and a
+starvation bound."""
 
 from __future__ import annotations
 
@@ -25,29 +25,31 @@ class SageParameters:
     """Settings of `sage`."""
 
     ttft_ms: Annotated[float, Meta(ge=0)] = 2000.0
-    """TTFT target: new requests are held and start together in time for it. Running requests with a
-    larger index make room. `inf`: none."""
+    """TTFT target. New requests are held, and start together in time for it. Running requests with
+    a larger index make room. `inf`: no target."""
     regret: Annotated[float, Meta(ge=0)] = 32.0
-    """Starvation bound. Nothing overtakes a request once, since it came, the work for later
-    requests exceeds `regret` times the work for earlier ones and a batch. `inf`: no bound."""
+    """Starvation bound: after a request arrives, the work for later requests may reach `regret`
+    times the work for earlier ones plus a batch. Then no request overtakes it. `inf`: no bound."""
 
 
 class Sage(Policy):
-    """Serves the smallest Gittins index of the predicted cost first (SageSched, section 3.3).
+    """Serves the job with the smallest Gittins index of the predicted cost first (SageSched,
+    section 3.3).
 
-    At arrival an index uses all sampled lengths, later only those longer than the tokens generated.
+    The index of a new request uses its whole length distribution. Once it has generated tokens, the
+    index uses only lengths above their number.
 
     New requests start together, in time for a TTFT target (sage_sched.starts). Until its start is
     due, a new request is ordered behind all others. Then its key is the logarithm of its index or
     of the price of its start, whichever is smaller, and running requests with a larger index are
-    preempted for it. Otherwise only the starvation bound and the swap-out bound preempt. A running
-    request with a TPOT target is not preempted for a start.
+    preempted for it. Other requests preempt only if they have passed the starvation bound or the
+    swap-out bound. A running request with a TPOT target is not preempted for a start.
     """
 
     Parameters = SageParameters
     retention = SessionReturns
-    # A limit is unnecessary: a request preempts others only while its start is due and past a
-    # bound. With a limit, long requests that have reached it fill the memory.
+    # No limit is needed, because a request preempts others only while its start is due or if it has
+    # passed a bound. With a limit, long requests that have reached it would fill the memory.
     max_preemptions = sys.maxsize
 
     def __init__(self, parameters: SageParameters, server: ServerFacts) -> None:

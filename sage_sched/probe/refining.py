@@ -11,23 +11,23 @@ from numpy.typing import NDArray
 from sage_sched.distribution import Floats
 from sage_sched.job import Job
 
-# Edges of the bins: in bin b more than edges[b] and at most edges[b + 1] tokens are left. Shape
-# (bins + 1,), from 0.
+# Edges of the bins, from 0, shape (bins + 1,). In bin b, more than edges[b] and at most
+# edges[b + 1] tokens are left.
 Edges = NDArray[np.int64]
-# The resolution of scores in messages, from the likeliest bin down.
+# The resolution of scores in messages, which count down from the likeliest bin.
 _STEP_NATS = 1 / 16
 _LEAST_NATS = -127 * _STEP_NATS
 
 
 class Refiner(Protocol):
-    """Refines the predictions of jobs by a probe's scores.
+    """Refines the predictions of jobs with a probe's scores.
 
-    Every tensor-parallel rank has one, and all get the same scores in the same order.
+    Every tensor-parallel rank has a refiner, and all get the same scores in the same order.
     """
 
     def refine(self, jobs: Sequence[Job], ages: Sequence[int], log_p: Floats) -> list[Job]:
-        """Revise these jobs (Job.revise) by scores at these ages; return the revised ones. Call
-        Policy.on_predictions for them afterwards.
+        """Revise these jobs (Job.revise) with scores at these ages, and return the revised ones.
+        The caller then calls Policy.on_predictions for them.
 
         log_p: ln P(the rest of the answer at that age is in bin), shape (jobs, bins). An age that
             is not above a job's last one is ignored (a token was computed again).

@@ -1,4 +1,4 @@
-"""Azure's LLM inference traces of 2023 and 2024 (Patel et al., ISCA 2024)."""
+"""Reads Azure's LLM inference traces of 2023 and 2024 (Patel et al., ISCA 2024)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
 
 FORMAT = Format(
     "azure",
-    "Azure's LLM traces of 2023 and 2024; dates, in UTC if they have no zone",
+    "Azure's LLM traces of 2023 and 2024; times without a zone are UTC",
     "TIMESTAMP,ContextTokens,GeneratedTokens",
     "arrivals, lengths",
     _is_row,

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans with the attributes of generative AI: OTLP's JSON, Jaeger's and flat rows."""
+"""Reads OpenTelemetry spans with `gen_ai` attributes: OTLP JSON, Jaeger's JSON or flat rows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _OUTPUTS = (
 )  # fmt: skip
 _PROMPTS = ("gen_ai.input.messages", "gen_ai.prompt", "input.value", "ai.prompt.messages")
 _ANSWERS = ("gen_ai.output.messages", "gen_ai.completion", "output.value", "ai.response.text")
-# These repeat the usage of the calls within them, or generate nothing.
+# Spans of these operations repeat the usage of the calls inside them, or generate no tokens.
 _OTHERS = {"embeddings", "execute_tool", "invoke_agent", "create_agent", "invoke_workflow"}
 
 
@@ -52,7 +52,7 @@ def _names_usage(name: str) -> bool:
 
 
 def _spans_of(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the spans of an OTLP batch or of a trace, or the row itself."""
+    """Yield the spans of an OTLP batch or of a trace, or the row itself if it is a span."""
     for name in ("resourceSpans", "resource_spans", "scopeSpans", "scope_spans", "spans"):
         if isinstance(row.get(name), list):
             for inner in row[name]:
@@ -102,14 +102,14 @@ _BOUNDS = (("arrival", _STARTS), ("end", _ENDS))
 
 def _time(span: Row, meaning: str, names: tuple[str, ...], clock: Clock) -> float | None:
     value = span.find(meaning, *names)
-    if isinstance(value, list) and len(value) == 2:  # JavaScript's: seconds and nanoseconds
+    if isinstance(value, list) and len(value) == 2:  # JavaScript writes seconds and nanoseconds
         return clock.read(float(value[0]) + float(value[1]) / 1e9, "s")
     is_nano = any(span.data.get(name) is not None for name in names[:2])
     return None if value is None else clock.read(value, "ns" if is_nano else None)
 
 
 def _attributes_of(span: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes by their full names, from any of the forms."""
+    """Return the attributes by their full names, in whichever form the span has them."""
     found = {name.removeprefix("attributes."): value for name, value in span.items()}
     for place in _ATTRIBUTES:
         of = parsed(span.get(place))
@@ -131,7 +131,7 @@ def _value(value: Any) -> Any:
 
 
 def _numbered(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return messages whose parts are in attributes of their own."""
+    """Return the messages of a prompt whose roles and contents are in numbered attributes."""
     messages = list[dict[str, Any]]()
     while (content := attributes.get(f"gen_ai.prompt.{len(messages)}.content")) is not None:
         role = attributes.get(f"gen_ai.prompt.{len(messages)}.role", "user")
@@ -141,7 +141,7 @@ def _numbered(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _is_other(attributes: Row) -> bool:
     kind = value_at(attributes.data, "openinference.span.kind") or "LLM"
-    # Vercel's AI SDK has a span around each call, with the same usage.
+    # Vercel's AI SDK wraps each call in a second span that repeats its usage.
     operation = attributes.text("ai.operationId")
     is_around = bool(operation) and not operation.endswith(("doGenerate", "doStream"))
     return attributes.text("gen_ai.operation.name") in _OTHERS or kind != "LLM" or is_around

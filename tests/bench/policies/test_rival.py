@@ -51,7 +51,7 @@ def test_settings_reach_flags_environment_and_simulator(
         ("fcfs@conservativeness=-1", "conservativeness is '-1'"),
         ("fcfs@conservativeness=nan", "conservativeness is 'nan'"),
         ("fcfs@clip=3,clip=4", "sets clip twice"),
-        ("sage@clip=3", "sage brings another"),
+        ("sage@clip=3", "which sage replaces"),
     ],
 )
 def test_unknown_policies_fail(spec: str, message: str) -> None:
