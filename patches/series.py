@@ -85,7 +85,7 @@ SERIES: Mapping[str, _Kind] = {
     ),
     "prediction_crps_gain_ratio": _Kind(
         "gauge",
-        "Error (CRPS) that predictions save over one distribution for all; below 0, add.",
+        "Share of the error (CRPS) that predictions save over one distribution for all.",
     ),
     "predictor_up": _Kind("gauge", "1 if the prediction worker lives."),
     "predictor_widened": _Kind(

@@ -1,5 +1,7 @@
-"""The rivals of ProServe's evaluation (section 5.1), each with our admission, so that they know as
-much about lengths as ours do. Simulated only."""
+"""The policies that ProServe's paper compares itself with (section 5.1), for the simulator only.
+
+All use our admission, so they know as much about lengths as our policies.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from sage_sched.view import SchedulerView
 
 
 class SarathiFcfs(Policy):
-    """First come, first served, with a token budget per step that leaves a full batch its TPOT
+    """First come, first served, with a token budget per step that keeps the TPOT of a full batch
     (Sarathi: a fixed budget, found by profiling)."""
 
     moves: ClassVar[bool] = True
@@ -38,14 +40,14 @@ class SarathiFcfs(Policy):
 
 
 class SarathiPriority(SarathiFcfs):
-    """Sarathi's budget, with classes of larger weight first."""
+    """Serves classes of larger weight first, with Sarathi's budget."""
 
     def key(self, job: Job, view: SchedulerView) -> float:
         return -job.hints.weight
 
 
 class Edf(SarathiFcfs):
-    """Sarathi's budget, ordered by the deadline of the next token."""
+    """Serves the earliest deadline of a next token first, with Sarathi's budget."""
 
     def key(self, job: Job, view: SchedulerView) -> float:
         deadlines = Deadlines.of(job.hints)
@@ -53,7 +55,7 @@ class Edf(SarathiFcfs):
 
 
 class WeightedVtc(SarathiFcfs):
-    """Serves the class with the least service for its weight first (Sheng et al., OSDI 2024)."""
+    """Serves the class with the least service per weight first (Sheng et al., OSDI 2024)."""
 
     def __init__(self, parameters: Any, server: ServerFacts) -> None:
         super().__init__(parameters, server)

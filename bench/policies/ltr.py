@@ -1,4 +1,4 @@
-"""LTR: serves the answer that is probably shorter first, with a starvation bound."""
+"""LTR: serves the request with the probably shortest answer first, with a starvation bound."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class LtrParameters:
 class Ltr(Ssjf):
     """Learning to rank (Fu et al. 2024, section 3.3), by the predicted median length.
 
-    The paper's model learns which of two answers is longer, not how long they are. So a rare long
-    answer does not count by its length, as it does in SSJF's mean.
+    The paper's model learns which of two answers is longer, not how long they are. So the length of
+    a rare long answer does not matter; in SSJF's mean it does.
 
     A request that has waited for starvation_pools KV pools of served tokens goes ahead of all
     others until its first token. The paper counts scheduling steps instead, which have no fixed

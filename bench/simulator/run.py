@@ -1,4 +1,4 @@
-"""The simulator's entry: requests in, Result out."""
+"""Runs requests through the simulator, and returns a Result."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def simulate(
     """Serve the requests (at least one, in order of arrival) on one engine.
 
     Raises ValueError for an unknown policy and for requests that the engine cannot serve, and
-    OutOfMemoryError if SGLang's scheduler would end.
+    OutOfMemoryError if SGLang's scheduler would run out of memory and end.
 
-    policy: a policy, or the name of a registered one, of stock.STOCK, or ORACLE, tuned as in
-        bench.policies.rival.Rival.
-    config: only its section policy counts. The policy gets the engine's own step time.
-    on_served: called with each request when it has its last token.
+    policy: a policy, or a name: of a registered policy, of one in stock.STOCK, or ORACLE. A name
+        may have settings, as bench.policies.rival.Rival reads them.
+    config: only its section `policy` is used. The policy gets the engine's own step time.
+    on_served: called whenever a request gets its last token.
     """
     began = time.perf_counter()
     check_requests(engine, requests)
@@ -102,8 +102,8 @@ def engine_and_policy(
 def check_requests(engine: Engine, requests: Sequence[SimRequest]) -> None:
     """Raise ValueError, naming the request, for requests that cannot be served.
 
-    A request violates SimRequest, comes before its predecessor without following another, or would
-    not fit the engine even alone (SGLang cuts its cap to fit).
+    Such a request violates SimRequest, arrives before its predecessor in the list without following
+    another, or would not fit the engine even alone (SGLang cuts its cap to fit).
     """
     if not requests:
         raise ValueError("there are no requests to simulate")
@@ -113,14 +113,16 @@ def check_requests(engine: Engine, requests: Sequence[SimRequest]) -> None:
             if not 0 <= request.follows < i or not 0 <= request.pause_s < math.inf:
                 raise ValueError(f"request {i} follows none that comes before it: {request}")
         elif not last_s <= request.arrival_s < math.inf:
-            raise ValueError(f"request {i} comes at {request.arrival_s} s, after one at {last_s} s")
+            raise ValueError(
+                f"request {i} arrives at {request.arrival_s} s, but one before it at {last_s} s"
+            )
         else:
             last_s = request.arrival_s
         shared_tokens = sum(end - first for _, first, end in request.spans)
         if request.spans and shared_tokens != request.input_tokens:
             raise ValueError(f"request {i} has spans of {shared_tokens} tokens: {request}")
         if request.input_tokens < 1 or not 1 <= request.output_tokens <= request.max_new_tokens:
-            raise ValueError(f"request {i} has no possible lengths: {request}")
+            raise ValueError(f"request {i} has impossible lengths: {request}")
         most = request.input_tokens + request.max_new_tokens + engine.page_size
         if most >= engine.kv_pool_tokens:
             raise ValueError(f"request {i} may need {most} tokens of {engine.kv_pool_tokens}")
@@ -143,7 +145,7 @@ def result_of(
         raise RuntimeError("a request was lost or finished twice")
     requests = [p.request for p in ordered]
     if any(p.generated_tokens != p.request.output_tokens for p in ordered):
-        raise RuntimeError("a request has not its true length")
+        raise RuntimeError("a request does not have its true length")
     arrival_s = np.array([p.request.arrival_s for p in ordered])
     first_s = np.array([p.first_token_s for p in ordered])
     last_s = np.array([p.last_token_s for p in ordered])

@@ -37,7 +37,7 @@ class Options:
     preempt: whether running requests are preempted if the policy wants it, and swapped out to host
         memory if KV memory runs out.
     prediction_delay_s: how much later a request reaches the scheduler, except under stock policies.
-    due: deadlines of requests that have none, which policies do not see.
+    due: deadlines for requests that have none. They count in the result; policies do not see them.
     watch: called at every event, with the queue before and after the pass, and the number of
         unfinished requests that have come.
     """
@@ -65,7 +65,7 @@ class NewTokenRatio:
         self.value = self._first
 
     def estimate(self, decode: DecodeBatch) -> None:
-        """Estimate it from the requests that are left after a retraction."""
+        """Estimate the share from the requests that are left after a retraction."""
         generated = sum(p.age_offset + decode.step for p in decode)
         caps = sum(p.request.max_new_tokens for p in decode)
         self.value = min(1.0, (generated + RETRACT_DECODE_STEPS * len(decode)) / (caps + 1))
@@ -74,7 +74,7 @@ class NewTokenRatio:
 class EngineState:
     """The state of one engine.
 
-    is_full: SGLang's flag; no admission until a request leaves.
+    is_full: SGLang's batch_is_full: nothing is admitted until a request leaves.
     can_swap: whether requests are swapped out.
     num_arrivals_planned: see SchedulerView.
     headroom: the headroom of the last plan.
@@ -181,7 +181,7 @@ class EngineState:
         return {progress.request.adapter for progress in begun}
 
     def has_adapter(self, progress: Progress, beside: set[str]) -> bool:
-        """Return whether its adapter fits in with these."""
+        """Whether a request's adapter fits on the device beside these."""
         return len({progress.request.adapter, *beside}) <= self.engine.max_loras_per_batch
 
     def _adapters_in_order(self) -> Callable[[int], bool]:
@@ -204,7 +204,7 @@ class EngineState:
         return jobs
 
     def view(self) -> SchedulerView:
-        """The facts of a pass."""
+        """Return what a policy may see in a pass."""
         adapters = self.adapters
         evictable_tokens = self.pool.evictable_pages * self.pool.page_size
         if self.chunked is not None:
@@ -241,8 +241,11 @@ class EngineState:
         )
 
     def _common_tokens(self, position: int, other: int | Job) -> int:
-        """Return the length of the common prefix. A job is the chunked one: all others have a
-        token, because there is no overlap."""
+        """Return the length of the common prefix of a waiting request and another one.
+
+        other: a position in the queue, or the chunked job. Another running job does not occur:
+            without overlap scheduling, each of them has its first token.
+        """
         two = self.queue[other] if isinstance(other, int) else self.chunked
         assert two is not None
         one = self.queue[position]
@@ -281,7 +284,7 @@ class EngineState:
         return progress.kv_tokens
 
     def swap_in(self, progress: Progress) -> bool:
-        """Bring a request back, which decodes on. Return False if there is no room for it."""
+        """Bring a request back to decode on. Return False if there is no room for it."""
         if self.free_slots < 1 or not self.has_adapter(progress, self.adapters):
             return False
         if not self.pool.take_back(progress):
@@ -303,7 +306,8 @@ class EngineState:
         return [order[place] for place in places]
 
     def retract(self, chunk_tokens: Callable[[], int] = lambda: 0) -> None:
-        """Retract as SGLang's retract_decode, until a step fits, and the next chunk too."""
+        """Retract requests until the next step and the next chunk fit, as SGLang's retract_decode
+        does."""
         order = self.retention_order()
         retracted: list[Progress] = []
         while order and self.step_tokens + chunk_tokens() > self.pool.room_tokens:

@@ -17,7 +17,7 @@ from bench.workloads.prompts import WorkloadError
 from predictor_store.predict.quality import LEAST_TO_TELL
 from sage_sched.app.config import SageConfig
 
-# A log of fewer mean TTLTs than this is mostly the beginning of a queue, or its end.
+# If a log spans fewer mean TTLTs than this, most of it is the beginning or the end of a queue.
 _SHORT_TTLTS = 5.0
 # Beyond this error in simulating the operator's own policy, the engine must be a different one.
 _FAR_OFF = 0.15
@@ -25,13 +25,13 @@ _FAR_OFF = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer.
+    """How a log fares under several policies.
 
-    tables: comparisons by the name of the supposed caps. If the log has caps, there is one, named
+    tables: comparisons, by what was supposed about caps. If the log has caps, there is one, named
         "". If not, there are two, the less flattering first.
-    notes: the facts on which it rests, and cautions, as text.
-    good: by policy, the share of good requests at each multiple of the log's rate, with the caps of
-        the first table.
+    notes: the facts on which the answer rests, and cautions, as text.
+    multiples: of the log's rate. good: by policy, the share of good requests at each multiple, with
+        the caps of the first table.
     """
 
     tables: dict[str, Comparison]
@@ -57,8 +57,8 @@ def answer_of(
     multiples: Sequence[float] = (1.0,),
     slo: Slo | None = None,
 ) -> Answer:
-    """Simulate the log under these policies, with ratios to the first; see configure. Raises
-    StoreError, WorkloadError, ValueError."""
+    """Simulate the log under these policies, with ratios to the first. The other arguments are
+    those of `sage-sched whatif`. Raises StoreError, WorkloadError, ValueError."""
     engine = server.engine
     fits = [one for one in log.requests if most_tokens(engine, one) >= one.output_tokens]
     if not fits:
@@ -89,7 +89,7 @@ def answer_of(
     rate = f", {len(requests) / span_s:.3g} requests/s" if span_s > 0 else ""
     notes = [f"log: {len(requests)} requests of {span_s:.4g} s{rate}"]
     if followers := sum(link.follows is not None for link in links):
-        notes.append(f"sessions: {followers} of them come after another's answer and a pause")
+        notes.append(f"sessions: {followers} requests wait for another's answer and a pause")
     if too_long := len(log.requests) - len(fits):
         notes.append(f"left out: {too_long} requests that are too long for the engine")
     notes += [
@@ -118,7 +118,8 @@ def _quality_note(quality: dict[str, Any]) -> str:
     number = quality.get("num_answers", 0)
     if number < LEAST_TO_TELL:
         return f"; {number} answers are too few to judge them by" if quality else ""
-    return f"; CRPS gain {quality['crps_gain']:.2f}, rho {quality['spearman']:.2f} over the last"
+    scores = f"CRPS gain {quality['crps_gain']:.2f}, rho {quality['spearman']:.2f}"
+    return f"; {scores} over the last {number} answers"
 
 
 def _cautions(
@@ -136,21 +137,21 @@ def _cautions(
         notes.append(f"your policy: mean TTLT {measured_s:.2f} s by the log, {simulated}")
         if min(map(abs, off)) > _FAR_OFF:
             notes.append(
-                "CAUTION: that is far off. Engine, policy or caps are not as your server's "
-                "(--server, --step-time, --policy, --max-new-tokens), or the log is not all of its "
-                "traffic"
+                "CAUTION: that is far off. The engine, the policy or the caps are not your "
+                "server's (--server, --step-time, --policy, --max-new-tokens), or the log lacks a "
+                "part of its traffic"
             )
     if len(tables) > 1:
         number = sum(one.cap_tokens is None for one in log.requests)
         notes.append(
-            f"CAUTION: the log does not say max_new_tokens of {number} requests. SGLang admits by "
-            "it, and the larger it is, the better our policies look beside SGLang's. So there are "
-            "two tables; name it with --max-new-tokens"
+            f"CAUTION: the log lacks max_new_tokens for {number} requests. SGLang admits by it, "
+            "and the larger it is, the better our policies look beside SGLang's. So there are two "
+            "tables; to get one, give --max-new-tokens"
         )
     mean_ttlt_s = own[0].mean_ttlt_s
     if log.last_arrival_s / load < _SHORT_TTLTS * mean_ttlt_s:
         notes.append(
-            f"CAUTION: the log is short, {log.last_arrival_s / load / mean_ttlt_s:.1f} mean TTLTs: "
-            "what comes before and after it counts too"
+            f"CAUTION: the log spans only {log.last_arrival_s / load / mean_ttlt_s:.1f} mean "
+            "TTLTs. Requests before and after it would change the figures"
         )
     return notes

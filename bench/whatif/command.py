@@ -1,4 +1,4 @@
-"""sage-sched whatif: simulates your own traffic under other policies."""
+"""Implements `sage-sched whatif`, which simulates your own traffic under other policies."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ OURS = "sage"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Simulates a log of your own traffic under your policy, SGLang's others and ours."
+        "Simulates a log of your own traffic under your policy, others of SGLang, and ours."
     )
     parser.add_argument(
         "log", nargs="+", type=Path, metavar="LOG",
@@ -66,10 +66,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--server-info", type=Path, metavar="FILE", help="a saved answer of its /server_info"
     )
     engine.add_argument(
-        "--preset", choices=PRESETS, help="an engine by its data sheets, if there is no server"
+        "--preset", choices=PRESETS, help="an engine from data sheets, if there is no server"
     )
     add_key(parser, "--server, if it has an --api-key")
-    parser.add_argument("--step-time", metavar="FILE", help="a file by `sage-sched bench fit`")
+    parser.add_argument("--step-time", metavar="FILE", help="a file from `sage-sched bench fit`")
     parser.add_argument(
         "--policy", type=simulated_policy, metavar="NAME",
         help="your policy, such as fcfs or fcfs@conservativeness=0.3,clip=1024 "
@@ -97,11 +97,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--tpot-ms", type=_factor, default=100.0, metavar="MS",
-        help="and each further token, on average, within this (default: %(default)g)",
+        help="and if its further tokens take at most this each, on average (default: %(default)g)",
     )  # fmt: skip
     parser.add_argument(
         "--limit", type=at_least_one, metavar="N",
-        help=f"read the first N requests alone (default: {MOST_REQUESTS})",
+        help=f"read only the first N requests (default: {MOST_REQUESTS})",
     )  # fmt: skip
     parser.add_argument(
         "--seeds", type=at_least_one, default=3,
@@ -110,7 +110,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--store", type=Path, metavar="DIR",
-        help="the store with which the predictor begins; it must not know this log's answers "
+        help="the store that the predictor begins with; it must not have this log's answers "
         "(default: only the coefficients of the package)",
     )  # fmt: skip
     parser.add_argument("--sage-config", metavar="FILE", help="settings of our policies")
@@ -169,7 +169,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prepare(folder: Path) -> None:
-    """Check that the file can be written, before the simulations. Raises OSError."""
+    """Check before the simulations that the folder can be written to. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
         pass
@@ -193,9 +193,8 @@ def _policies(args: argparse.Namespace, server: OwnServer) -> list[str]:
 def _summary(log: TrafficLog, answer: Answer) -> dict[str, Any]:
     """Return the summary for --json.
 
-    rows: at the smallest caps.
-    without_caps: the rows without any caps, if the log does not give them.
-    ended_s: of each, see Comparison.
+    rows, ended_s: of the first table (see Answer and Comparison).
+    without_caps, without_caps_ended_s: of the table without caps; None if the log gives caps.
     """
     first, *others = answer.tables.values()
     return {

@@ -42,7 +42,7 @@ def of_preset(name: str, step_time: StepTime | None = None) -> OwnServer:
 
 
 def of_running(url: str, step_time: StepTime | None, key: str = "") -> OwnServer:
-    """Return a running server's, by its /server_info. Raises UserError.
+    """Return the engine and policy of a running server, by its /server_info. Raises UserError.
 
     step_time: used instead of the server's own.
     key: its API key.
@@ -52,7 +52,8 @@ def of_running(url: str, step_time: StepTime | None, key: str = "") -> OwnServer
 
 
 def of_file(path: Path, step_time: StepTime | None) -> OwnServer:
-    """Return a server's, by a saved answer of /server_info. Raises WorkloadError."""
+    """Return a server's engine and policy, by a saved answer of /server_info. Raises
+    WorkloadError."""
     try:
         info = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -67,8 +68,8 @@ def of_info(info: Any, step_time: StepTime | None, source: str) -> OwnServer:
         num_replicas = int(info.get("dp_size") or 1)
         if num_replicas > 1:
             raise WorkloadError(
-                f"{source}: dp_size is {num_replicas}, and one engine is simulated. Take the log "
-                "of one replica, and --preset or a server of dp_size 1"
+                f"{source}: dp_size is {num_replicas}, but only one engine can be simulated. Take "
+                "the log of one replica, and --preset or a server of dp_size 1"
             )
         sage = state.get("sage") or {}
         learned, by = _step_time(sage, step_time, source)
@@ -90,7 +91,7 @@ def of_info(info: Any, step_time: StepTime | None, source: str) -> OwnServer:
         gain = quality.get("crps_gain") if quality.get("num_answers", 0) >= 100 else None
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise WorkloadError(
-            f"{source} is no answer of a supported SGLang's /server_info: {error!r}"
+            f"{source} is not the /server_info of a supported SGLang: {error!r}"
         ) from error
     known = policy in STOCK or policy in policy_names()
     said = f"{source}, step times {by}"
@@ -107,7 +108,7 @@ def _step_time(
     known = sage.get("step_time")
     if known is None:
         raise WorkloadError(
-            f"{source} says nothing of step times, as its policy is not one of sage-sched. Name a "
+            f"{source} gives no step times, because its policy is not one of sage-sched. Give a "
             "file of `sage-sched bench fit` with --step-time, or take a --preset"
         )
     names = StepTimeConfig.__dataclass_fields__
@@ -129,7 +130,7 @@ def _chunk_tokens(info: Mapping[str, Any], page: int) -> int:
 
 
 def _swap_token_s(sage: Mapping[str, Any], state: Mapping[str, Any], pool_tokens: int) -> float:
-    """Return the measured time, or an estimate by the size of its KV."""
+    """Return the seconds to move a token's KV: measured, or estimated from its size."""
     if measured_us := (sage.get("preemption") or {}).get("swap_token_us"):
         return float(measured_us) / 1e6
     kv_gb = float(state.get("memory_usage", {}).get("kvcache") or 0.0)
@@ -137,7 +138,7 @@ def _swap_token_s(sage: Mapping[str, Any], state: Mapping[str, Any], pool_tokens
 
 
 def _host_memory(sage: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the size of its host memory; no limit if it gives none, because its requests are never
-    swapped out, or were not yet."""
+    """Return the field for the host memory's size. Without it, host memory has no limit: a server
+    does not report it if its requests are never swapped out, or have not been yet."""
     found = (sage.get("preemption") or {}).get("host_pool_tokens")
     return {} if found is None else {"host_pool_tokens": int(found)}

@@ -19,10 +19,10 @@ class Logged:
     cap_tokens: its max_new_tokens; None if the log does not give it; 0 if it has none, so that the
         rest of the context is its cap.
     is_cut: whether a cap or its client ended the answer, so that its own length is unknown.
-    prompt: the excerpt that is embedded, "" if it is unknown.
-    prompt_chars: of the whole prompt.
-    blocks: of its prompt, each a hash of the prompt up to the end of that block.
-    block_tokens: the size of one block.
+    prompt: the excerpt of the prompt that is embedded; "" if it is unknown.
+    prompt_chars: the number of characters of the whole prompt.
+    blocks: the prompt's blocks, each a hash of the prompt up to the end of that block.
+    block_tokens: the size of a block in tokens; 0 if it has BLOCK_CHARS characters instead.
     ttlt_s: the server's time to its last token; None if the log does not give it.
     forecast: the prediction of a server in shadow mode.
     session, id, parent, pause_s: see LoggedRequest.

@@ -23,10 +23,10 @@ Forecasts = Sequence[LengthDistribution | None]
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """The predictions of all requests; or several equally likely variants.
+    """The predictions of all requests, in one or several variants.
 
-    usual: the number of expected variants; the others show the effect of better and worse
-        predictions.
+    variants: for each, the predictions by request. The first `usual` ones are of the expected
+        quality; the others show the effect of better and worse predictions.
     description: for people.
     quality: see ReplayedPredictor; {} if supposed.
     """
@@ -46,10 +46,10 @@ def predictions_of(
     gain: float | None,
     num_seeds: int,
 ) -> Predictions:
-    """Return the log's own predictions, predictions of its prompts, or supposed ones: the best for
-    each request. Raises StoreError.
+    """Return a prediction for each request: from the log, or else from the prompt, or else a
+    supposed one. Raises StoreError.
 
-    gain: of supposed predictions, if it is known.
+    gain: the CRPS gain of supposed predictions; None if it is unknown.
     """
     ends_s = [
         each.arrival_s + (each.ttlt_s or alone_s(engine, each.input_tokens, each.output_tokens))
@@ -72,7 +72,7 @@ def predictions_of(
     variants: tuple[Forecasts, ...] = (said,)
     usual = 1
     if missing < _FEW * len(requests):
-        # As on a server, for requests that continue without a prediction.
+        # A server does the same for requests that go on without a prediction.
         blind = LengthDistribution.from_samples(lengths, "prior").compressed(NUM_ATOMS)
         variants = ([blind if found is None else found for found in said],)
         parts["of all lengths"] = missing
@@ -88,5 +88,5 @@ def predictions_of(
 
 
 def _first(said: Forecasts, other: Forecasts) -> Forecasts:
-    """Return the prediction, or else the other."""
+    """Return `said`, with the predictions of `other` where it has none."""
     return [b if a is None else a for a, b in zip(said, other, strict=True)]

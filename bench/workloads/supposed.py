@@ -15,16 +15,17 @@ NUM_ATOMS = 64
 # prompts (docs/predictor.md).
 LEAST_GAIN, USUAL_GAIN, MOST_GAIN = 0.03, 0.22, 0.41
 _NUM_TRIED = 400
-# Noise of a length's logarithm: hardly any, and nothing but noise.
+# The minimum and maximum noise, as the standard deviation of a length's logarithm. At the minimum a
+# prediction is nearly exact, at the maximum it says nothing.
 _LEAST_NOISE, _MOST_NOISE = 0.02, 50.0
 
 
 class Supposed:
-    """Predictions of the quality that predictors reach elsewhere.
+    """Makes predictions of a wanted quality for requests whose lengths are known.
 
-    Each true length is seen through noise, and its prediction is Bayes' posterior over all lengths.
-    So predictions are calibrated, and one number, the noise, sets their quality. It is chosen so
-    that they save the wanted share of the CRPS.
+    Noise is added to each true length, and the prediction is Bayes' posterior over all lengths. So
+    predictions are calibrated, and one number, the noise, sets their quality. The noise is chosen
+    so that they save the wanted share of the CRPS.
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:
@@ -35,8 +36,8 @@ class Supposed:
     def predictions(self, gain: float, seed: int) -> list[LengthDistribution]:
         """Return predictions in the order of the lengths.
 
-        gain: the saved share of the CRPS of the distribution of all lengths, 0 to 1. If no noise
-            reaches it, it is the largest possible.
+        gain: the share of the CRPS that predictions save, compared with the distribution of all
+            lengths, 0 to 1. If no noise saves that much, the smallest noise is used.
         """
         rng = np.random.default_rng([seed, 5])
         shocks = rng.standard_normal(self._lengths.size)

@@ -134,23 +134,23 @@ def _said(event: Event) -> str:
         answer = "nothing is known of its answer"
         if event["p50_tokens"] is not None:
             answer = (
-                f"its answer is predicted to have {event['p50_tokens']} tokens, with 80 % at most "
-                f"{event['p80_tokens']} ({event['source']})"
+                f"its answer is predicted to have {event['p50_tokens']} tokens, and with 80 % "
+                f"probability at most {event['p80_tokens']} ({event['source']})"
             )
         return (
-            f"comes with {event['input_tokens']} tokens; {answer}; {event['num_running']} run "
-            f"and {event['num_waiting']} wait"
+            f"arrives with {event['input_tokens']} tokens; {answer}; {event['num_running']} "
+            f"requests run and {event['num_waiting']} wait"
         )
     if what == "starts":
-        place = "" if event["place"] is None else f", with {event['place']} before it at first"
-        again = f" again, at {event['tokens']} tokens" if event["tokens"] else ""
-        return f"starts{again}, having waited {event['waited_s']:.3f} s{place}"
+        place = "" if event["place"] is None else f"; {event['place']} were before it at first"
+        again = f" again, at {event['tokens']} tokens," if event["tokens"] else ""
+        return f"starts{again} after waiting {event['waited_s']:.3f} s{place}"
     if what == "preempt":
         to = f" for {event['to']}" if event.get("to") else ""
         return f"is preempted{to}: {event['reason']}; {event['way']}"
     if what == "ends":
         return f"ends with {event['tokens']} tokens ({event['why']})"
-    bound = ", as no other may overtake it any more" if event.get("goes_first") else ""
+    bound = ", because no other may overtake it any more" if event.get("goes_first") else ""
     words = {"admit": "may enter", "resume": "comes back", "stays": "stays where it is"}
     return f"{words.get(what, what)}: {event['reason']}{bound}"
 

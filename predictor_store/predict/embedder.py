@@ -34,8 +34,8 @@ def dimension(encoder: str = DEFAULT_ENCODER) -> int:
 
 
 def fingerprint(encoder: str = DEFAULT_ENCODER) -> str:
-    """Return a name for everything that decides the vectors. Two stores with equal ones can share
-    them."""
+    """Return a name for everything that decides the vectors. Stores whose fingerprints are equal
+    can share vectors."""
     return f"{ENCODER_TYPES[encoder].fingerprint()}/features {VERSION}.{asked.VERSION}"
 
 

@@ -101,7 +101,7 @@ class ProbeConfig:
     file: str = ""
     """File of the probe for `trail`."""
     record: str = ""
-    """Folder for recorded hidden states, which train a probe. They leak text; only their owner can
+    """Folder to record hidden states in, for training a probe. They leak text; only their owner can
     read them."""
     record_gib: Annotated[float, Meta(ge=0.1, le=1e6)] = 2.0
     """Hidden states to keep, in GiB."""

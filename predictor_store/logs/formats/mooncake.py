@@ -48,7 +48,7 @@ def lengths_of(row: Row, block_tokens: int) -> LoggedRequest:
 
 FORMAT = Format(
     "mooncake",
-    "Mooncake's traces, and aiperf's and Dynamo's of that form; times in milliseconds",
+    "Mooncake's traces, as aiperf and Dynamo write them too; times in milliseconds",
     '{"timestamp": 27482, "input_length": 1000, "output_length": 52, "hash_ids": [46, 47]}',
     "arrivals, lengths, shared prefixes, sessions",
     is_trace,

@@ -1,4 +1,4 @@
-"""Sessions of coding agents as Weka's cc-traces have them: a session a row or a file."""
+"""Reads sessions of coding agents in the format of Weka's cc-traces, one per row or file."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _steps(requests: list[Any], begin_s: float) -> Iterator[tuple[Mapping[str, A
 
 FORMAT = Format(
     "weka",
-    "coding agents' sessions in the format of Weka's cc-traces, a session a row or a file",
+    "coding agents' sessions in the format of Weka's cc-traces, one session per row or file",
     '{"id": "trace_0", "block_size": 64, "requests": [{"t": 0.0, "in": 120, "out": 76, '
     '"hash_ids": [1, 2], "api_time": 1.5}]}',
     "steps, lengths, shared prefixes, pauses",
