@@ -1,12 +1,12 @@
 """A notation for situations and plans, so that a test of a decision is one line.
 
 A situation: `run 0:500; wait 1:20 2:30!; full`. Jobs are `arrival:input_tokens` with marks:
-`!` has passed the starvation bound, `~` swapped, `?` unranked, `k` keeps its memory, `<N` the cap
-(10, or 4096 with a prediction), `+N` generated tokens, `/N` prefilled tokens, `@N` its level, `#N`
-how often it was preempted, `=N` the tokens that it frees, `%N,MxK` its predicted lengths, M of them
-K, `sN` the server's work until it came, `vN` the work for it, `aN` when it came (ms), `uN` its
-urgency, `wN` its weight, `dN` and `pN` its TTFT and TPOT targets (ms), `[C/A]` its class and
-tenant, who take turns. After `gone` come jobs that have ended.
+`!` has passed the starvation bound, `~` swapped, `?` unranked, `k` keeps its memory, `f` has a
+fixed length, `<N` the cap (10, or 4096 with a prediction), `+N` generated tokens, `/N` prefilled
+tokens, `@N` its level, `#N` how often it was preempted, `=N` the tokens that it frees, `%N,MxK` its
+predicted lengths, M of them K, `sN` the server's work until it came, `vN` the work for it, `aN`
+when it came (ms), `uN` its urgency, `wN` its weight, `dN` and `pN` its TTFT and TPOT targets (ms),
+`[C/A]` its class and tenant, who take turns. After `gone` come jobs that have ended.
 
 A plan: `-0 +1 ^3 2; open 1`. `-` swaps a job out, `=` leaves it to be computed again, `+` admits,
 `^` resumes; bare jobs stay behind, in their order.
@@ -30,7 +30,7 @@ from sage_sched.view import Holding, SchedulerView
 from tests.sage_sched.strategies import SERVER, decide, known, named, waiting
 
 _JOB = re.compile(r"(-?\d+):(\d+)(\S*)")
-_MARK = re.compile(r"([!~?k])|([<+/@#=svaudpw])(-?\d+)|%([\d,x]+)|\[([\w/]+)\]")
+_MARK = re.compile(r"([!~?kf])|([<+/@#=svaudpw])(-?\d+)|%([\d,x]+)|\[([\w/]+)\]")
 _FIELDS = {
     "<": "max_new_tokens", "+": "generated_tokens", "/": "prefilled_tokens", "@": "level",
     "#": "num_preemptions", "=": "held_tokens", "s": "served_at_arrival_tokens",
@@ -41,6 +41,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "!": {"passed_starvation_bound": True},
     "?": {"is_ranked": False},
     "k": {"keeps_memory": True},
+    "f": {"has_fixed_length": True},
     "~": {},
 }
 _NUMBERS = {
@@ -100,8 +101,8 @@ def _jobs(text: str, met: dict[int, Job]) -> tuple[list[Job], dict[Job, None]]:
     return jobs, swapped
 
 
-def _tokens_of(arrivals: list[int], whose: int, num_tokens: int, position: int) -> int:
-    return num_tokens if arrivals[position] == whose else 0
+def _tokens_of(arrivals: list[int], tokens: dict[int, int], position: int) -> int:
+    return tokens.get(arrivals[position], 0)
 
 
 def _numbers(text: str) -> list[int]:
@@ -140,7 +141,7 @@ def view_of(situation: str, met: dict[int, Job] | None = None) -> SchedulerView:
     if "now" in said:
         about["now_s"] = float(said["now"])
     if "planned" in said:
-        about["num_arrivals_planned"] = view.num_arrivals
+        about["num_arrivals_planned"] = about.get("num_arrivals", view.num_arrivals)
     if "noswap" in said:
         about |= {"can_swap": False, "may_preempt": False}
     if "nopreempt" in said:
@@ -149,10 +150,10 @@ def view_of(situation: str, met: dict[int, Job] | None = None) -> SchedulerView:
         about["has_adapter"] = among(said["fits"])
     if "fits-in-turn" in said:
         about["adapters_in_order"] = lambda: among(said["fits-in-turn"])
-    for name in ("shared", "cached"):  # whose tokens, and how many
-        if name in said:
-            arrival, num_tokens = _numbers(said[name])
-            about[f"{name}_tokens"] = partial(_tokens_of, arrivals, arrival, num_tokens)
+    for name in {"shared", "cached"} & {*said}:  # whose tokens, and how many
+        numbers = _numbers(said[name])
+        tokens = dict(zip(numbers[::2], numbers[1::2], strict=True))
+        about[f"{name}_tokens"] = partial(_tokens_of, arrivals, tokens)
     if "prefix" in said:  # of how many tokens, and whose
         num_tokens, *alike = _numbers(said["prefix"])
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sage_sched.job import Hints, Job
+from sage_sched.job import Job
 from sage_sched.plan import Budget, Plan, PreemptionMode
 from sage_sched.policy import NoParameters, Policy
 from sage_sched.preemption import Admission, plan_admissions
 from sage_sched.preemption_cost import PreemptionCost
 from sage_sched.view import SchedulerView
-from tests.sage_sched.situations import ByInput, decided, view_of
+from tests.sage_sched.situations import ByInput, Story, decided, view_of
 from tests.sage_sched.strategies import IDLE, SERVER, decide, job, waiting
 
 
@@ -33,10 +33,13 @@ class HoldsLeastUrgent(ByInput):
 
 
 class Frugal(ByInput):
-    """A policy with a budget."""
-
     def budget(self, view: SchedulerView) -> Budget:
         return Budget(prefill_tokens=100, chunk_tokens=90)
+
+
+class OnlyDecodes(ByInput):
+    def budget(self, view: SchedulerView) -> Budget:
+        return Budget(prefill_tokens=0)
 
 
 class Stingy(ByInput):
@@ -57,6 +60,8 @@ class Stingy(ByInput):
         # Piggybacked prefills share a policy's budget with the chunk.
         (Frugal, "chunk 0:3000/512; run 1:50; wait 2:20 3:200",
          "+2 3; open 1; chunk 80; prefill 100; too-long 1"),
+        (OnlyDecodes, "run 1:50; wait 0:5", "0; decode-only"),
+        (OnlyDecodes, "wait 0:5", "+0"),  # to decode alone would be to idle
         (Stingy, "run 0:2000 1:500; wait 2:20; full", "-1 +2"),
         (Stingy, "run 0:2000; wait 2:20; full", "2"),
     ],
@@ -83,34 +88,6 @@ def test_nobody_yields_for_the_sake_of_those_without_room_for_their_adapters() -
     assert all(each == [1, 3] for each in seen)
 
 
-class FirstTokenByDeadline(ByInput):
-    """Earliest deadline first. A pass prefills no more than the nearest deadline allows, and
-    nothing while a running job is late."""
-
-    uses_clock = True
-
-    def key(self, job: Job, view: SchedulerView) -> float:
-        return job.arrival_s + (job.hints.ttft_slo_ms or math.inf) / 1e3
-
-    def budget(self, view: SchedulerView) -> Budget | None:
-        slack_s = min(self.key(job, view) - view.now_s for job in (*view.waiting, *view.running))
-        prefill_tokens = int(max(0.0, slack_s) * 1000)
-        return Budget(prefill_tokens, chunk_tokens=max(1, prefill_tokens // 2))
-
-
-def test_a_deadline_sets_the_budget_and_decode_only() -> None:
-    soon, later, late = (
-        job(arrival, arrival_s=arrival_s, hints=Hints(ttft_slo_ms=slo_ms))
-        for arrival, arrival_s, slo_ms in ((1, 1.0, 500.0), (0, 1.0, 2000.0), (2, 0.0, 1.0))
-    )
-    view = replace(waiting(later, soon), now_s=1.25)
-    plan = plan_of(view, FirstTokenByDeadline)
-    assert (plan.order, plan.budget) == ([1, 0], Budget(250, 125))
-    assert plan_of(replace(view, now_s=2.0, running=[late]), FirstTokenByDeadline).decode_only
-    # Without running jobs, decoding alone would be idling.
-    assert not plan_of(replace(view, now_s=9.0), FirstTokenByDeadline).decode_only
-
-
 @given(st.lists(st.integers(1, 700), min_size=1, max_size=30), st.sampled_from([1, 16]))
 def test_piggybacked_prefills_fit_the_pass(lengths: list[int], page: int) -> None:
     jobs = [job(2 + i, length) for i, length in enumerate(lengths)]
@@ -127,27 +104,46 @@ def test_piggybacked_prefills_fit_the_pass(lengths: list[int], page: int) -> Non
     assert sorted(plan.order or ()) == list(range(len(jobs)))
 
 
-def test_as_many_leave_as_the_headroom_of_the_others_takes() -> None:
-    running = " ".join(f"{number}:{10 + number}<4000+5" for number in range(10))
-    view = view_of(f"run {running}; short; move 0")
-    gone = [action.job for action in plan_of(view).actions]
-    assert gone == list(view.running)[: -len(gone) - 1 : -1]
-    # Each frees its own tokens, and the others need 8 tokens each.
-    num_left = len(view.running) - len(gone)
-    assert sum(one.input_tokens for one in gone) >= 8 * num_left
-    assert sum(one.input_tokens for one in gone[:-1]) < 8 * (num_left + 1)
-
-
-def test_no_prompt_waits_for_a_prefix_that_is_cached_or_that_waits_itself() -> None:
-    view = view_of("wait 0:2000 1:2100 2:2200; prefix 1900 0 1; pass 8000")
-    cached = plan_of(replace(view, cached_tokens=lambda position: 1900))
-    assert [each.job.arrival for each in cached.actions] == [0, 1, 2]
+def test_a_prompt_waits_for_a_prefix_only_if_the_other_computes_it_now() -> None:
     # Two documents in one: the third shares with the second what that does not compute now.
     pairs: dict[tuple[int, int | Job], int] = {(1, 0): 1000, (2, 1): 1000}
-    shared = replace(view, common_tokens=lambda position, other: pairs.get((position, other), 0))
-    plan = plan_of(shared)
+    view = replace(
+        view_of("wait 0:2000 1:2100 2:2200; pass 8000"),
+        common_tokens=lambda position, other: pairs.get((position, other), 0),
+    )
+    plan = plan_of(view)
     assert [each.job.arrival for each in plan.actions] == [0, 2]
     assert not plan.is_new  # so that the next pass plans again
+
+
+@pytest.mark.parametrize("name", ["sage", "uniboost", "fastserve"])
+def test_the_longer_prompt_goes_first_if_most_of_it_is_cached(name: str) -> None:
+    story = Story(name)
+    for cached_tokens, order in ((0, "0 1"), (3490, "1 0"), (0, "0 1")):
+        queue = f"wait 0:3000%30,40 1:3500%30,40 2:9?; cached 1 {cached_tokens} 2 5"
+        assert story.plan(f"{queue}; full") == f"{order} 2"
+
+
+def test_what_is_cached_in_host_memory_costs_its_way_back() -> None:
+    story, keys = Story("sage"), []
+    for share in (0.0, 0.5, 2.0):
+        server = replace(SERVER, swap_token_s=share * SERVER.step_time.prefill_token_s)
+        facts = {"host_tokens": lambda position: 3000, "server": server}
+        story.plan("wait 0:3500%30,40; cached 0 3400", **facts)
+        keys.append(story.policy.key(story.jobs[0], IDLE))
+        assert story.jobs[0].cached_input_tokens == 3400 - min(share, 1.0) * 3000
+    assert keys == sorted(set(keys))
+
+
+def test_new_jobs_and_the_first_to_serve_are_looked_up() -> None:
+    """Swapped ones and streaming sessions lend their KV to all that ask, so they are not."""
+    story, asked = Story(), list[int]()
+    others = " ".join(f"{arrival}:{10 + arrival}" for arrival in range(40))
+    for expected in ([*range(40)], [*range(8)]):
+        asked.clear()
+        queue = f"wait {others} 40:99~+5 41:99k; full"
+        story.plan(queue, cached_tokens=lambda position: asked.append(position) or 0)
+        assert sorted(set(asked)) == expected
 
 
 @given(st.integers(0, 10**9))

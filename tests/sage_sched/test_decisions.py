@@ -24,6 +24,7 @@ DECISIONS = [
     # To compute KV again may be cheaper, but rounds differently.
     ("run 0:500; wait 1:20; full; move 1000000", "-0 +1"),
     ("run 0:500; wait 1:20; full; move 1000000; host 499", "1; no-host-room 1"),
+    ("run 0:500 1:500; wait 2:20k 3:20; full", "2 3"),
     # It is left alone until a request comes or an index is refreshed.
     ("run 0:500<50+7; wait 1:20; full", "-0 +1"),
     ("run 0:500<50+7; wait 1:20; full; planned", "nothing"),
@@ -54,6 +55,10 @@ DECISIONS = [
     ("run 0:500; wait 1:20 2:30; full; fits 2", "-0 +2"),
     ("run 0:10; wait 1:20! 2:30; fits 2", ""),
     ("wait 0:10! 1:10! 2:10; fits-in-turn 0 2", "+0"),
+    ("wait 1:20! 2:30; fits 2", "+2"),
+    # If no KV can be swapped out, the engine passes swapped jobs, but not one that goes first.
+    ("wait 0:10!~<4000+5 1:10; noswap", "0 1"),
+    ("wait 0:10~<4000+5 1:10!; noswap", "1 0; open 2"),
     # A swapped job resumes, even if it is unranked or preemption is off.
     ("run 2:10; wait 0:10~<20+5 1:30", "^0 +1"),
     ("run 3:10; wait 2:20~<1000; nopreempt", "^2"),
@@ -101,11 +106,13 @@ DECISIONS = [
     ("chunk 0:5000/1000; wait 1:2100 2:2200; prefix 1900 0 1; pass 8000", "+2 1; chunk 5800"),
     ("chunk 0:5000/1000; wait 1:2100 2:2200; prefix 1100 0 1; pass 8000", "+1 +2; chunk 3700"),
     ("wait 0:2000 1:2100; prefix 20 0 1; pass 8000", "+0 +1"),
+    ("wait 0:2000 1:2100; prefix 1900 0 1; pass 8000; cached 0 1900 1 1900", "+0 +1"),
     ("wait 0:2000! 1:2100!; prefix 1900 0 1; pass 8000", "+0 +1"),
     # If memory runs out, the last of the order leave, and no job is admitted.
     ("run 0:50<4000+5 1:300<4000+5 2:200<4000+5; wait 99:1<4000+5; short", "-1"),
     ("run 0:1<4000+5 1:1<4000+5 2:1<4000+5; short", "-2 -1"),
     ("run 0:1<4000+5; short", ""),
+    (f"run {' '.join(f'{n}:{10 + n}<4000+5' for n in range(10))}; short; move 0", "-9 -8 -7 -6"),
     ("run 0:1<4000+5 1:1<4000+5 2:1<4000+5; chunk 5:500<4000+5/100; short; free 150; pass 400",
      "-2 -1 -0"),
     ("run 0:1<4000+5 1:1<4000+5 2:1<4000+5; chunk 5:500<4000+5/100; short; free 150; pass 128", ""),
@@ -114,6 +121,8 @@ DECISIONS = [
     ("run 0:300<4000+5 1:200<4000+5 2:50<4000+5; short; stay 0", "-1"),
     # Their KV is computed again if host memory has no room and it need not stay whole.
     ("run 0:10<4000+5 1:20<4000+5 2:21<4000+5; short; host 0", "=2 =1"),
+    ("run 0:10<4000+5 1:20<4000+5 2:21<4000+5; short; host 0; whole", ""),
+    ("run 0:10<4000+5 1:20<4000+5 2:21<4000+5; wait 5:1; short; nopreempt", "5; open 1"),
     ("run 0:10<4000+5 1:20<4000+5 2:21<4000+5; short; host 30; whole", "-2"),
     ("run 0:10<4000+5 1:6<4000+5 2:7<4000+5; short; host 10", "-0 =2"),
 ]  # fmt: skip

@@ -14,7 +14,8 @@ from sage_sched.app.config import SageConfig
 from sage_sched.policies.sage import Sage, SageParameters
 from tests.bench.simulator.fuzz import Case, run
 from tests.sage_sched.crowd import ROOMY, STARVED, crowd, overtakings
-from tests.sage_sched.strategies import IDLE, decide, job, named
+from tests.sage_sched.situations import Story
+from tests.sage_sched.strategies import IDLE, job, named
 
 
 @settings(max_examples=30)
@@ -55,30 +56,23 @@ def test_finished_jobs_behind_an_unfinished_one_are_not_kept(name: str) -> None:
 
 
 def test_a_job_that_is_ranked_again_keeps_its_account() -> None:
-    first, later = (
-        [job(n, 5) for n in range(4)],
-        [job(n, 5, served_tokens=5) for n in range(4, 200)],
-    )
-    policy, stays = named("sage", *first), first[-1]
-    policy.on_end(stays, 0.0)
-    policy.on_arrival(stays)
-    policy.on_pass(replace(IDLE, waiting=first))
-    for one in later:
-        policy.on_arrival(one)
-        policy.on_end(one, 0.0)
-    policy.on_pass(replace(IDLE, served_tokens=5 * len(later), waiting=first))
-    assert stays.goes_first
+    story = Story("sage")
+    first = "wait " + " ".join(f"{n}:5%9" for n in range(4))
+    story.plan(first)
+    story.policy.on_end(story.jobs[3], 0.0)
+    story.policy.on_arrival(story.jobs[3])
+    story.plan(first)
+    for number in range(4, 200):
+        story.view(f"gone {number}:5%9v5")
+        story.policy.on_end(story.jobs[number], 0.0)
+    story.plan(f"{first}; served 980")
+    assert story.jobs[3].goes_first
 
 
 def test_work_for_a_job_that_was_retracted_while_no_plan_was_made_counts() -> None:
-    overtaken, other = (job(n, 100, 9000, lengths=(5000,)) for n in range(2))
-    policy = named("sage", overtaken, other)
-    none_leaves = replace(IDLE, can_swap=False, may_preempt=False, num_arrivals=2)
-    decide(replace(none_leaves, waiting=[overtaken, other]), policy)
-    other.served_tokens = 5000
-    other.grow(4900)
-    full = replace(none_leaves, served_tokens=5000, locked_tokens=1000, num_arrivals_planned=2)
-    decide(replace(full, waiting=[overtaken], running=[other], batch_is_full=True), policy)
-    assert not overtaken.goes_first
-    decide(replace(full, waiting=[overtaken, other]), policy)
-    assert overtaken.goes_first
+    story = Story("sage")
+    story.plan("wait 0:100%5000<9000 1:100%5000<9000; noswap")
+    full = "locked 1000; served 5000; come 2; noswap; full; planned"
+    for situation, is_due in (("wait 0:100; run 1:100v5000+4900", False), ("wait 0:100 1:1", True)):
+        story.plan(f"{situation}; {full.replace('full', 'slots 0' if is_due else 'full')}")
+        assert story.jobs[0].goes_first is is_due
