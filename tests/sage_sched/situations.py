@@ -5,8 +5,9 @@ A situation: `run 0:500; wait 1:20 2:30!; full`. Jobs are `arrival:input_tokens`
 fixed length, `<N` the cap (10, or 4096 with a prediction), `+N` generated tokens, `/N` prefilled
 tokens, `@N` its level, `#N` how often it was preempted, `=N` the tokens that it frees, `%N,MxK` its
 predicted lengths, M of them K, `sN` the server's work until it came, `vN` the work for it, `aN`
-when it came (ms), `uN` its urgency, `wN` its weight, `dN` and `pN` its TTFT and TPOT targets (ms),
-`[C/A]` its class and tenant, who take turns. After `gone` come jobs that have ended.
+when it came (ms), `uN` its urgency, `wN` its weight, `FN` that of its first token, `dN` and `pN`
+its TTFT and TPOT targets (ms), `[C/A]` its class and tenant, who take turns. After `gone` come jobs
+that have ended.
 
 A plan: `-0 +1 ^3 2; open 1`. `-` swaps a job out, `=` leaves it to be computed again, `+` admits,
 `^` resumes; bare jobs stay behind, in their order.
@@ -30,13 +31,16 @@ from sage_sched.view import Holding, SchedulerView
 from tests.sage_sched.strategies import SERVER, decide, known, named, waiting
 
 _JOB = re.compile(r"(-?\d+):(\d+)(\S*)")
-_MARK = re.compile(r"([!~?kf])|([<+/@#=svaudpw])(-?\d+)|%([\d,x]+)|\[([\w/]+)\]")
+_MARK = re.compile(r"([!~?kf])|([<+/@#=svaudpwF])(-?\d+)|%([\d,x]+)|\[([\w/]+)\]")
 _FIELDS = {
     "<": "max_new_tokens", "+": "generated_tokens", "/": "prefilled_tokens", "@": "level",
     "#": "num_preemptions", "=": "held_tokens", "s": "served_at_arrival_tokens",
     "v": "served_tokens",
 }  # fmt: skip
-_HINTS = {"u": "urgency", "w": "weight", "d": "ttft_slo_ms", "p": "tpot_slo_ms"}
+_HINTS = {
+    "u": "urgency", "w": "weight", "d": "ttft_slo_ms", "p": "tpot_slo_ms",
+    "F": "first_token_weight",
+}  # fmt: skip
 _FLAGS: dict[str, dict[str, Any]] = {
     "!": {"passed_starvation_bound": True},
     "?": {"is_ranked": False},
@@ -201,20 +205,22 @@ class Story:
         self,
         policy: str | type[Policy] = ByInput,
         limits: Limits | None = None,
-        server: ServerFacts = SERVER,
+        server: ServerFacts | None = None,
         **parameters: object,
     ) -> None:
+        """server: its facts in all passes; None leaves them to the situations."""
         if isinstance(policy, str):
-            self.policy = named(policy, server=server, **parameters)
+            self.policy = named(policy, server=server or SERVER, **parameters)
         else:
-            self.policy = policy(NoParameters(), server)
+            self.policy = policy(NoParameters(), server or SERVER)
+        self.facts = {} if server is None else {"server": server}
         self.limits = limits or Limits()
         self.jobs: dict[int, Job] = {}
 
     def view(self, situation: str, **facts: Any) -> SchedulerView:
         """The facts of a pass, after its new jobs have come."""
         before = {*self.jobs}
-        view = replace(view_of(situation, self.jobs), **facts)
+        view = replace(view_of(situation, self.jobs), **{**self.facts, **facts})
         for arrival in sorted({*self.jobs} - before):
             job = self.jobs[arrival]
             job.is_ranked = job.is_ranked and self.policy.on_arrival(job)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sage_sched.app.config import DecodeConfig, SageConfig
-from sage_sched.gap import Gap
+from sage_sched.gap import Gap, percentile_s
 from sage_sched.job import Hints, Job
 from sage_sched.plan import UNLIMITED, Budget
 from sage_sched.steps import StepTime, attended_pairs
@@ -31,45 +32,38 @@ def view(*running: Job, steps: StepTime = STEPS, mixes_steps: bool = False) -> S
     return replace(IDLE, running=running, server=server, pass_tokens=PASS_TOKENS)
 
 
+TPOT = runs(10_000.0), runs(230.0), runs()
 SMALL, LARGE = Budget(prefill_tokens=100, chunk_tokens=50), Budget(3000, chunk_tokens=50)
+SLOW_DECODE, SLOW_PREFILL = replace(STEPS, decode_base_s=0.2), replace(STEPS, prefill_base_s=0.1)
 
 
 @pytest.mark.parametrize(
-    ("most_s", "given", "running", "found"),
+    ("gap", "given", "running", "found"),
     [
-        (math.inf, UNLIMITED, [runs()], UNLIMITED),
-        (0.1, UNLIMITED, [], UNLIMITED),
-        (0.530, UNLIMITED, [runs()], Budget(prefill_tokens=500)),  # and a decode step
-        (0.530, SMALL, [runs()], SMALL),
-        (0.530, LARGE, [runs()], replace(LARGE, prefill_tokens=500)),
-    ],
-)
-def test_a_budget_within_the_bound(
-    most_s: float, given: Budget, running: list[Job], found: Budget
-) -> None:
-    assert Gap(most_s).within(given, view(*running)) == found
-
-
-@pytest.mark.parametrize(
-    ("most_s", "tpot_slo_ms", "mixes_steps", "num_tokens"),
-    [
-        (math.inf, 230.0, False, 200),
-        (math.inf, 230.0, True, 210),  # the 10 ms that both kinds of step take are taken once
-        (0.2, 230.0, False, 170),  # the bound is smaller
+        (Gap(), UNLIMITED, view(runs()), UNLIMITED),
+        (Gap(0.1), UNLIMITED, view(), UNLIMITED),
+        (Gap(0.530), UNLIMITED, view(runs()), Budget(prefill_tokens=500)),  # and a decode step
+        (Gap(0.530), SMALL, view(runs()), SMALL),
+        (Gap(0.530), LARGE, view(runs()), replace(LARGE, prefill_tokens=500)),
+        (Gap(0.001), UNLIMITED, replace(view(runs()), page_size=256), Budget(prefill_tokens=256)),
+        # A promised TPOT is a bound too. Steps that are mixed take the 10 ms of both kinds once.
+        (Gap(holds_tpot=True), UNLIMITED, view(*TPOT), Budget(prefill_tokens=200)),
+        (Gap(holds_tpot=True), UNLIMITED, view(*TPOT, mixes_steps=True),
+         Budget(prefill_tokens=210)),
+        (Gap(0.2, holds_tpot=True), UNLIMITED, view(*TPOT), Budget(prefill_tokens=170)),
+        (Gap(), UNLIMITED, view(*TPOT), UNLIMITED),
         # Steps of 200 ms cannot keep it: a cut costs 210 ms and has a sixth of the time; where
         # steps are mixed, it costs 200 ms and has half of the time.
-        (math.inf, 1.0, False, 1050),
-        (math.inf, 1.0, True, 200),
+        (Gap(holds_tpot=True), UNLIMITED, view(runs(1.0), steps=SLOW_DECODE),
+         Budget(prefill_tokens=1050)),
+        (Gap(holds_tpot=True), UNLIMITED, view(runs(1.0), steps=SLOW_DECODE, mixes_steps=True),
+         Budget(prefill_tokens=200)),
     ],
-)
-def test_a_promised_tpot_is_a_bound_too(
-    most_s: float, tpot_slo_ms: float, mixes_steps: bool, num_tokens: int
+)  # fmt: skip
+def test_a_budget_within_the_bound(
+    gap: Gap, given: Budget, running: SchedulerView, found: Budget
 ) -> None:
-    steps = STEPS if tpot_slo_ms > 1 else replace(STEPS, decode_base_s=0.2)
-    jobs = runs(10_000.0), runs(tpot_slo_ms), runs()
-    running = view(*jobs, steps=steps, mixes_steps=mixes_steps)
-    assert Gap(most_s, holds_tpot=True).within(UNLIMITED, running).prefill_tokens == num_tokens
-    assert Gap(math.inf).within(UNLIMITED, running) is UNLIMITED
+    assert gap.within(given, running) == found
 
 
 @pytest.mark.parametrize(
@@ -131,9 +125,15 @@ def test_cuts_take_a_share_at_most(max_gap_ms: float, base_s: float, num_tokens:
 
 @pytest.mark.parametrize(("num_before", "num_tokens"), [(650, 130), (700, 0)])
 def test_one_more_prefill_has_to_be_worth_its_fixed_time(num_before: int, num_tokens: int) -> None:
-    running = view(runs(), steps=replace(STEPS, prefill_base_s=0.1))
-    found = after(Gap(1.0), num_before).within(UNLIMITED, running).prefill_tokens
-    assert found == pytest.approx(num_tokens, abs=1)
+    found = after(Gap(1.0), num_before).within(UNLIMITED, view(runs(), steps=SLOW_PREFILL))
+    assert found.prefill_tokens == pytest.approx(num_tokens, abs=1)
+
+
+def test_percentiles_of_gaps() -> None:
+    gaps = Counter({10_000: 90, 50_000: 9, 70_000: 1})
+    found = [percentile_s(gaps, percent) for percent in (0, 50, 90, 91, 99, 100)]
+    assert found == [1.0, 1.0, 1.0, 5.0, 5.0, 7.0]
+    assert percentile_s(Counter(), 50) == 0.0
 
 
 @given(st.floats(0.05, 3), st.integers(0, 30_000), st.floats(0, 1e-3), st.floats(0, 1e-7))

@@ -102,11 +102,3 @@ def test_worth_is_a_sum(lengths: list[int], age: int, late: int, input_tokens: i
         assert found == 0.0
     else:
         assert found == pytest.approx(by_hand(known, (5.0, 2.0), age, first, input_tokens))
-
-
-def test_an_answer_that_may_still_catch_up_is_worth_more_than_one_that_cannot() -> None:
-    short = Worth.of(LengthDistribution.from_samples([20], "history"), COST, 500)
-    long = Worth.of(LengthDistribution.from_samples([400], "history"), COST, 500)
-    assert short.density(5.0, 1.0, 0, 100, 0.0) == 0.0
-    assert long.density(5.0, 1.0, 0, 100, 0.0) > 0.0
-    assert short.density(5.0, 1.0, 0, 1, 0.0) > 0.0

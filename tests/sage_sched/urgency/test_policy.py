@@ -1,4 +1,4 @@
-"""Levels of urgency: who goes first, and how far the others are overtaken."""
+"""Levels of urgency, or two classes: who goes first, and how far the others are overtaken."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from sage_sched.best_effort import Qllm
 from sage_sched.job import Hints
-from sage_sched.urgency import Urgency, UrgencyParameters
+from sage_sched.urgency import Urgency
 from tests.sage_sched.crowd import ROOMY, crowd, overtakings
 from tests.sage_sched.situations import decided
 from tests.sage_sched.strategies import SERVER, decide, job, named, waiting
@@ -38,6 +39,26 @@ FLOOD = "wait 0:100u2%950 " + " ".join(f"{n}:100u1%150s{2000 * n}" for n in rang
         # It does not for one that has only waited for longer, or if its move takes longer than it.
         ("urgency", "run 0:100u3%950+1s50000=1100; wait 1:100u3%150; full", "1"),
         ("urgency", "run 0:100u3%2+1=1100; wait 1:100u2%150; full; move 1000000", "1"),
+        # Two classes: the sensitive go first, and each goes by arrival.
+        ("qllm", "wait 0:100u5%150 1:100u3%950 2:100u3%150 3:100u2%950 4:100u1%150 5:100u2%150",
+         "+3 +4 +5 +0 1 2; open 2; prefill 301"),
+        ("qllm", "wait 0:100%150 2:100%150", "+0 +2"),
+        # Best effort is overtaken by jobs that come within a pool of work.
+        ("qllm", "wait 0:100s10%150 1:100u1%150s10009", "+1 +0; prefill 101"),
+        ("qllm", "wait 0:100s10%150 1:100u1%150s10011", "+0 +1"),
+        # It yields to sensitive jobs.
+        ("qllm", "run 0:100u3%950+1=1100; wait 1:100u2%150; full", "-0 +1; prefill 101"),
+        ("qllm", "run 0:100u3%950+1=1100; wait 1:100u1%150; full", "-0 +1; prefill 101"),
+        ("qllm", "run 0:100u5%950+1=1100; wait 1:100u3%150; full", "1"),
+        ("qllm", "run 0:100u2%950+1=1100; wait 1:100u1%150; full", "1; prefill 101"),
+        # The sensitive are prefilled by themselves: uncached tokens in pages, and one to spare.
+        ("qllm", "wait 0:100%150 1:100u2%150 2:100%150 3:100u1%150; page 16; cached 3 40",
+         "+1 +3 +0 2; open 1; prefill 192"),
+        ("qllm", "wait 0:100%150 1:100u2%150~+5", "^1 +0"),
+        ("qllm", "run 3:100u1%150; wait 0:100%150 1:100u2%150 2:100%150; fits 0 2", "+0 +2"),
+        # Beside them a best-effort chunk shrinks to a page.
+        ("qllm", "chunk 0:3000/512%150; wait 1:100u2%150; page 16; noswap",
+         "1; open 1; chunk 16; prefill 128"),
     ],
 )  # fmt: skip
 def test_the_more_urgent_go_first(policy: str, situation: str, plan: str) -> None:
@@ -73,14 +94,23 @@ def test_prefills_of_the_less_urgent_leave_decode_steps_their_share() -> None:
     assert 0.75 <= decode_s / (decode_s + prefill_s) < 0.85
 
 
-@pytest.mark.parametrize("urgencies", [(1, 2, 3, 4, 5), (1, 1, 1, 1, 1, 1, 1, 2, 3, 4, 5)])
-def test_no_request_is_overtaken_by_more_than_the_bound(urgencies: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("policy", "urgencies"),
+    [
+        (Urgency, (1, 2, 3, 4, 5)),
+        (Urgency, (1, 1, 1, 1, 1, 1, 1, 2, 3, 4, 5)),
+        (Qllm, (1, 2, 3, 4, 5)),
+    ],
+)
+def test_no_request_is_overtaken_by_more_than_the_bound(
+    policy: type[Urgency], urgencies: tuple[int, ...]
+) -> None:
     piece_tokens, num_overtaken = 200, 0
-    parameters = UrgencyParameters(level_pools=piece_tokens / ROOMY.kv_pool_tokens)
+    parameters = policy.Parameters(level_pools=piece_tokens / ROOMY.kv_pool_tokens)
     for seed in range(20):
-        policy = Urgency(parameters, ROOMY.server_facts())
-        for admitted, waits in overtakings(policy, crowd(seed, urgencies=urgencies)):
+        made = policy(parameters, ROOMY.server_facts())
+        for admitted, waits in overtakings(made, crowd(seed, urgencies=urgencies)):
             later = admitted.served_at_arrival_tokens - waits.served_at_arrival_tokens
-            assert later <= waits.hints.urgency * piece_tokens
+            assert later <= (made.level(waits) - (policy is Qllm) * 2) * piece_tokens
             num_overtaken += later > 0
-    assert num_overtaken > 500
+    assert num_overtaken > 100
