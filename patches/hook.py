@@ -60,7 +60,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class Hooks(list[Hook]):
-    """Hooks, placed in list order."""
+    """A list of hooks, which are applied in its order."""
 
     def at(self, target: str, kind: Any, *parameters: str) -> Callable[[_F], _F]:
         """Return a decorator that hooks the decorated function at a target (see Hook)."""
@@ -77,7 +77,7 @@ class Hooks(list[Hook]):
             hook.check()
 
     def apply(self) -> None:
-        """Place all hooks, or raise UnsupportedServerError for the first that does not fit."""
+        """Apply all hooks. Raise UnsupportedServerError for the first that does not fit."""
         for hook in self:
             hook.apply()
 

@@ -12,7 +12,7 @@ from patches.engine_types import Batch
 from patches.probe.scores import Probing
 from predictor_store.probe.file import ProbeFile
 
-# More rows than any step samples. Larger steps are not read.
+# The rows of the buffers: more tokens than any step samples. A larger step is not read.
 _MAX_ROWS = 4096
 
 
@@ -21,7 +21,7 @@ class Tap:
 
     All ranks capture, because capturing completes sums across ranks. Rank 0 also observes
     (sglang/srt/sampling/sampling_observer.py) and passes its readings to its scheduler. The
-    captures go to buffers of their own, so a replay of a graph writes them anew.
+    captures go to buffers of their own, which each replay of a CUDA graph overwrites.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Tap:
         return self._probing() is not None
 
     def before_grammar(self, logits: torch.Tensor, sampling_info: Any) -> bool:
-        """Return a state for after_sample. Trap: after_sample is not called if it is None."""
+        """Return a state for after_sample. Trap: if it is None, after_sample is not called."""
         return True
 
     def after_sample(self, state: bool, token_ids: torch.Tensor) -> Output | None:

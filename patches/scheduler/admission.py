@@ -18,8 +18,8 @@ def add(
     """Run PrefillAdder.add_one_req, or add_chunked_req for the next chunk of a prompt.
 
     SGLang reserves KV by the cap of an answer, so it is shown our headroom as the cap. It must also
-    see ignore_eos as False: otherwise, without a prefix cache, it would use another calculation,
-    without the cap.
+    see ignore_eos as False: otherwise, without a prefix cache, it would reserve by another
+    calculation, which ignores the cap.
     """
     if state.settings.is_stock:
         return original(adder, req, *args, **kw)

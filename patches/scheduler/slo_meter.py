@@ -16,7 +16,7 @@ from sage_sched.slo import Attainment, Deadlines
 
 class SloMeter(Listener):
     """Measures SLO attainment of one scheduler. A token counts when its step ends, before it is
-    sent to the client. The clock is read for these numbers alone."""
+    sent to the client. No decision uses these readings of the clock."""
 
     def __init__(self, metrics: SchedulerMetrics) -> None:
         self._metrics = metrics

@@ -10,11 +10,12 @@ from sage_sched.distribution import LengthDistribution
 
 @dataclass(slots=True)
 class LoggedRequest:
-    """One request of a log. A default value means that the row does not say it.
+    """One request of a log. A field keeps its default if the log does not give it.
 
     arrival: the time of arrival, in the unit of the log's Clock. end: the time of its last token,
         in the same unit.
-    output_tokens: answer and reasoning. output: the answer's text, None if it is missing.
+    output_tokens: of answer and reasoning together. output: the answer's text; None if it is
+        missing.
     cap_tokens: its max_new_tokens; 0 if it has none, so that the rest of the context is its cap.
     is_cut: whether the answer did not end by the model's own choice.
     prompt: the text from which a server would predict. ids: the prompt's token ids.

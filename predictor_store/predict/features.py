@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 NUM_FEATURES = 14
-# Raise it if the features change, so that no store mixes old and new ones.
+# Increase this if the features change, so that no store mixes old and new ones.
 VERSION = 1
 # A prompt states its task at its start or at its end.
 _HEAD_CHARS = _TAIL_CHARS = 2_000
@@ -58,7 +58,7 @@ def features_of(text: str) -> NDArray[np.float32]:
     """
     text = excerpt(text)
     per_char = 1.0 / (len(text) + 1)
-    lowered = text.lower()  # half the time of searches that ignore case
+    lowered = text.lower()  # searches that ignore case would take twice as long
     words_asked = _number(_WORDS_ASKED.search(lowered))
     return np.array(
         [

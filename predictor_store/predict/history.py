@@ -17,7 +17,7 @@ from predictor_store.predict.index import VectorIndex, embeddings
 from predictor_store.predict.regression import MIN_PROMPTS, GeneralLength, LengthScore
 from predictor_store.store.file import Record
 
-# A score is fitted to this many of the newest records. More only take longer.
+# A score is fitted to this many of the newest records. More would only take longer.
 _MAX_FITTED = 20_000
 # The score is fitted again when this share of the history is new.
 _REFIT_SHARE = 0.05
@@ -25,7 +25,8 @@ _REFIT_SHARE = 0.05
 _MOST_WIDENED = 64
 # This many answers with the same limits show where such an answer ends.
 _LEAST_KNOWN = 30
-# Vectors of at least this cosine are of one prompt, give or take a number or a name in it.
+# If two vectors have at least this cosine, their prompts are the same, except perhaps for a number
+# or a name.
 SAME_COSINE = 0.99
 
 
@@ -140,8 +141,8 @@ class History:
         return np.array([self._num_of_prompt[of] for of in self._prompts[slots].tolist()], np.int64)
 
     def add(self, record: Record, *, unfinished: bool = False) -> Place | None:
-        """Add a record; return its place, or None if it is a warm one and only history could make
-        room for it.
+        """Add a record and return its place. Return None, and add nothing, if it is warm and the
+        history is full of records that are not.
 
         unfinished: amend() will follow. Until then the record is censored.
         """
@@ -197,12 +198,12 @@ class History:
         cut: NDArray[np.bool_] | None = None,
         hidden: NDArray[np.bool_] | None = None,
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Return cosines, float32, falling, and slots, int64: num_nearest each, or as many as there
-        are. If more records than that are of this very prompt, return the newest of these.
+        """Return the cosines (float32, falling) and slots (int64) of num_nearest records, or of all
+        if there are fewer. If more than num_nearest are of this very prompt, return the newest.
 
-        cut, hidden: records that carry little and no information, shape (len(self),). Hidden ones
-        are left out. If most of num_nearest are cut, more are returned, until a quarter of
-        num_nearest are uncut: any client can make many cut answers at no cost.
+        cut, hidden: whether a record carries little information or none, shape (len(self),). Hidden
+        records are left out. If most of num_nearest are cut, more are returned, until a quarter of
+        num_nearest are uncut, because any client can make many cut answers at no cost.
         """
         hidden = np.zeros(len(self), np.bool_) if hidden is None else hidden
         told = ~hidden if cut is None else ~(hidden | cut)
@@ -287,7 +288,7 @@ class History:
 
 
 def _prompt_number(vector: NDArray[np.float32]) -> int:
-    # A prompt's vectors differ in their last bits by the batch that it was embedded in. With this
+    # A prompt's vectors differ in their last bits with the batch that it was embedded in. With this
     # rounding, one in a thousand pairs gets different numbers. A fit sums prompts in the order of
     # their numbers, so these must not differ between processes, as Python's own hashes do.
     rounded = np.round(vector[:16] * 100).astype(np.int8)

@@ -1,4 +1,4 @@
-"""Measures predictions of a growing answer's length, on answers that no probe has seen."""
+"""Scores predictions of a growing answer's length, on answers that no probe has seen."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Quality = dict[int, Score]
 
 
 def quality_by_age(predictions: Iterable[Prediction]) -> Quality:
-    """Return the scores at those of AGES that have predictions."""
+    """Return a score for each of AGES that has predictions."""
     found: dict[int, list[tuple[float, float, bool]]] = {age: [] for age in AGES}
     for age, left, lengths, weights in predictions:
         if age in found:
@@ -66,8 +66,8 @@ def by_prompt(recording: Recording, rows: NDArray[np.bool_]) -> Iterator[Predict
 def by_probe(
     recording: Recording, log_p: NDArray[np.float64], edges: Edges, rows: NDArray[np.bool_]
 ) -> Iterator[Prediction]:
-    """Yield predictions for each of the rows, from its scores only, with each bin at its middle.
-    The last bin has no end, and counts as wide as the one before."""
+    """Yield predictions for each of the rows, from the probe's scores only. A bin counts as its
+    middle. The last bin has no end, and counts as being as wide as the one before."""
     ends = np.append(edges[:-1], 2 * edges[-2] - edges[-3])
     middles: NDArray[np.float64] = (ends[:-1] + 1 + ends[1:]) / 2
     for row in np.flatnonzero(rows).tolist():

@@ -27,7 +27,8 @@ from predictor_store.service.messages import Predict, Predicted, Refused, ToClie
 from predictor_store.service.worker import Worker
 from sage_sched.distribution import LengthDistribution
 
-# The time for a whole request's head: after the connection, and after the answer before.
+# The time for a request's whole head to arrive: after the connection opened, or after the previous
+# answer.
 _FIRST_SECONDS, _NEXT_SECONDS = 10.0, 60.0
 # The time from the head to the end of the body, and from there to the answer.
 _BODY_SECONDS = _ANSWER_SECONDS = 10.0
@@ -79,7 +80,7 @@ class HttpFront:
         )
 
     async def serve(self, listener: socket.socket) -> None:
-        """Serve until cancelled. Then it no longer listens."""
+        """Serve until cancelled, then close the listener."""
         config = uvicorn.Config(
             self.app, http=_Hasty, ws="none", lifespan="off", log_config=None, access_log=False,
             server_header=False,
@@ -158,9 +159,9 @@ async def _body(request: Request) -> bytes:
             async for piece in request.stream():
                 body += piece
                 if len(body) > _MAX_BODY_BYTES:
-                    raise HTTPException(413, f"the body may have {_MAX_BODY_BYTES} bytes")
+                    raise HTTPException(413, f"the body may have at most {_MAX_BODY_BYTES} bytes")
     except TimeoutError:
-        raise HTTPException(408, "the body does not come") from None
+        raise HTTPException(408, "the body did not arrive in time") from None
     except ClientDisconnect:
         raise HTTPException(400, "the body ends early") from None
     return bytes(body)
@@ -181,7 +182,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 class _Hasty(H11Protocol):
     """Closes the connection of a client that does not send a whole head in time. uvicorn would wait
-    for it forever, and unknown clients could take all descriptors."""
+    for it forever, and unknown clients could take all file descriptors."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
