@@ -114,8 +114,8 @@ def test_answers_ended_by_clients_spoil_no_other_prediction(worker: Worker) -> N
         answered(worker, predict(i), finished(i, 300))
         scope = Scope("", f"stops {i}").name
         answered(worker, predict(i + 1, scope=scope), finished(i + 1, 1, stopped=True))
-    told = news(worker).stats.quality
-    assert (told["num_answers"], told["widened"]) == (WINDOW, False)
+    quality = news(worker).stats.quality
+    assert (quality["num_answers"], quality["widened"]) == (WINDOW, False)
     for scope in ("", LIMITED):
         assert answered(worker, predict(-1, scope=scope)).quantile(0.1) >= 300
 
@@ -162,23 +162,23 @@ def test_the_published_rule_counts_similar_prompts_alone(config: SageConfig) -> 
     assert (found.lengths.tolist(), found.source) == ([10], "history")
 
 
-def test_answers_that_go_on_foretell_too(worker: Worker) -> None:
+def test_answers_that_go_on_foretell_too_and_are_one_record_in_the_end(worker: Worker) -> None:
     """Short answers end first: their lengths alone would predict short ones for all."""
     for handle in range(40):
         answered(worker, predict(handle))
     for handle in range(40):
-        worker.receive(1, GoesOn(handle, 5, 500) if handle % 4 else finished(handle, 10))
+        if handle % 4 == 0:
+            worker.receive(1, finished(handle, 10))
+        else:
+            for length in (64, 500):
+                worker.receive(1, GoesOn(handle, 5, length))
+    worker.receive(1, GoesOn(77, 5, 64))  # unknown
     assert answered(worker, predict(100)).mean() > 300
-    assert counts(worker, "recorded") == [10]
-
-
-def test_an_answer_that_went_on_is_one_record_in_the_end(worker: Worker) -> None:
-    for handle in (1, 2):
-        answered(worker, predict(handle))
-    unknown = GoesOn(77, 5, 64)
-    for message in (GoesOn(1, 5, 64), GoesOn(1, 5, 128), unknown, finished(1, 200), finished(2, 9)):
-        worker.receive(1, message)
-    assert counts(worker, "recorded", "records") == [2, 2]
+    assert counts(worker, "recorded", "going_on", "records") == [10, 60, 40]
+    for handle in range(40):
+        worker.receive(1, finished(handle, 10))
+    assert answered(worker, predict(100)).quantile(0.5) == 10
+    assert counts(worker, "recorded", "records") == [50, 50]
 
 
 def test_a_session_and_its_uncut_answers_foretell(worker: Worker) -> None:
@@ -193,18 +193,25 @@ def test_a_session_and_its_uncut_answers_foretell(worker: Worker) -> None:
     assert share_of(inside, 3) == 0
 
 
-def asked_at_once(worker: Worker) -> range:
-    """Handles of more prompts than a batch takes."""
-    handles = range(30)
-    for handle in handles:
-        worker.receive(1, predict(handle, f"a long prompt, number {handle} " * 40))
-    return handles
+def test_prompts_are_predicted_in_order_and_in_overload_the_newest_first(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handles = [*range(30)]  # more than a batch takes
 
+    def ask() -> None:
+        for handle in handles:
+            worker.receive(1, predict(handle, f"a long prompt, number {handle} " * 40))
 
-def test_prompts_are_predicted_in_order_of_arrival(worker: Worker) -> None:
     assert [*answers(worker)] == []
-    handles = asked_at_once(worker)
-    assert [*answers(worker)] == [*handles]
+    ask()
+    assert [*answers(worker)] == handles
+    ask()
+    # The first of them would have their prediction too late.
+    monkeypatch.setattr(worker, "_now", lambda: 0.9)
+    first = [answer.handle for _, answer in worker.step() if isinstance(answer, Predicted)]
+    assert 1 < len(first) < 30
+    assert first == handles[-len(first) :]
+    assert {*first, *answers(worker)} == {*handles}
 
 
 def test_clients_take_turns_over_several_batches(worker: Worker) -> None:
@@ -214,16 +221,6 @@ def test_clients_take_turns_over_several_batches(worker: Worker) -> None:
         for handle in range(2):
             worker.receive(client, predict(handle, "a long prompt " * 50))
     assert {client for _ in range(2) for client, _ in worker.step()} == {*clients}
-
-
-def test_overload_serves_the_newest_first(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    handles = asked_at_once(worker)
-    # The first of them would have their prediction too late.
-    monkeypatch.setattr(worker, "_now", lambda: 0.9)
-    first = [answer.handle for _, answer in worker.step() if isinstance(answer, Predicted)]
-    assert 1 < len(first) < 30
-    assert first == [*range(30 - len(first), 30)]
-    assert {*first, *answers(worker)} == {*handles}
 
 
 def test_a_poisoned_history_is_seen_through(
