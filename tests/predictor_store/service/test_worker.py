@@ -103,9 +103,11 @@ def test_what_is_kept_of_prompts_is_bounded(
             worker.receive(1, message)
         else:
             found += answers(worker)
+    worker.count_malformed(1)
     worker.receive(2, finished(1, 10))  # no client
+    worker.count_malformed(2)
     assert found == [one.handle for one in received if isinstance(one, Predict)]
-    assert counts(worker, "recorded", "unrecorded", "dropped") == expected
+    assert counts(worker, "recorded", "unrecorded", "dropped", "malformed") == [*expected, 1]
 
 
 def test_answers_ended_by_clients_spoil_no_other_prediction(worker: Worker) -> None:
