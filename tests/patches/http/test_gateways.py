@@ -8,7 +8,12 @@ import pytest
 from patches.http.gateways import AGENT_HINTS, CLASS_HEADERS, HEADERS, gateway_class, gateway_hints
 from sage_sched.job import CLIENTS_HINTS
 
-SAID = {"x-llm-d-slo-ttft-ms": "250", "x-smg-tenant-id": "a", "x-dynamo-request-priority": "-3"}
+SAID = {
+    "session-id": "",
+    "x-llm-d-slo-ttft-ms": "250",
+    "x-smg-tenant-id": "a",
+    "x-dynamo-request-priority": "-3",
+}
 BODY = {"nvext": {"agent_hints": {"osl": 40, "priority": 5, "latency_sensitivity": 1.0}}}
 
 

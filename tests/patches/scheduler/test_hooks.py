@@ -10,6 +10,9 @@ from sglang.srt.session.streaming_session import StreamingSession
 from sglang.utils import TypeBasedDispatcher
 
 from patches.messages import Scores, StepTimes, Tick
+from patches.scheduler.kv_copy import is_swapped
+from patches.scheduler.preemption import Preemption
+from sage_sched.app.config import PreemptionConfig
 from tests.patches.scheduler.test_state import fail
 from tests.patches.schedulers import Server, make_request
 
@@ -47,11 +50,13 @@ def test_a_request_that_is_aborted_twice_keeps_its_job_and_ends(server: Server) 
 
 
 def test_a_flush_that_was_refused_drops_no_copies(server: Server) -> None:
-    forgotten: list[None] = []
-    server.state.preemption = SimpleNamespace(forget_copies=lambda: forgotten.append(None))
+    (req,) = server.queue(make_request([9]))
+    req.kv.retraction_backup = object()
+    preemption = server.state.preemption = Preemption(server.scheduler, PreemptionConfig())
     for success, num_forgotten in ((False, 0), (True, 1)):
         server.hooks["flush_cache"](success, server.scheduler)
-        assert len(forgotten) == num_forgotten
+        assert is_swapped(req) is not success
+        assert preemption.stats()["num_recomputed"] == num_forgotten
 
 
 def test_the_clock_is_broadcast_if_plans_need_it() -> None:

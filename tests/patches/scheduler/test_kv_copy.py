@@ -15,8 +15,14 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.runtime_context import get_context
 
 from patches.scheduler import kv_copy
-from patches.scheduler.kv_copy import freed_tokens, is_swapped, swap_in, swap_out
-from tests.patches.schedulers import Server, make_request, make_tree
+from patches.scheduler.kv_copy import (
+    can_be_preempted_now,
+    freed_tokens,
+    is_swapped,
+    swap_in,
+    swap_out,
+)
+from tests.patches.schedulers import Server, StandInBatch, make_request, make_tree
 
 NUM_SHARED, NUM_SAID = 16, 5
 
@@ -93,6 +99,23 @@ def test_a_shared_prompt_is_freed_by_the_last_that_reads_it(device: Device) -> N
     device.tree.unlock(other.lock)
     other.lock = None
     assert freed_tokens(device.scheduler, other) == NUM_SAID  # it holds this alone
+
+
+def test_a_waiting_prompt_shares_what_others_lock(device: Device) -> None:
+    running = device.start(1)
+    device.server.queue(make_request([9], [*range(NUM_SHARED), 7]))
+    view = device.server.state.view(StandInBatch([running]))
+    for _ in range(2):  # to ask changes nothing
+        assert (view.cached_tokens(0), view.shared_tokens(0)) == (NUM_SHARED, NUM_SHARED)
+    device.tree.unlock(running.lock)
+    assert (view.cached_tokens(0), view.shared_tokens(0)) == (NUM_SHARED, 0)
+    assert device.tree.evictable_size() == NUM_SHARED + 1
+
+
+def test_a_request_between_its_first_and_last_token_can_be_preempted() -> None:
+    reqs = [make_request([9], answer_tokens=num_tokens) for num_tokens in (0, 1, 998, 999, 5, 5)]
+    reqs[4].to_finish, reqs[5].finished_reason = "aborted", "stop"
+    assert [can_be_preempted_now(req) for req in reqs] == [False, True, True, *[False] * 3]
 
 
 def test_kv_comes_back_beside_what_the_tree_has_kept(device: Device) -> None:

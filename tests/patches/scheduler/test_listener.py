@@ -40,10 +40,11 @@ def test_an_end_comes_once(server: Server) -> None:
     calls: list[tuple[str, str, Any]] = []
     server.state.listeners.append(recorder("last", calls))
     finished, aborted, queued = reqs = server.arrive(*(make_request([9]) for _ in range(3)))
-    finished.finished_reason = "stop"
+    finished.finished_reason, finished.output_ids = "stop", [1, 2, 3]
     aborted.finished_reason = FINISH_ABORT()
     for _ in range(2):  # under overlap it is in one more step
         server.state.end_finished(reqs)
         server.state.end(queued, was_aborted=True)
     ends = [args for _, event, args in calls if event == "ended"]
     assert ends == [(finished, False), (aborted, True), (queued, True)]
+    assert finished.sage.job.generated_tokens == 3

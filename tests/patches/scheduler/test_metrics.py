@@ -103,7 +103,8 @@ def test_counts_stay_while_no_request_may_leave(server: Server) -> None:
     state, preemption = server.state, Preemption(server.scheduler, PreemptionConfig())
     state.preemption = state.last_preemption = preemption
     preemption.num_preemptions[True, PreemptionMode.SWAP] = 3
-    assert reported(server)["preemptions_total out_of_memory swap"] == 3
+    found = reported(server)
+    assert (found["preemptions_total out_of_memory swap"], found["host_used_ratio"]) == (3, 0.0)
     # Under one of SGLang's policies, to which it was switched. Back from there, the three would
     # count once more.
     state.preemption = None

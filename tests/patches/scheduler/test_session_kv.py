@@ -28,6 +28,7 @@ def test_sessions_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         found = tree.match_prefix(MatchPrefixParams(key=RadixKey(ids)))
         locks.append(tree.lock(found.last_device_node))
         kept.mark(SimpleNamespace(lock=locks[-1]), f"s{session}")
+    kept.mark(SimpleNamespace(lock=locks[-1]), "s4")  # it comes again
     for lock in locks[1:]:
         tree.unlock(lock)
     assert kept.kept_for() == {"s0": 0, "s1": 6}

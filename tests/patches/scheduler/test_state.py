@@ -58,6 +58,28 @@ def test_unranked_requests_keep_their_places(server: Server) -> None:
     )  # fmt: skip
 
 
+def test_a_job_has_what_its_request_says(server: Server) -> None:
+    req = make_request([9] * 9, 30, max_new_tokens=0, ignore_eos=True)
+    req.session = object()
+    server.arrive(make_request(), req)
+    job = req.sage.job
+    assert (job.arrival, job.input_tokens, job.max_new_tokens) == (1, 30, 1)
+    assert job.has_fixed_length
+    assert job.keeps_memory
+
+
+def test_tokens_count_as_they_are_computed(server: Server) -> None:
+    _, retracted, decoding = reqs = server.arrive(*(make_request([9], 30) for _ in range(3)))
+    for req in (retracted, decoding):
+        req.output_ids.append(1)
+    batch = StandInBatch(reqs, prefills=True)
+    batch.decoding_reqs, batch.extend_lens, batch.extend_num_tokens = [decoding], [30, 31, 1], 62
+    server.state.listeners.ran(batch)
+    server.step(*reqs)
+    assert [req.sage.job.served_tokens for req in reqs] == [31, 32, 2]
+    assert (server.stats()["served_tokens"], server.stats()["recomputed_tokens"]) == (65, 31)
+
+
 def test_if_the_policy_fails_plans_are_first_come_first_served(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -89,6 +111,9 @@ def test_a_retracted_request_counts_with_its_age(server: Server) -> None:
     retracted.output_ids = array("q", [1] * 450)
     assert server.ordered([retracted, fresh]) == [fresh, retracted]
     assert retracted.sage.job.generated_tokens == 450
+    assert [*server.state.waiting.begun] == [retracted]
+    server.ordered([fresh])
+    assert not server.state.waiting.begun
 
 
 def test_an_answer_that_would_begin_anew_is_retracted_last(server: Server) -> None:
@@ -158,4 +183,5 @@ def test_no_order_gives_no_places(server: Server, monkeypatch: pytest.MonkeyPatc
         server.ordered()
     assert {req.sage.waits.num_before for req in queue} == {None}
     server.ordered()
+    server.ordered([*queue, *server.arrive(make_request([1] * 9))])  # the first place counts
     assert (long_one.sage.waits.num_before, short_one.sage.waits.num_before) == (1, 0)

@@ -68,17 +68,19 @@ def test_waiting_requests_follow_the_new_policy_and_the_old_one_again(server: Se
 
 
 def test_all_unfinished_requests_meet_the_new_policy(server: Server) -> None:
-    running, grammar, chunked, finished = reqs = server.arrive(
-        *(make_request([50] * 9) for _ in range(4))
-    )
-    server.scheduler.running_batch.reqs = [running, finished]
-    server.scheduler.grammar_manager.grammar_queue = [grammar]
-    server.scheduler.chunked_req = chunked
+    reqs = server.arrive(*(make_request([50] * 9) for _ in range(6)))
+    running, grammar, chunked, bootstraps, sent, finished = reqs
+    scheduler = server.scheduler
+    scheduler.running_batch.reqs, scheduler.chunked_req = [running, finished], chunked
+    scheduler.grammar_manager.grammar_queue = [grammar]
+    scheduler.server_args.disaggregation_mode = "prefill"
+    scheduler.disagg_prefill_bootstrap_queue.queue = [bootstraps]
+    scheduler.disagg_prefill_inflight_queue = [sent]
     finished.finished_reason = "stop"
     running.output_ids.extend([1] * 30)
     before = finished.sage.job.memo
     change(server, {"schedule_policy": "ssjf"})
-    assert [req.sage.job.memo for req in reqs] == [50.0, 50.0, 50.0, before]
+    assert [req.sage.job.memo for req in reqs] == [*[50.0] * 5, before]
     assert server.state.jobs.running([running])[0].generated_tokens == 30
 
 
