@@ -23,7 +23,9 @@ def test_the_pinned_sglang_is_a_supported_one() -> None:
     (pinned,) = (pin.removeprefix("sglang==") for pin in PINS if pin.startswith("sglang=="))
     assert f"sglang=={pinned}" in EXTRAS["gpu"]
     (others,) = re.findall(r"^OTHER_RELEASES \?= (.*)$", MAKEFILE, re.M)
-    assert sorted([*others.split(), pinned]) == sorted(SUPPORTED_RELEASES)
+    page = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
+    supported = re.findall(r"^\| (0\.\S+) \| supported", page, re.M)
+    assert sorted([*others.split(), pinned]) == sorted(supported) == sorted(SUPPORTED_RELEASES)
 
 
 def test_everything_that_pyproject_names_is_pinned_with_hashes() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from patches.compat import UnsupportedServerError
+from patches.hook import check_target
 from patches.refusals import REFUSED, REFUSED_WITH_SHADOW, refuse
 from predictor_store.store.store import Store, refuse_in_use
 from sage_sched.app.config import StoreConfig
@@ -191,3 +192,21 @@ refusal_with(common, "release_kv_cache", lambda req, tree_cache, is_insert=True:
     for line, name in zip(result.stdout.splitlines()[-6:], named, strict=True):
         assert line.startswith("UnsupportedServerError ")
         assert name in line
+
+
+def test_the_installed_sglang_fits(nursery: Nursery) -> None:
+    # In a process of its own, as it imports much of SGLang.
+    done = nursery.run("from patches.ops.fit import main; assert main() == 0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].endswith(" fits")
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wanting").mkdir()
+    (tmp_path / "wanting" / "__init__.py").write_text("")
+    (tmp_path / "wanting" / "batch.py").write_text("import not_installed_here\nclass Batch: ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UnsupportedServerError, match="No module named 'not_installed_here'"):
+        check_target("hook", "wanting.batch.Batch.run", ())
+    with pytest.raises(UnsupportedServerError, match="has no attribute 'Batch'"):
+        check_target("hook", "wanting.Batch.run", ())

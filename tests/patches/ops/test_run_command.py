@@ -11,9 +11,7 @@ from patches.ops import run_command
 
 # As `dynamo.sglang` does: a parser of its own, with SGLang's flags, before any plugin is loaded.
 LAUNCHER = """
-import argparse
-import multiprocessing
-import sys
+import argparse, multiprocessing
 from sglang.srt.server_args import ServerArgs
 
 
@@ -29,7 +27,7 @@ if __name__ == "__main__":
     child = multiprocessing.get_context("spawn").Process(target=tell, args=(policy,))
     child.start()
     child.join()
-    sys.exit(child.exitcode)
+    raise SystemExit(child.exitcode)
 """
 
 
