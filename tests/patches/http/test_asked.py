@@ -49,11 +49,10 @@ def test_a_chat_says(fields: dict[str, Any], name: str, value: object) -> None:
 
 
 def test_a_conversation_is_known_by_its_beginning() -> None:
-    later = [*SAID, {"role": "assistant", "content": "So."}, {"role": "user", "content": "And?"}]
-    assert chat().session == chat(messages=later).session
-    assert chat().system == chat(messages=later).system
-    other = [SAID[0], {"role": "user", "content": "How?"}]
-    assert chat().session != chat(messages=other).session
+    said = chat(messages=[*SAID, {"role": "assistant", "content": "So."}, SAID[1]])
+    assert (said.session, said.system) == (chat().session, chat().system)
+    other = chat(messages=[SAID[0], {"role": "user", "content": "How?"}])
+    assert (other.session != said.session, other.system) == (True, said.system)
     assert chat(messages=SAID[:1]).session == ""
 
 

@@ -91,9 +91,7 @@ def test_an_error_ends_the_series_alone(
     for _ in range(3):
         server.state.listeners.polled()
     assert caplog.text.count("no longer brought up to date") == 1
-
-
-def test_a_server_without_metrics_reports_nothing() -> None:
+    # One without metrics reports nothing.
     found = SchedulerMetrics(Server().scheduler)
     found.polled()
     assert found.series() is None

@@ -60,7 +60,7 @@ def move(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         pool_of(MLATokenToKVPool, torch.bfloat16, 32, 8),
     ],
 )
-def test_the_trial_leaves_the_pool_as_it_was_and_a_copy_is_all_of_a_tokens_kv(pool: Any) -> None:
+def test_the_trial_leaves_the_pool_as_it_was(pool: Any) -> None:
     buffers = pool.kv_buffer if hasattr(pool, "kv_buffer") else [*pool.k_buffer, *pool.v_buffer]
     for buffer in buffers:
         buffer.copy_(torch.randint_like(buffer, 100))
@@ -68,12 +68,6 @@ def test_the_trial_leaves_the_pool_as_it_was_and_a_copy_is_all_of_a_tokens_kv(po
     meter, _, scheduler = meter_of(pool)
     assert meter.token_s > 0
     assert all(map(torch.equal, before, buffers))
-    old, new = torch.arange(1, 40), torch.arange(60, 99)
-    copy = scheduler.token_to_kv_pool_allocator.get_cpu_copy(old)
-    for buffer in buffers:
-        buffer.zero_()
-    scheduler.token_to_kv_pool_allocator.load_cpu_copy(copy, new)
-    assert all(torch.equal(b[new], was[old]) for b, was in zip(buffers, before, strict=True))
     assert token_bytes(scheduler) >= sum(buffer[0].nbytes for buffer in buffers)
 
 
