@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from dataclasses import astuple, replace
 from itertools import pairwise
@@ -12,15 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sage_sched.app.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import BEHIND, NO_HINTS, Hints, Job
-from sage_sched.limits import Limits
 from sage_sched.overload import Decision, Overload, OverloadConfig, Refusal
 from sage_sched.overload.overload import FLOOR, NUM_WITHIN, STRICT
 from sage_sched.slo.slo_state import slo_state_of
 from tests.sage_sched.strategies import SERVER, named
 
-CLASSES_MS = {"patient": (1e6, 1e6), "any": (math.inf, math.inf)}
+CLASSES = {
+    "patient": {"ttft_slo_ms": 1e6, "tpot_slo_ms": 1e6},
+    "quick": {"ttft_slo_ms": 300.0, "tpot_slo_ms": 1e6, "priority": 1},
+    "any": {"priority": 2},
+}
 SECOND_SLOS = OverloadConfig(enabled=True, max_ttft_ms=1000.0, max_tpot_ms=100.0)
 
 
@@ -28,9 +31,10 @@ class Door:
     """Takes requests of known lengths in, at a time that the test moves."""
 
     def __init__(self, policy: str = "sage", config: OverloadConfig = SECOND_SLOS) -> None:
-        self.overload = Overload(config, CLASSES_MS)
-        self.limits = Limits(overload=self.overload)
         self.policy = named(policy)
+        settings = replace(SageConfig.parse({"slo": {"classes": CLASSES}}), overload=config)
+        self.limits = settings.limits(self.policy)
+        self.overload = self.limits.overload
         self.now_s = 0.0
         self.num_asked = 0
 
@@ -96,6 +100,7 @@ HEAVY, LIGHT = (Hints(tenant=name, shares_fairly=True) for name in ("heavy", "li
         ("fcfs-fill", (300, 500), 5, {"hints": LOOSE}, "ttft"),
         ("fcfs-fill", (60, 20), 5, {}, None),
         ("fcfs-fill", (60, 20), 5, {"hints": HASTY}, "ttft"),
+        ("fcfs-fill", (60, 20), 5, {"hints": Hints(slo_class="quick")}, "ttft"),
         ("fcfs-fill", (60, 20), 5, {"input_tokens": 9000}, None),  # is slow by itself
     ],
 )  # fmt: skip

@@ -16,7 +16,7 @@ LOW = Hints(weight=1.0, ttft_slo_ms=1000.0, tpot_slo_ms=100.0, slo_class="low")
 
 def test_shares_are_those_of_sglangs_benchmark() -> None:
     # (TTFT, TTLT, tokens): good, late, slow, a single token.
-    served = [(0.5, 1.0, 11), (1.5, 2.0, 6), (0.9, 3.0, 11), (1.0, 1.0, 1)]
+    served = [(0.5, 1.0, 11), (1.5, 2.0, 6), (0.9, 1.95, 11), (1.0, 1.0, 1)]
     ours = Attainment()
     for ttft_s, last_s, num_tokens in served:
         ours.add(HIGH, ttft_s, last_s, num_tokens, 0)
