@@ -57,6 +57,8 @@ class Stingy(ByInput):
         (HoldsLeastUrgent, "wait 0:1u5 1:50", "+1 0"),
         (HoldsLeastUrgent, "run 1:50; wait 0:1u5", "0"),
         (HoldsLeastUrgent, "wait 0:1u5", "+0"),
+        (HoldsLeastUrgent, "chunk 1:50/9; wait 0:1u5", "0"),
+        (HoldsLeastUrgent, "run 2:20; wait 0:1@-1u5 1:10@1", "+1 0"),  # behind all levels
         # Piggybacked prefills share a policy's budget with the chunk.
         (Frugal, "chunk 0:3000/512; run 1:50; wait 2:20 3:200",
          "+2 3; open 1; chunk 80; prefill 100; too-long 1"),

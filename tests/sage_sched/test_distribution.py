@@ -32,12 +32,14 @@ def test_survivors_keep_their_proportions(lengths: LengthDistribution, age: int)
     assert survivors.weights == pytest.approx(expected)
 
 
-@given(distributions(), distributions(), st.floats(0.01, 0.99))
-def test_a_mix_has_the_mixed_mean(
-    one: LengthDistribution, other: LengthDistribution, share: float
+@given(distributions(), distributions(), st.floats(0.01, 0.99), st.floats(0.01, 20))
+def test_means_are_mixed_and_scaled(
+    one: LengthDistribution, other: LengthDistribution, share: float, factor: float
 ) -> None:
-    mixed = one.mixed(other, share)
+    mixed, scaled = one.mixed(other, share), one.scaled(factor)
     assert mixed.mean() == pytest.approx(one.mean() * (1 - share) + other.mean() * share)
+    assert scaled.mean() == pytest.approx(factor * one.mean(), abs=1)
+    assert scaled.source == one.source
 
 
 @given(distributions(), st.integers(2, 20))
@@ -83,39 +85,21 @@ def test_censoring_gives_kaplan_and_meier(observations: list[tuple[int, bool]]) 
             assert estimate.weights[estimate.lengths > t].sum() == pytest.approx(survival)
 
 
-def test_a_sample_of_zero_tokens_counts_as_one() -> None:
-    assert LengthDistribution.from_samples([0, 3], "prior").lengths.tolist() == [1, 3]
-
-
 @pytest.mark.parametrize(
     ("lengths", "weights", "samples"),
     [
-        ([], [], 1.0),
-        ([5, 3], [0.5, 0.5], 1.0),
-        ([0, 3], [0.5, 0.5], 1.0),
-        ([1, 3], [0.5, 0.6], 1.0),
-        ([1, 3], [1.5, -0.5], 1.0),
-        ([1, 3], [float("nan"), 1.0], 1.0),
-        ([1, 3], [0.5, 0.5], 0.0),
-        ([1, 3], [0.5, 0.5], float("nan")),
-        ([1, 3], [1.0], 1.0),
+        ([], [], 1.0), ([5, 3], [0.5, 0.5], 1.0), ([0, 3], [0.5, 0.5], 1.0),
+        ([1, 3], [0.5, 0.6], 1.0), ([1, 3], [1.5, -0.5], 1.0), ([1, 3], [np.nan, 1.0], 1.0),
+        ([1, 3], [0.5, 0.5], 0.0), ([1, 3], [0.5, 0.5], np.nan), ([1, 3], [1.0], 1.0),
     ],
-)
+)  # fmt: skip
 def test_junk_is_refused(lengths: list[int], weights: list[float], samples: float) -> None:
     with pytest.raises(ValueError, match=r".+"):
-        LengthDistribution(
-            np.array(lengths, dtype=np.int64), np.array(weights, dtype=float), samples, "prior"
-        )
+        LengthDistribution(np.array(lengths, np.int64), np.array(weights), samples, "prior")
 
 
-def test_it_cannot_be_changed() -> None:
-    lengths = LengthDistribution.from_samples([1, 2], "history")
+def test_a_sample_of_zero_tokens_counts_as_one_and_none_can_be_changed() -> None:
+    lengths = LengthDistribution.from_samples([0, 3], "history")
+    assert lengths.lengths.tolist() == [1, 3]
     with pytest.raises(ValueError, match="read-only"):
         lengths.weights[0] = 1.0
-
-
-@given(distributions(), st.floats(0.01, 20))
-def test_scaled_lengths_have_scaled_means(lengths: LengthDistribution, factor: float) -> None:
-    scaled = lengths.scaled(factor)
-    assert scaled.mean() == pytest.approx(factor * lengths.mean(), abs=1)
-    assert scaled.source == lengths.source

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sage_sched.job import Job
 from sage_sched.order import retention_order, serving_order
-from sage_sched.policy import NoParameters
-from sage_sched.view import SchedulerView
-from tests.sage_sched.situations import ByInput, order_of
-from tests.sage_sched.strategies import IDLE, SERVER, decide, distributions, job, named, waiting
+from tests.sage_sched.situations import order_of
+from tests.sage_sched.strategies import IDLE, distributions, job, named, waiting
 
 
 @st.composite
@@ -65,15 +60,6 @@ def test_levels_come_first_and_within_a_level_it_is_what_it_would_be(jobs: list[
         alone = served([one for one in jobs if one.level == level])
         ranked = [one for one in order if one.level == level and one.is_ranked]
         assert ranked == [one for one in alone if one.is_ranked]
-
-
-def test_one_that_is_held_back_is_behind_all_levels() -> None:
-    class HoldsBackLong(ByInput):
-        def key(self, job: Job, view: SchedulerView) -> float:
-            return math.inf if job.input_tokens > 50 else job.input_tokens
-
-    view = replace(waiting(job(0, 100, level=-1), job(1, 10, level=1)), running=[job(2, 20)])
-    assert decide(view, HoldsBackLong(NoParameters(), SERVER)).order == [1, 0]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from tests.sage_sched.situations import order_of
 from tests.sage_sched.strategies import IDLE, SERVER, distributions, job, named, waiting
 
 NEEDS_NONE = {"fastserve", "fcfs-fill", "uniboost"}
+RUN_TO_THE_END = {"ssjf", "lpt", "ltr", "uniboost", "fcfs-fill", "makespan", "urgency-order"}
 BY_ARRIVAL = {"qllm", "urgency-arrival"}
 LONGEST_FIRST = {"lpt", "makespan"}
 # SageSched, Fig. 6. Nine in ten end at 10 tokens, one at 4000: mean 409 against 200.
@@ -31,13 +32,10 @@ LONG_PROMPT = "wait 0:3000%90 1:10%100"
 STARVED = "wait 0:100%2000 1:100%10s30000; served"
 
 
-@pytest.mark.parametrize("name", sorted({*policy_names()} - NEEDS_NONE))
-def test_without_a_prediction_it_cannot_rank(name: str) -> None:
-    assert not named(name).on_arrival(job())
-
-
 @pytest.mark.parametrize("name", policy_names())
 def test_the_shorter_or_longer_goes_first_and_equals_by_arrival(name: str) -> None:
+    assert named(name).on_arrival(job()) == (name in NEEDS_NONE)  # has no prediction
+    assert named(name).preempts == (name not in RUN_TO_THE_END)
     assert order_of("wait 2:100%100 0:100%100 1:100%100", name) == "0 1 2"
     if name not in NEEDS_NONE | BY_ARRIVAL:
         expected = "0 2 1" if name in LONGEST_FIRST else "1 2 0"
@@ -126,11 +124,6 @@ def test_trail_goes_by_hidden_states_and_yields_while_young() -> None:
         assert yields(policy, running, shorter, age)
     # The limit is that of the first prediction, 250.
     assert not yields(policy, running, shorter, 200)
-
-
-@pytest.mark.parametrize("name", ["ssjf", "ltr", "uniboost", "fcfs-fill"])
-def test_the_others_run_a_request_to_its_end(name: str) -> None:
-    assert not named(name).preempts
 
 
 def test_fastserve_demotes_by_service_and_joins_by_the_prefill() -> None:

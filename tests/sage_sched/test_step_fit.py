@@ -11,7 +11,7 @@ from scipy.optimize import nnls
 
 from sage_sched.app.config import StepTimeConfig
 from sage_sched.step_learner import COLUMNS, _nonnegative_minimum, fit
-from sage_sched.steps import StepTime
+from sage_sched.steps import ServerFacts, StepTime
 from tests.sage_sched.step_traffic import Step, steps
 
 SHIPPED = StepTimeConfig().step_time()
@@ -21,6 +21,11 @@ RICH = StepTime(0.004, 0.002, 1.5e-4, 2e-8, 0.013, 3e-4, 1e-6)
 
 def table(taken: list[Step]) -> tuple[np.ndarray, np.ndarray]:
     return np.array([work for work, _ in taken]), np.array([seconds for _, seconds in taken])
+
+
+def decode(num_requests: int, kv_tokens: float, step_time: StepTime) -> Step:
+    work = [0.0, 0, 0, 0, 1, num_requests, kv_tokens]
+    return work, step_time.decode_s(num_requests, int(kv_tokens))
 
 
 def predicted(taken: list[Step], step_time: StepTime) -> np.ndarray:
@@ -48,22 +53,17 @@ def test_stalls_hardly_count(stalls: dict[int, float]) -> None:
 
 
 def test_what_no_step_had_to_do_is_as_in_the_prior_times_the_one_factor() -> None:
-    work = [0.0, 0, 0, 0, 1, 8, 4000]
-    decodes = [(work, 3 * SHIPPED.decode_s(8, 4000))] * 100
-    found = np.array(astuple(fit(*table(decodes), SHIPPED)))
+    work, seconds = decode(8, 4000, SHIPPED)
+    found = np.array(astuple(fit(*table([(work, 3 * seconds)] * 100), SHIPPED)))
     assert found == pytest.approx(3 * np.array(astuple(SHIPPED)))
 
 
 def test_a_server_far_smaller_than_the_shipped_one_is_told_exactly() -> None:
     truth = StepTime(0.005, 0.002, 1e-4, 1e-7, 0.004, 1e-3, 4e-6)
-    taken = [
-        ([0.0, 0, 0, 0, 1, n, kv], truth.decode_s(n, kv))
-        for n in (1, 2, 4)
-        for kv in range(10 * n, 150 * n)
-    ]
+    taken = [decode(n, kv, truth) for n in (1, 2, 4) for kv in range(10 * n, 150 * n)]
     found = fit(*table(taken), SHIPPED)
-    assert found.decode_s(1, 100) == pytest.approx(truth.decode_s(1, 100), rel=0.01)
-    assert found.decode_s(8, 1000) == pytest.approx(truth.decode_s(8, 1000), rel=0.01)
+    for n, kv in ((1, 100), (8, 1000)):
+        assert found.decode_s(n, kv) == pytest.approx(truth.decode_s(n, kv), rel=0.01)
 
 
 def test_what_short_prompts_take_is_not_made_up_for_long_ones() -> None:
@@ -71,8 +71,7 @@ def test_what_short_prompts_take_is_not_made_up_for_long_ones() -> None:
     taken: list[Step] = []
     for i in range(400):
         if i % 20:
-            n, kv = int(rng.integers(1, 5)), int(rng.integers(10, 400))
-            work, seconds = [0.0, 0, 0, 0, 1, n, kv], SHIPPED.decode_s(n, kv)
+            work, seconds = decode(int(rng.integers(1, 5)), int(rng.integers(10, 400)), SHIPPED)
         else:
             tokens = int(rng.integers(2, 9))
             work = [1.0, 1, tokens, tokens**2 / 2, 0, 0, 0]
@@ -102,7 +101,7 @@ def test_noise_hides_no_slope(seed: int) -> None:
         for seconds in random.lognormal(0, 0.1, 256):
             requests = int(random.integers(1, 33))
             tokens = float(requests * random.integers(100, 900))
-            step = [0.0, 0, 0, 0, 1, requests, tokens]
+            step, _ = decode(requests, tokens, SHIPPED)
             if random.random() < 0.1:
                 step = [1.0, requests, tokens, tokens * tokens / 2, 0, 0, 0]
             taken.append((step, 0.02 * seconds))
@@ -111,3 +110,14 @@ def test_noise_hides_no_slope(seed: int) -> None:
         assert mean[2] * prior.prefill_token_s > 1e-5
         assert mean[6] * prior.decode_kv_token_s > 1e-5
         assert predicted(taken, prior) == pytest.approx(np.full(256, 0.02), rel=0.3)
+
+
+@given(
+    st.lists(st.floats(0, 1, allow_subnormal=False), min_size=8, max_size=8),
+    st.integers(1, 300),
+    st.data(),
+)
+def test_cached_tokens_save_time(seconds: list[float], kv_tokens: int, data: st.DataObject) -> None:
+    server = ServerFacts(10_000, 32, StepTime(*seconds[:7]), seconds[7])
+    cached = data.draw(st.integers(0, kv_tokens))
+    assert server.recompute_s(kv_tokens, cached) <= server.recompute_s(kv_tokens) * (1 + 1e-9)

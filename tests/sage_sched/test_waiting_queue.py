@@ -16,23 +16,18 @@ from sage_sched.fairness import FairShares
 from sage_sched.followed import HEAD, Followed, Positions, in_front
 from sage_sched.job import Hints, Job
 from sage_sched.limits import Limits
-from sage_sched.order import serving_order
 from sage_sched.policy import Policy
 from sage_sched.waiting_queue import NUM_JOINING, NUM_RANKED_ANEW
-from tests.sage_sched.strategies import IDLE, SERVER, decide, job, named, waiting
+from tests.sage_sched.situations import Story
+from tests.sage_sched.strategies import IDLE, SERVER, decide, named
 
 TOUCHED: set[int] = set()
 NUM_RUNNING = 20
 LONG = 5 * HEAD
+SOON = Hints(ttft_slo_ms=1000.0, tpot_slo_ms=100.0)
 CASES = {
-    "sage": Hints(),
-    "urgency": Hints(),
-    "qllm": Hints(),
-    "proserve": Hints(ttft_slo_ms=1000.0, tpot_slo_ms=100.0),
-    "proserve-expected": Hints(ttft_slo_ms=1000.0, tpot_slo_ms=100.0),
-    "trail-prompt": Hints(),
-    "ltr": Hints(),
-    "fcfs-fill": Hints(),
+    **dict.fromkeys(("sage", "urgency", "qllm", "trail-prompt", "ltr", "fcfs-fill"), Hints()),
+    **dict.fromkeys(("proserve", "proserve-expected"), SOON),
     "fair": Hints(tenant="t", slo_class="all", shares_fairly=True),
 }
 
@@ -104,17 +99,17 @@ def test_a_plan_touches_as_many_jobs_however_many_wait(
         return key(self, *args)
 
     # A burst joins the order by and by.
-    with monkeypatch.context() as patch:
-        patch.setattr(type(server.policy), "key", counted)
-        for _ in range(3):
-            num_keys = 0
-            server.num_touched()
-            assert num_keys <= MOST
+    monkeypatch.setattr(type(server.policy), "key", counted)
+    for _ in range(3):
+        num_keys = 0
+        server.num_touched()
+        assert num_keys <= MOST
+    monkeypatch.undo()
     server.settle()
     assert all(job in server.policy.queue for job in server.view.waiting)
-    assert server.num_touched() <= MOST
-    server.come(1)
-    assert server.num_touched() <= MOST
+    for num_come in (0, 1):
+        server.come(num_come)
+        assert server.num_touched() <= MOST
     faster = replace(SERVER.step_time, decode_base_s=SERVER.step_time.decode_base_s / 2)
     server.policy.on_server(replace(SERVER, step_time=faster))
     # Once for all, it is noted which jobs are to be ranked anew.
@@ -138,11 +133,10 @@ def test_the_order_at_a_long_queue_is_that_of_the_keys() -> None:
 
 
 def test_who_is_promised_its_turn_goes_first_even_if_it_has_not_joined() -> None:
-    policy, jobs = named("fcfs-fill"), [job(arrival) for arrival in range(3 * NUM_JOINING)]
-    view = waiting(*jobs)
-    policy.queue.follow(view, policy)
-    jobs[-1].pass_starvation_bound()
-    assert serving_order(policy, view)[:2] == [len(jobs) - 1, 0]
+    story, last = Story("fcfs-fill"), 3 * NUM_JOINING
+    queue = " ".join(f"{arrival}:1" for arrival in range(last))
+    story.plan(f"wait {queue} {last}:1; slots 0")
+    assert story.plan(f"wait {queue} {last}:1!; slots 0").startswith(f"{last} 0 1 ")
 
 
 @st.composite
