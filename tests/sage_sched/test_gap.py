@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -30,6 +31,10 @@ def runs(tpot_slo_ms: float | None = None, age: int = 5) -> Job:
 def view(*running: Job, steps: StepTime = STEPS, mixes_steps: bool = False) -> SchedulerView:
     server = replace(SERVER, step_time=steps, mixes_steps=mixes_steps)
     return replace(IDLE, running=running, server=server, pass_tokens=PASS_TOKENS)
+
+
+def of_ms(max_gap_ms: float) -> Gap:
+    return SageConfig(decode=DecodeConfig(max_gap_ms)).limits(named("sage")).gap
 
 
 TPOT = runs(10_000.0), runs(230.0), runs()
@@ -73,60 +78,43 @@ def test_a_budget_within_the_bound(
 def test_a_policy_of_deadlines_weighs_a_promised_tpot_itself(
     name: str, num_tokens: int | None
 ) -> None:
-    gap = SageConfig(decode=DecodeConfig(max_gap_ms=math.inf)).limits(named(name)).gap
+    gap = SageConfig(decode=DecodeConfig(math.inf)).limits(named(name)).gap
     assert gap.within(UNLIMITED, view(runs(230.0))).prefill_tokens == num_tokens
 
 
-def after(gap: Gap, *num_tokens: int) -> Gap:
-    """A gap after these prefills, of one request each, while a job runs."""
-    gap.within(UNLIMITED, view(runs()))
-    for number in num_tokens:
-        gap.prefilled(1, number, 0.0)
-    return gap
-
-
-def test_prefills_add_up_until_a_decode_step_is_due() -> None:
-    gap = after(Gap(0.530), 200)  # in 210 ms
-    assert gap.within(UNLIMITED, view(runs())).prefill_tokens == 290
-    gap.prefilled(1, 290, 0.0)
-    assert gap.within(UNLIMITED, view(runs())).prefill_tokens == 0
-    gap.decoded()
-    assert gap.within(UNLIMITED, view(runs())).prefill_tokens == 500
-    # Under overlap tokens are seen a pass later, and this prefill counts for the next step.
-    gap = after(Gap(0.530), 500)
-    gap.decoded()
-    gap.prefilled(1, 300, 0.0)
-    assert gap.within(UNLIMITED, view(runs())).prefill_tokens == 190
-    # Prefills while no request runs hold up none, nor do those before all have left.
-    gap = Gap(0.530)
-    gap.within(UNLIMITED, view())
-    gap.prefilled(1, 400, 0.0)
-    assert gap.within(UNLIMITED, view(runs(age=1))).prefill_tokens == 500
-    assert after(Gap(0.530), 400).within(UNLIMITED, view()) is UNLIMITED
-
-
 @pytest.mark.parametrize(
-    ("max_gap_ms", "base_s", "num_tokens"),
+    ("gap", "steps", "passes"),
     [
-        (1000.0, 0.1, 880),
-        (1000.0, 0.3, 1600),  # a cut costs 320 ms and has a sixth of the time
-        (999.0, 0.3, 679),  # half of it, as the operator wants shorter gaps than by default
-        (1.0, 0.3, 320),
+        # Prefills add up until a decode step is due: one of 200 tokens takes 210 ms.
+        (Gap(0.530), STEPS, [("", 500), ("prefill 200", 290), ("prefill 290", 0), ("decode", 500)]),
+        # Under overlap tokens are seen a pass later, and this prefill counts for the next step.
+        (Gap(0.530), STEPS, [("", 500), ("prefill 500", 0), ("decode prefill 300", 190)]),
+        # Prefills while no request runs hold up none, nor do those before all have left.
+        (Gap(0.530), STEPS, [("idle", None), ("prefill 400", 500)]),
+        (Gap(0.530), STEPS, [("", 500), ("prefill 400 idle", None), ("", 500)]),
+        # One more prefill has to be worth its fixed time.
+        (Gap(1.0), SLOW_PREFILL, [("", 880), ("prefill 650", 130)]),
+        (Gap(1.0), SLOW_PREFILL, [("", 880), ("prefill 700", 0)]),
+        # Cuts take a share at most: a cut costs 320 ms and has a sixth of the time, or half of it,
+        # as the operator wants shorter gaps than by default.
+        (of_ms(1000.0), SLOW_PREFILL, [("", 880), ("prefill 880", 0)]),
+        (of_ms(1000.0), replace(STEPS, prefill_base_s=0.3), [("", 1600), ("prefill 1600", 0)]),
+        (of_ms(999.0), replace(STEPS, prefill_base_s=0.3), [("", 679), ("prefill 679", 0)]),
+        (of_ms(1.0), replace(STEPS, prefill_base_s=0.3), [("", 320), ("prefill 320", 0)]),
     ],
 )
-def test_cuts_take_a_share_at_most(max_gap_ms: float, base_s: float, num_tokens: int) -> None:
-    running = view(runs(), steps=replace(STEPS, prefill_base_s=base_s))
-    gap = SageConfig(decode=DecodeConfig(max_gap_ms)).limits(named("sage")).gap
-    found = gap.within(UNLIMITED, running).prefill_tokens
-    assert found == pytest.approx(num_tokens, abs=1)
-    gap.prefilled(1, num_tokens, 0.0)
-    assert gap.within(UNLIMITED, running).prefill_tokens == 0
-
-
-@pytest.mark.parametrize(("num_before", "num_tokens"), [(650, 130), (700, 0)])
-def test_one_more_prefill_has_to_be_worth_its_fixed_time(num_before: int, num_tokens: int) -> None:
-    found = after(Gap(1.0), num_before).within(UNLIMITED, view(runs(), steps=SLOW_PREFILL))
-    assert found.prefill_tokens == pytest.approx(num_tokens, abs=1)
+def test_prefills_between_two_decode_steps_stay_within_the_bound(
+    gap: Gap, steps: StepTime, passes: list[tuple[str, int | None]]
+) -> None:
+    for events, num_tokens in passes:
+        for event in re.findall(r"decode|prefill \d+", events):
+            if event == "decode":
+                gap.decoded()
+            else:
+                gap.prefilled(1, int(event.split()[1]), 0.0)
+        running = () if "idle" in events else (runs(),)
+        found = gap.within(UNLIMITED, view(*running, steps=steps)).prefill_tokens
+        assert found == (num_tokens and pytest.approx(num_tokens, abs=1))
 
 
 def test_percentiles_of_gaps() -> None:

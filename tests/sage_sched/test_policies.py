@@ -101,7 +101,7 @@ def yields(policy: Policy, running: Job, waiting: Job, age: int) -> bool:
 
 
 def test_trail_prompt_yields_while_young_and_to_a_shorter_one_only() -> None:
-    running, shorter, longer, ending = ranked(1000), ranked(100), ranked(2000), ranked(100)
+    running, shorter, longer, ending = (ranked(length) for length in (1000, 100, 2000, 100))
     ending.grow(1)
     policy = named("trail-prompt", running, shorter, longer, ending)
     assert not yields(policy, running, longer, 0)
@@ -140,9 +140,9 @@ def test_fastserve_demotes_by_service_and_joins_by_the_prefill() -> None:
 
 def test_the_oracle_takes_true_lengths_only() -> None:
     oracle = SrptOracle(SrptOracleParameters(), SERVER)
-    with pytest.raises(ValueError, match="true lengths"):
-        oracle.on_arrival(ranked(5))
     nearly_done, short = ranked(1000), ranked(60)
+    with pytest.raises(ValueError, match="true lengths"):
+        oracle.on_arrival(short)
     nearly_done.grow(995)
     for one, length in ((nearly_done, 1000), (short, 60)):
         one.distribution = LengthDistribution.from_samples([length], "truth")

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from bench.simulator.presets import Engine
 from sage_sched.app.config import SageConfig
-from sage_sched.policies.sage import Sage, SageParameters
+from sage_sched.policies.sage import SageParameters
 from tests.bench.simulator.fuzz import Case, run
-from tests.sage_sched.crowd import ROOMY, STARVED, crowd, overtakings
+from tests.sage_sched.crowd import ROOMY, STARVED, crowd
 from tests.sage_sched.situations import Story
 from tests.sage_sched.strategies import IDLE, job, named
 
@@ -34,14 +34,6 @@ def test_the_bound_is_that_of_an_account_that_forgets_nothing_and_it_is_kept(
     requests = crowd(seed, (5, 40, 150) if engine is ROOMY else (150, 400))
     policy = "fcfs-fill" if switches else "sage"
     run(Case(engine, config, requests, True, policy, switches))
-
-
-@pytest.mark.parametrize("engine", [ROOMY, STARVED])
-def test_without_regret_no_job_overtakes_another(engine: Engine) -> None:
-    policy = Sage(SageParameters(regret=0.0), engine.server_facts())
-    pairs = overtakings(policy, crowd(1), engine)
-    assert pairs
-    assert all(admitted.arrival < waits.arrival for admitted, waits in pairs)
 
 
 @pytest.mark.parametrize("name", ["sage", "proserve"])

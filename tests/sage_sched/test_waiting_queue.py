@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sage_sched.distribution import LengthDistribution
 from sage_sched.fairness import FairShares
-from sage_sched.followed import HEAD, Followed, Positions, in_front
+from sage_sched.followed import HEAD, in_front
 from sage_sched.job import Hints, Job
 from sage_sched.limits import Limits
 from sage_sched.policy import Policy
@@ -137,31 +134,3 @@ def test_who_is_promised_its_turn_goes_first_even_if_it_has_not_joined() -> None
     queue = " ".join(f"{arrival}:1" for arrival in range(last))
     story.plan(f"wait {queue} {last}:1; slots 0")
     assert story.plan(f"wait {queue} {last}:1!; slots 0").startswith(f"{last} 0 1 ")
-
-
-@st.composite
-def changes(draw: st.DrawFn) -> Iterator[tuple[list[object], list[object]]]:
-    """A list and what becomes of it: some of the first move, some go, others come."""
-    items = [object() for _ in range(draw(st.sampled_from([0, 5, HEAD, 3 * HEAD])))]
-    found = [items]
-    for _ in range(3):
-        size = len(found[-1])
-        first = draw(st.lists(st.integers(0, max(0, size - 1)), unique=True, max_size=5))
-        moved = in_front(found[-1], [place for place in first if place < size])
-        for place in draw(st.lists(st.integers(0, size), max_size=3)):
-            del moved[place : place + 1]
-        found.append([*moved, *(object() for _ in range(draw(st.integers(0, 3))))])
-    return found  # type: ignore[return-value]
-
-
-@given(changes())
-def test_items_that_came_and_left_are_found(lists: list[list[object]]) -> None:
-    followed, before = Followed[object](), list[object]()
-    for items in lists:
-        gone, came, start, end = followed.look(items)
-        assert set(map(id, gone)) == set(map(id, before)) - set(map(id, items))
-        assert set(map(id, came)) == set(map(id, items)) - set(map(id, before))
-        assert items[start:end] == before[len(before) - (end - start) :]
-        positions = Positions(items)
-        assert [positions.of(item) for item in items] == list(range(len(items)))
-        before = items

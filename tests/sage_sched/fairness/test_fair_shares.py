@@ -6,17 +6,10 @@ import math
 from collections.abc import Callable
 from random import Random
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.simulator.presets import H800_QWEN3_32B
-from bench.simulator.request import SimRequest
-from bench.simulator.run import simulate
-from bench.simulator.state import Options
-from sage_sched.app.config import SageConfig
-from sage_sched.distribution import LengthDistribution
 from sage_sched.fairness import FairShares
 from sage_sched.job import Hints, Job
 from sage_sched.limits import Limits
@@ -145,24 +138,3 @@ def test_tenants_with_requests_are_not_forgotten_however_many_come(
         server.plan(f"wait 0:1 1:1; run 2:1; gone {number}:1v100; full")
     assert server.plan("wait 0:1 1:1 60:1[r]; full") == "1 0 60"
     assert len(shares._service._had) == 10
-
-
-def test_a_flood_of_one_tenant_does_not_hold_up_another() -> None:
-    """400 requests of one at once, then one of another each second, all predicted alike."""
-    known = LengthDistribution.from_samples([300], "history")
-    arrivals = [("flood", 0.01 * n) for n in range(400)] + [("drop", 1.0 + n) for n in range(40)]
-    arrivals.sort(key=lambda arrival: arrival[1])
-    is_drop = np.array([tenant == "drop" for tenant, _ in arrivals])
-    waited_s = []
-    for fair in (False, True):
-        requests = [
-            SimRequest(
-                arrival_s=arrival_s, input_tokens=500, output_tokens=300, max_new_tokens=1000,
-                distribution=known, class_name="",
-                hints=Hints(tenant=tenant, slo_class="batch", shares_fairly=fair),
-            )
-            for tenant, arrival_s in arrivals
-        ]  # fmt: skip
-        result = simulate(H800_QWEN3_32B, "sage", SageConfig(), requests, Options(preempt=True))
-        waited_s.append(float(np.mean(result.ttft_s[is_drop])))
-    assert waited_s[1] < 0.5 * waited_s[0]

@@ -56,6 +56,11 @@ class Door:
     def refusal(self, *lengths: int, **about: Any) -> Refusal | None:
         return self.ask(*lengths, **about)[1].refusal
 
+    def typical(self) -> tuple[float, Refusal | None]:
+        """The predicted time to the last token of a typical request, and its refusal."""
+        found = self.overload.typical(self.policy, SERVER, self.now_s)
+        return (0.0, None) if found is None else (found[0].ttlt_s, found[1])
+
     def fill(self, num: int, *lengths: int, **about: Any) -> list[Job]:
         """Requests that come while none waits, and have begun."""
         jobs = [self.ask(*lengths, any_waits=False, **about)[0] for _ in range(num)]
@@ -110,7 +115,7 @@ def test_whom_it_refuses(
     door = Door(policy)
     door.fill(*crowd)
     refusal = door.refusal(*([length] if length else []), **about)
-    assert (None if refusal is None else refusal.metric) == refused
+    assert (refusal and refusal.metric) == refused
     if refusal is not None:
         assert (excess_s := refusal.predicted_s - refusal.limit_s) > 0
         assert refusal.retry_after_s == min(max(1.0, excess_s), 60.0)
@@ -136,7 +141,7 @@ def test_late_requests_are_degraded_and_ranked_anew(
     door = Door(policy, replace(SECOND_SLOS, **action))
     door.fill(300, 500)
     job, decision = door.ask(500, **about)
-    metric = None if decision.refusal is None else decision.refusal.metric
+    metric = decision.refusal and decision.refusal.metric
     assert (metric, decision.degraded, job.max_new_tokens, job.is_behind) == decided
     assert job.is_ranked
     assert slo_state_of(job) is None  # the deadlines of one set behind no longer count
@@ -188,10 +193,11 @@ def test_idle_time_does_not_make_the_next_arrivals_few(idle_s: float) -> None:
     assert door.refusal(500) is not None
 
 
-@pytest.mark.parametrize("source", ["prior", ""])
-def test_while_the_predictor_is_dead_nothing_is_refused(source: str) -> None:
+@pytest.mark.parametrize(("lengths", "source"), [((500,), "prior"), ((), "")])
+def test_while_the_predictor_is_dead_nothing_is_refused(
+    lengths: tuple[int, ...], source: str
+) -> None:
     door = Door()
-    lengths = (500,) if source else ()
     door.fill(300, *lengths, source=source)
     assert not any(door.refusal(*lengths, source=source) for _ in range(200))
     assert door.refusal(500) is None  # one prediction is not many
@@ -201,8 +207,7 @@ def test_the_floor_admits_some_of_those_over_the_limit() -> None:
     door = Door("fcfs-fill")
     door.fill(300, 500)
     for number in range(1, 3 * FLOOR):
-        # To ask for a typical request changes no decision.
-        door.overload.typical(door.policy, SERVER, door.now_s)
+        door.typical()  # changes no decision
         assert (door.refusal(500) is None) == (number % FLOOR == 0)
 
 
@@ -247,28 +252,21 @@ def test_after_a_clock_jump_it_goes_on(policy: str, jump_s: float) -> None:
     assert door.refusal(500) is None
 
 
-def typical(door: Door) -> tuple[float, Refusal | None]:
-    """The predicted time to the last token of a typical request, and its refusal."""
-    found = door.overload.typical(door.policy, SERVER, door.now_s)
-    assert found is not None
-    return found[0].ttlt_s, found[1]
-
-
 @pytest.mark.parametrize("policy", ["sage", "fcfs-fill"])
 def test_a_typical_request_is_one_as_the_latest_are(policy: str) -> None:
     door = Door(policy)
-    assert door.overload.typical(door.policy, SERVER, 0.0) is None
+    assert door.typical() == (0.0, None)
     crowd = [*door.fill(100, 5), *door.fill(300, 500)]
     asked = door.ask(500)[1]
-    ttlt_s, refusal = typical(door)
-    assert asked.refusal is not None
-    assert refusal is not None
+    ttlt_s, refusal = door.typical()
     assert ttlt_s == pytest.approx(asked.newcomer.ttlt_s)
-    limit_s = pytest.approx(STRICT * asked.refusal.limit_s)  # stricter after a refusal
-    assert (refusal.metric, refusal.limit_s) == (asked.refusal.metric, limit_s)
+    assert refusal is not None
+    assert asked.refusal is not None
+    assert refusal.metric == asked.refusal.metric
+    assert refusal.limit_s == pytest.approx(STRICT * asked.refusal.limit_s)  # after a refusal
     door.end(crowd)
     door.now_s += 60.0
-    alone_s, refusal = typical(door)
+    alone_s, refusal = door.typical()
     assert alone_s < ttlt_s
     assert refusal is None
 
@@ -299,16 +297,17 @@ def test_more_work_never_makes_a_wait_shorter(
 
 
 def test_an_answer_takes_longer_while_long_prompts_start() -> None:
-    found = []
+    times_s = []
     for input_tokens in (100, 3000):
         door = Door()
         door.fill(1, 500)
         for _ in range(20):
             door.end(door.fill(1, 50, input_tokens=input_tokens))
-        found.append(door.ask(50)[1].newcomer)
-    short, long = found
-    assert short.ttft_s == long.ttft_s
-    assert long.ttlt_s > 1.2 * short.ttlt_s
+        newcomer = door.ask(50)[1].newcomer
+        times_s.append((newcomer.ttft_s, newcomer.ttlt_s))
+    (ttft_s, ttlt_s), (later_ttft_s, later_ttlt_s) = times_s
+    assert ttft_s == later_ttft_s
+    assert later_ttlt_s > 1.2 * ttlt_s
 
 
 def test_after_a_standstill_none_is_refused_at_low_load() -> None:
