@@ -1,1 +1,1 @@
-"""Scheduling of LLM requests by predicted cost, without an engine (docs/architecture.md)."""
+"""Schedules LLM requests by predicted cost, without an engine (docs/architecture.md)."""

@@ -8,9 +8,9 @@ from sage_sched.followed import Positions
 from sage_sched.job import Job
 from sage_sched.view import SchedulerView
 
-# Other jobs may overtake jobs without an adapter slot while the server works through this many
-# batches (the KV that running jobs hold). With more, such jobs wait longer. With fewer, the batch
-# runs empty more often.
+# Other jobs may overtake jobs without an adapter slot until the server has worked through this many
+# batches. A batch is the number of KV tokens that running jobs hold. With more batches, jobs
+# without a slot wait longer. With fewer, the batch runs empty more often.
 _BATCHES = 4
 
 
@@ -18,11 +18,12 @@ class Adapters:
     """Decides which jobs overtake a job without an adapter slot. SGLang itself would let all others
     overtake it.
 
-    If loaded adapters never run out of requests, no other adapter ever gets a slot. So others
-    overtake only until the server has worked through _BATCHES batches. From then on, no job behind
-    the first job without a slot enters until that job gets one: running jobs end and free theirs.
-    Then the count begins again. So each job that stays first among the jobs without a slot waits
-    for a bounded time, under any policy. No job ever overtakes a job that goes first.
+    If loaded adapters never ran out of requests, no other adapter would ever get a slot. So other
+    jobs overtake a job without a slot only until the server has worked through _BATCHES batches.
+    From then on, no job behind the first job without a slot enters. Running jobs end and free their
+    slots, until that job gets one. Then the count begins again. So each job that stays first among
+    the jobs without a slot waits for a bounded time, under any policy. No job ever overtakes a job
+    that goes first.
     """
 
     def __init__(self) -> None:
@@ -34,9 +35,9 @@ class Adapters:
     def open(
         self, waiting: Container[Job], positions: Positions[Job], view: SchedulerView
     ) -> Callable[[Job], bool]:
-        """Start a walk through the order. Return a function to call with one job after another: it
+        """Start a walk through the order. Return a function to call with each job in turn. It
         returns whether the job stays in the queue, so that no job is preempted for it. Once
-        is_closed, all later jobs stay."""
+        is_closed is true, all later jobs stay."""
         first = self._next
         if not self._saw_any or (
             first is not None and (first not in waiting or view.has_adapter(positions.of(first)))

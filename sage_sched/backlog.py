@@ -21,13 +21,13 @@ def expected_left_tokens(job: Job, expected_share: float) -> float:
     if job.distribution is None:
         return max(1.0, expected_share * most_left)
     known = job.distribution if not age_tokens else job.distribution.surviving(age_tokens)
-    # Past the longest known length, as much remains as the answer has so far.
+    # An answer past the longest known length is expected to double.
     mean_tokens = 2 * age_tokens if known is None else known.mean()
     return min(max(1.0, mean_tokens - age_tokens), most_left)
 
 
 def backlog_s(unfinished: Iterable[Job], expected_share: float, server: ServerFacts) -> float:
-    """Return the seconds until some nine in ten of these jobs are done, if no others come.
+    """Return the seconds until about nine in ten of these jobs are done, if no others come.
 
     Assumes that all jobs decode in batches of the largest size that fits, that each is halfway
     through the rest of its answer, and that each has a prefill step of its own. The last few jobs

@@ -1,4 +1,4 @@
-"""The waiting jobs that a pass may admit. Each step of sage_sched.decide narrows them."""
+"""Narrows down the waiting jobs that a pass may admit, in the steps of sage_sched.decide."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sage_sched.shared_prefix import shared_prefix_followers
 from sage_sched.view import SchedulerView
 from sage_sched.waiting_queue import place_of
 
-# Waiting jobs for which a plan may preempt others.
+# A plan may preempt others for this many waiting jobs, the first of the order.
 WINDOW = 16
 
 
@@ -23,11 +23,11 @@ class Candidates:
     """Waiting jobs in order, by their positions in SchedulerView.waiting.
 
     order: first the jobs that may be admitted, then the others.
-    num_open: how many the engine may admit if it finds room.
+    num_open: how many jobs of the order the engine may admit if it finds room.
     num_first: how many of these the plan itself considers: while a prompt is chunked, only the
         piggybacked jobs.
-    num_too_long: jobs that go before the chunked prompt but have to wait for its end. The engine
-        chunks one prompt at a time, and their prompts fit beside no chunk.
+    num_too_long: how many jobs go before the chunked prompt but have to wait for its end, because
+        the engine chunks one prompt at a time and their prompts are too long to fit beside a chunk.
     has_followers: whether a job waits for another job's prefix.
     """
 
@@ -64,7 +64,7 @@ class Candidates:
         return replace(self._last(followers), has_followers=True) if followers else self
 
     def _last(self, positions: Sequence[int]) -> Self:
-        """Put these open jobs behind the others. They may not be admitted."""
+        """Put these jobs, which are open, behind the other open jobs. They may not be admitted."""
         last = set(positions)
         others = [position for position in self.order[: self.num_open] if position not in last]
         order = [*others, *positions, *self.order[self.num_open :]]
@@ -105,8 +105,8 @@ class Candidates:
         )
 
     def num_before_swapped(self, view: SchedulerView) -> int:
-        """Return how many jobs may be admitted if swapped jobs are passed over: none behind a
-        swapped job that goes first."""
+        """Return how many jobs may be admitted if swapped jobs are passed over. Jobs behind a
+        swapped job that goes first may not be admitted."""
         for number, position in enumerate(self.order[: self.num_open]):
             job = view.waiting[position]
             if not job.goes_first:

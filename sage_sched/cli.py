@@ -1,4 +1,4 @@
-"""The command `sage-sched`. Each subcommand's module is imported only when it is called."""
+"""Implements the command `sage-sched`, which imports only the module of the called subcommand."""
 
 from __future__ import annotations
 

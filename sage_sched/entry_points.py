@@ -1,4 +1,4 @@
-"""The functions that SGLang calls. No other module of ours imports this."""
+"""Defines the entry points that SGLang calls. No other module of ours imports this one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def activate() -> str | None:
 
 def __getattr__(name: str) -> Any:
     """Return `app`, which the HTTP processes of --tokenizer-worker-num serve. SGLang loads no
-    plugin in them, so they find the parts here."""
+    plugin in them, so our packages are found here."""
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     find_parts()

@@ -10,22 +10,23 @@ from sage_sched.plan import Budget
 from sage_sched.steps import StepTime
 from sage_sched.view import SchedulerView
 
-# A cut costs a decode step and the fixed time of a prefill. If first tokens count as much as later
-# ones, cuts may take a sixth of the time. (Simulated, for cuts that cost 1 s and a bound of 1 s:
-# the mean TTFT is 3.3 s with a sixth, 3.7 s with a fourth, 5.4 s with a half, and 3.2 s without a
-# bound.)
+# Cutting a prefill in two costs a decode step and the fixed time of a prefill. If first tokens
+# count as much as later ones, cuts may take a sixth of the time. (Simulated, for cuts that cost 1 s
+# and a bound of 1 s: the mean TTFT is 3.3 s with a sixth, 3.7 s with a fourth, 5.4 s with a half,
+# and 3.2 s without a bound.)
 FEW_CUTS = 6
 # Cuts may take half of the time if the operator has set a short bound. They may also do so to keep
 # a TPOT target if steps are mixed, because a cut costs less then.
 MANY_CUTS = 2
-# A pass may prefill this many tokens if nothing was prefilled since the last decode step.
+# If nothing was prefilled since the last decode step, a pass may prefill this many tokens, even
+# beyond the bound.
 _LEAST_TOKENS = 64
 # Gaps are counted to the tenth of a millisecond.
 GAPS_PER_S = 10_000
 
 
 def least_bound_s(decode_s: float, step_time: StepTime, cuts: int) -> float:
-    """Return the smallest bound that can be kept without cuts taking the time that prompts need.
+    """Return the smallest bound for which cuts leave prompts enough time.
 
     decode_s: seconds that a decode step adds to a prefill. cuts: FEW_CUTS or MANY_CUTS.
     """
@@ -47,8 +48,8 @@ class Gap:
     ) -> None:
         """Bound the time by most_s (inf: no bound).
 
-        holds_tpot: whether the TPOT targets of running requests bound it too.
-        cuts: to keep most_s, FEW_CUTS or MANY_CUTS.
+        holds_tpot: whether the TPOT targets of running requests bound the time too.
+        cuts: FEW_CUTS or MANY_CUTS, the time that cuts may take to keep most_s.
         """
         self._most_s = most_s
         self._cuts = cuts
@@ -68,7 +69,7 @@ class Gap:
 
     def within(self, budget: Budget, view: SchedulerView) -> Budget:
         """Return the budget of a pass, cut to the tokens that can be prefilled within the bound: 0
-        if a decode step is due. Call in every pass that may prefill."""
+        if a decode step is due. Call this in every pass that may prefill."""
         self._anyone_waits = bool(view.running)
         holds = view.running if self._holds_tpot else ()
         tpot_s = min([job.hints.tpot_slo_ms or math.inf for job in holds], default=math.inf) / 1e3

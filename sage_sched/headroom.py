@@ -13,7 +13,7 @@ from sage_sched.view import SchedulerView
 # The share of a busy server's time that decode steps take if sessions evict each other's KV. The
 # rest are prefills of lost KV. Found on the tuning half of the agents' sessions.
 _DECODE_SHARE = 0.6
-# The headroom if moving KV costs next to nothing, and while no job runs.
+# The headroom in decode steps if moving KV costs next to nothing, and while no job runs.
 FEWEST_STEPS = 8
 
 
@@ -83,9 +83,9 @@ class Headroom:
 def _kept_tokens(view: SchedulerView, sessions: SessionReturns | None) -> int:
     """Return the cached KV that saves more if it is kept than if other jobs run in its place.
 
-    If running jobs hold K tokens of KV, each of them stands for a K-th of a decode step's time,
-    while the server decodes. So room for one more token saves that time. A cached token of a
-    session that returns at a rate of r per second saves r times its prefill.
+    If running jobs hold K tokens of KV, each token stands for a K-th of a decode step's time, while
+    the server decodes. So room for one more token saves that time. A cached token of a session that
+    returns at a rate of r per second saves r times its prefill.
     """
     prefill_token_s = view.server.step_time.prefill_token_s
     if sessions is None or not sessions.knows or not view.running or not view.server.forgets:

@@ -31,13 +31,14 @@ class IndexTable:
 
     Past the longest length the samples give no information. A request is then expected to go on for
     as long as it has been going (Lindy's law: the mean residual life of a Pareto tail of exponent
-    2). So its index keeps rising: it neither keeps a stale good place nor loses every comparison
-    for ever. The chance of getting there, 1 / (samples + 1), is in the table from the start.
+    2). So its index keeps rising: the request neither keeps a stale good place nor loses every
+    comparison for ever. The chance that an answer gets past all samples, 1 / (samples + 1), is in
+    the table from the start.
 
     Entries are computed lazily, because most answers cross few refresh boundaries.
 
-    believes_tail: whether the table's values also hold between the longest sample and that point of
-        the tail. Else Lindy's law begins at the longest sample.
+    believes_tail: whether the table's values also hold between the longest sample and the longer
+        length that stands for the tail. If not, Lindy's law begins at the longest sample.
     """
 
     believes_tail: ClassVar[bool] = False
@@ -94,7 +95,8 @@ class IndexTable:
 
 
 class MeanCost(IndexTable):
-    """E[cost at the end - cost at age a | longer than a], at the refresh boundaries."""
+    """The mean remaining cost, E[cost at the end - cost at age a | longer than a], at the refresh
+    boundaries."""
 
     believes_tail: ClassVar[bool] = True
 
@@ -127,7 +129,7 @@ class IndexState:
     """The prediction for a ranked job at its age: the index, its logarithm, and the decode steps
     that remain.
 
-    table, steps_table: for all ages.
+    table, steps_table: the index and the remaining steps at all ages.
     interval: the interval of ages for which the other values hold; -1: none.
     """
 
@@ -189,7 +191,7 @@ class Indices:
 
     def quantum_steps(self, job: Job) -> tuple[float, float]:
         """Return the expected decode steps of a ranked job until its index rises, and to its end.
-        The former cost no more than the index, which is a cost per completion."""
+        The steps until it rises cost no more than the index, which is a cost per completion."""
         state, age_tokens = self.of(job), job.generated_tokens
         mean = self._spent(job, age_tokens + state.steps) - self._spent(job, age_tokens)
         return state.steps * min(1.0, state.index / mean), state.steps

@@ -13,7 +13,8 @@ DEFAULT_URGENCY = 3
 LEAST_WEIGHT, MOST_WEIGHT = 1e-3, 1e3
 LEAST_SLO_MS, MOST_SLO_MS = 1e-3, 1e9
 MAX_NAME_CHARACTERS = 256
-# Levels of priorities are at most this far from 0, so that a float holds them with BEHIND exactly.
+# Levels of priorities are at most this far from 0, so that a float holds the sum of a level and
+# BEHIND exactly.
 MOST_LEVEL = 1 << 50
 # Added to the level of a job that is served after all others; more than any two priorities differ.
 BEHIND = 1 << 52
@@ -105,12 +106,12 @@ class Job:
     distribution: the distribution of its answer's length, predicted from its prompt; None if
         unknown.
     served_at_arrival_tokens: the server's work until its arrival, prefill and decode.
-    arrival_s: when it came, on the clock of SchedulerView.now_s; from its first pass on.
+    arrival_s: when it came, on the clock of SchedulerView.now_s; known from its first pass on.
     has_fixed_length: whether it goes on to its cap (SGLang's ignore_eos).
     keeps_memory: whether its KV outlives its answer (a streaming session's).
     level: its priority, if the server's operator lets clients set one; smaller levels go before all
         others (sage_sched.order).
-    generated_tokens: its age. Set by grow() alone.
+    generated_tokens: its age, the length of its answer so far. Only grow() sets it.
     prefilled_tokens: how much of its prompt is prefilled, while it is being chunked.
     cached_tokens: how much of its sequence the radix tree had at the last look-up; for a running
         job, when it entered. was_looked_up: whether there was a look-up. recall_tokens: the time to
@@ -126,7 +127,7 @@ class Job:
     refined: the prediction of its length, refined by its answer so far; None until it is refined.
     revision: how often it was refined.
     ranked_at: the revision of its policy when it was ranked; see Policy.on_server.
-    watch: the set of its waiting queue to which it adds itself when its place may have changed.
+    watch: its waiting queue's set of changed jobs. It adds itself when its place may have changed.
     index_state, evidence, memo: private to sage_sched.index, to the sage_sched.probe.Refiner and to
         the policy.
     """
@@ -172,7 +173,7 @@ class Job:
 
     def find(self, cached_tokens: int, recall_tokens: int = 0) -> bool:
         """Set how many tokens of its sequence the radix tree has; return whether that has changed.
-        If so, report it to its policy (Policy.on_prediction)."""
+        The caller reports a change to the job's policy (Policy.on_prediction)."""
         self.was_looked_up = True
         if (cached_tokens, recall_tokens) == (self.cached_tokens, self.recall_tokens):
             return False
@@ -183,7 +184,7 @@ class Job:
     @property
     def cached_input_tokens(self) -> int:
         """Return the cached tokens of its prompt, less the cost of loading them to the device. If
-        it was retracted, its answer may be cached too."""
+        the job was retracted, cached_tokens may include its answer."""
         return min(self.cached_tokens, self.input_tokens) - self.recall_tokens
 
     def mean_tokens(self) -> float:
@@ -193,8 +194,8 @@ class Job:
         return self.distribution.capped(self.max_new_tokens).mean()
 
     def revise(self, refined: Refined | None) -> None:
-        """Set its refined length; None to forget it. Report it to its policy
-        (Policy.on_predictions) afterwards."""
+        """Set its refined length; None to forget it. The caller then reports the change to the
+        job's policy (Policy.on_predictions)."""
         self.refined = refined
         self.revision += 1
         self.changes()
@@ -228,6 +229,6 @@ class Job:
         self.changes()
 
     def pass_swap_out_bound(self, has_passed: bool) -> None:
-        """Set or clear that it has passed the swap-out bound, and so goes first."""
+        """Set whether it has passed the swap-out bound, and so goes first."""
         self.passed_swap_out_bound = has_passed
         self.changes()

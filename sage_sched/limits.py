@@ -1,4 +1,4 @@
-"""The rules of a pass that hold under every policy."""
+"""Holds the rules of a pass that apply under every policy."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sage_sched.swap_out_bound import SwapOutBound
 
 @dataclass(slots=True, eq=False)
 class Limits:
-    """The limits that a policy's order must keep. They are made together with the policy, at the
-    edge.
+    """The limits that a policy's order must keep. sage_sched.app makes them together with the
+    policy.
 
     gap: bounds the time between two tokens of a running job.
-    swap_out: bounds that time for a swapped-out job.
-    interleaving: may let requesters take turns.
+    swap_out: bounds the time between two tokens of a swapped-out job.
+    interleaving: may let tenants take turns.
     overload: refuses new requests whose answers would come too late.
     sessions: predicts when sessions come back, to keep their KV; None if no KV is kept for them.
     """
@@ -37,7 +37,7 @@ class Limits:
         return has_sessions or self.overload.config.enabled or self.swap_out.needs_clock
 
     def arrived(self, job: Job) -> None:
-        """Note that a job has arrived, or that it meets these limits because the policy was
+        """Note that a job has arrived, or that these limits apply to it because the policy was
         switched."""
         self.overload.arrived(job)
         if self.sessions is not None and job.hints.session:

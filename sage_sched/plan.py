@@ -1,4 +1,4 @@
-"""The plan of a scheduling pass."""
+"""Defines the plan of a scheduling pass."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class Plan:
     decode_only: whether nothing is prefilled, not even the next chunk.
     headroom_steps, kept_tokens: see sage_sched.headroom.Headroom.
     is_new: whether candidates were looked at; if not, the last plan still stands.
-    num_without_host_room: jobs that were not preempted because host memory has no room for their
-        KV.
+    num_without_host_room: how many jobs were not preempted because host memory has no room for
+        their KV.
     num_too_long: see sage_sched.candidates.
     places: how many jobs are ahead of each job that is ordered for the first time, by its position.
     """

@@ -1,4 +1,4 @@
-"""The base class of policies."""
+"""Defines the base class of policies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Policy(ABC):
     Parameters: its settings in the section `[policy.NAME]`: a frozen dataclass whose fields all
     have defaults.
     variants: other names for a policy of ours, and the parameters that each fixes.
-    moves: whether keys change while jobs wait, without a change of the job. If so, each plan puts
+    moves: whether a waiting job's key may change although the job does not. If so, each plan puts
         all waiting jobs in order.
     has_deadlines: whether it orders by deadlines, and weighs TPOT targets itself.
     bounds_time_away: whether swapped-out jobs come back in time (sage_sched.swap_out_bound).
@@ -46,8 +46,8 @@ class Policy(ABC):
     max_preemptions: a job that was preempted this often is not preempted for other jobs any more.
     plan_by_s: when it wants the next plan, by SchedulerView.now_s, even if nothing has changed.
     revision: how often its server's step times have changed.
-    retention: makes the predictor of when sessions come back (sage_sched.limits); None if their KV
-        is not kept for that.
+    retention: makes the predictor of when sessions come back (sage_sched.limits); None if no KV is
+        kept for them.
     queue: the waiting jobs, in order.
     """
 
@@ -78,8 +78,8 @@ class Policy(ABC):
         self._kept = indices
 
     def on_arrival(self, job: Job) -> bool:
-        """Note that a job has arrived; return whether the policy can rank it. If not, it is ordered
-        by arrival."""
+        """Note that a job has arrived; return whether the policy can rank it. If not, the job is
+        ordered by arrival."""
         return self._kept is None or self._kept.rank(job)
 
     def on_end(self, job: Job, now_s: float) -> None:
@@ -136,12 +136,13 @@ class Policy(ABC):
         """
 
     def lasting_key(self, job: Job) -> float:
-        """Return the key of a ranked job, as if no start were ahead of the order (starts_early).
-        Predicted waits use it (sage_sched.overload)."""
+        """Return the key that a ranked job would have if no job started ahead of the order
+        (starts_early). Predicted waits use it (sage_sched.overload)."""
         return 0.0 if self._kept is None else self._kept.of(job).log_index
 
     def quantum_steps(self, job: Job) -> tuple[float, float]:
-        """Return the expected decode steps for which a job keeps that key, and those to its end."""
+        """Return the expected decode steps for which a job keeps its lasting_key, and the expected
+        steps to its end."""
         if self._kept is None or not job.is_ranked:
             steps = max(1.0, job.mean_tokens() - job.generated_tokens)
             return steps, steps
@@ -163,8 +164,8 @@ class Policy(ABC):
         """Whether a running job is preempted for a waiting one of a smaller key, both ranked.
 
         price_s: seconds that the server takes to move the running job out and back. A higher price
-            must not turn a refusal into a preemption. view: its waiting jobs are in their order
-            here.
+            must not turn a refusal into a preemption. view: here its waiting jobs are in the order
+            of the plan.
         """
         return False
 
@@ -181,7 +182,7 @@ class FcfsFill(Policy):
     """Serves by arrival, without preemption. It gains over SGLang's `fcfs` by filling the pool
     (sage_sched.headroom). `sage` gains over it by its order.
 
-    A pass uses it if its policy fails.
+    A pass falls back to it if its policy fails.
     """
 
     def key(self, job: Job, view: SchedulerView) -> float:

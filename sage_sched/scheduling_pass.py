@@ -60,7 +60,8 @@ class Engine(Protocol[Request]):
 
     def admit(self, visible: Sequence[Request], budget: Budget) -> None:
         """Run the engine's own pass. It sees only these waiting requests, and prefills as many as
-        find room within the budget. The others stay in the queue behind those left.
+        find room within the budget. The other requests stay in the queue, behind those of the
+        visible ones that are not prefilled.
 
         SGLang prefills the next chunk of a prompt in every pass, and fails if there is no room for
         it. So before that pass the last requests of the order are retracted, as SGLang does before
@@ -101,7 +102,8 @@ def run_pass(engine: Engine[Request]) -> None:
         left = [request for request in behind if request in left or request in fresh]
         fresh = [request for request in fresh if request not in left]
     engine.carried_out(plan, entering, left, preempted)
-    # If the batch is full, a request enters only by preempting one. The mark is lifted for it.
+    # If the batch is full, a request enters only by preempting one. For that, the mark is_full is
+    # lifted.
     lifts_mark = was_full and bool(entering)
     if lifts_mark:
         engine.is_full = False
@@ -124,8 +126,8 @@ def run_pass(engine: Engine[Request]) -> None:
         if not any(id(request) in waiting for request in fresh):
             engine.is_full = True
     elif plan.is_new and not was_full and num_open > 0 and engine.is_swapped(rest[0]):
-        # It found no room. The engine sets the mark only for requests that it sees. Without the
-        # mark, a plan would be made before every step.
+        # The swapped request found no room. The engine sets the mark only for requests that it
+        # sees. Without the mark, a plan would be made before every step.
         engine.is_full = engine.is_full or engine.runs_any
 
 

@@ -1,4 +1,4 @@
-"""Predicts when a session's next request comes, and so whose KV is worth its memory."""
+"""Predicts when a session's next request comes, and so which sessions' KV is worth its memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import numpy as np
 from sage_sched.distribution import Floats
 from sage_sched.index import gittins_index
 
-# Sessions that are remembered. The one without a request for longest is forgotten first.
+# At most this many sessions are remembered. The session without a request for longest is forgotten
+# first.
 MOST_SESSIONS = 10_000
 # The number of latest pauses that are kept, of classes into which predictions fall, and of pauses
 # between two updates of the tables.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from sage_sched.job import Job
 from sage_sched.view import SchedulerView
 
-# Jobs that are compared, from the head of the order.
+# This many jobs at the head of the order are compared.
 _NUM_COMPARED = 16
 
 
@@ -36,7 +36,7 @@ def shared_prefix_followers(order: Sequence[int], view: SchedulerView) -> list[i
 def _shares_prefix(
     position: int, job: Job, computing: Iterable[tuple[Job, int | Job]], view: SchedulerView
 ) -> bool:
-    """Whether the job shares a long prefix with one of these.
+    """Whether the job shares a long prefix with one of the jobs that are being computed.
 
     computing: jobs, each with its argument for SchedulerView.common_tokens.
     """

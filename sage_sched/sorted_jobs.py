@@ -14,7 +14,8 @@ Entry = tuple[float, float, int, Job]
 
 
 class SortedJobs:
-    """Jobs in order: ranked jobs and jobs that go first, and the other jobs by arrival."""
+    """Jobs in two sorted lists: ranked jobs and jobs that go first, and the other jobs by
+    arrival."""
 
     def __init__(self) -> None:
         self.ranked: list[Entry] = []

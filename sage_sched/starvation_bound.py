@@ -21,8 +21,8 @@ class StarvationBound:
         work since it came > (1 + regret) * (the part of it for jobs before it) + one batch
 
     A batch is the number of KV tokens that running jobs hold at that moment. From then on the job
-    goes before all jobs of its level that have not passed it. Jobs that have passed it go by
-    arrival (sage_sched.order). It is preempted for no other job of its level.
+    goes before all jobs of its level that have not passed their bounds, and is preempted for no
+    other job of its level. Jobs past their bounds go by arrival (sage_sched.order).
 
     Theorem: let k, of the same level, overtake j: k came after j, and is admitted (or resumed)
     while j waits. Then no pass until then has seen j past its bound: at each of them the server had
@@ -40,8 +40,8 @@ class StarvationBound:
     it. Hence the work since, less the Job.served_tokens of j and of all jobs after it, was for jobs
     before it. QED.
 
-    With a regret of 0 each job passes its bound as it comes: first come, first served. With
-    infinity no job does.
+    With a regret of 0 each job passes its bound as it comes: first come, first served. With a
+    regret of infinity no job ever does.
     """
 
     def __init__(self, regret: float) -> None:

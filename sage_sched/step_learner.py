@@ -27,11 +27,12 @@ _TYPICAL = np.array(
 # The assumed error of the prior, as a share of a typical step. The noisier the steps, the more of
 # them it takes to outweigh the prior.
 _PRIOR_ERROR = 0.5
-# Relative errors above this many standard deviations are outliers; the least standard deviation.
+# Relative errors above _OUTLIER standard deviations are outliers. The standard deviation counts as
+# _LEAST_SPREAD if it is smaller.
 _OUTLIER, _LEAST_SPREAD = 1.5, 0.01
 _MAX_ROUNDS, _TOLERANCE = 30, 1e-4
 # The tokens of a typical step take at least this share of it, because noise can hide their slope,
-# and other code divides by it. Below: the token coefficient of each kind of step.
+# and other code divides by it. _OF_TOKENS: the column of tokens in each kind of step.
 _LEAST_SHARE = 1e-3
 _OF_TOKENS = (2, 6)
 # Step times are learned from the latest MEMORY_STEPS steps, and again after INTERVAL_STEPS more.

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-# Returns the cost of a request up to a token of its answer; strictly increasing. Called with
-# input_tokens, output_tokens (at least 1) and cached_tokens (0 if left out), the part of the input
-# that needs no prefill. All may be arrays.
+# A function that returns the cost of a request up to a token of its answer, and that is strictly
+# increasing. It is called with input_tokens, output_tokens (at least 1) and cached_tokens (0 if
+# left out), the part of the input that needs no prefill. All may be arrays.
 Cost = Callable[..., Any]
 
 

@@ -16,7 +16,7 @@ class Holding:
 
     kv_tokens: tokens to move out and back, or to recompute.
     cached_tokens: of these, tokens that a prefill would find in the radix tree.
-    freed_tokens: KV that becomes free if it leaves, because no other job holds or locks it.
+    freed_tokens: KV that becomes free if the job leaves, because no other job holds or locks it.
     stays_whole: whether its KV must not be recomputed.
     """
 
@@ -49,10 +49,10 @@ class SchedulerView:
     can_swap: whether KV can be moved to host memory and back. may_preempt: whether running jobs may
         be preempted; if not, swapped jobs come back.
     cached_tokens: how many tokens of the waiting job at this position the radix tree has. Costly:
-        called only for new jobs and for the first to serve. host_tokens: called next; how many of
-        them are only in host memory (SGLang's hierarchical cache).
+        called only for new jobs and for the first to serve. host_tokens: how many of these tokens
+        are only in host memory (SGLang's hierarchical cache); called right after cached_tokens.
     shared_tokens: how many tokens of the waiting job at this position other jobs on the device
-        already hold, and it will hold too. Costly: called only for jobs that may enter.
+        already hold, so that it will share their KV. Costly: called only for jobs that may enter.
     has_adapter: whether a LoRA adapter slot is free for the waiting job at this position.
     common_tokens: how many first tokens the waiting job at this position shares with another job,
         which waits at the given position, is being chunked, or runs and has no token yet. 0 if that

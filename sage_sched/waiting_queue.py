@@ -18,9 +18,10 @@ from sage_sched.job import Job
 from sage_sched.sorted_jobs import Entry, Place, SortedJobs, walk
 from sage_sched.view import SchedulerView
 
-# New jobs that join the order in a plan, by arrival. The others wait for the next plan.
+# At most this many new jobs join the order in a plan, by arrival. The others wait for the next
+# plan.
 NUM_JOINING = 64
-# Jobs ranked again in a plan after the server's step times have changed.
+# At most this many jobs are ranked again in a plan after the server's step times have changed.
 NUM_RANKED_ANEW = 32
 _arrival = attrgetter("arrival")
 
@@ -210,7 +211,7 @@ class WaitingQueue:
         self.interleaving.taken_out(entry)
 
     def num_ahead(self, job: Job) -> int:
-        """Return how many jobs go before it, without regard to tenants' turns."""
+        """Return how many jobs go before this one, without regard to tenants' turns."""
         if (found := self._entries.get(job)) is None:
             return 0
         jobs, entry = self._sorted, found[1]

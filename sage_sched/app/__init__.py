@@ -1,1 +1,1 @@
-"""The edge of the core: configuration, and policies by name. The core imports none of it."""
+"""Parses the configuration and finds policies by name. The core itself imports none of this."""

@@ -1,9 +1,9 @@
-"""Finds the parts of this package.
+"""Finds the parts of this package outside the core: `patches`, `predictor_store` and `bench`.
 
-The parts beside the core have names that a user's own packages may have too (`patches`, `bench`).
-So a wheel keeps them in a folder that is on no path, sage_sched/parts (setup.py), and code that
-needs them calls `find_parts` first. From then on this process finds our parts under these names,
-even if other packages have the same names.
+A user's own packages may have these names too. So a wheel keeps the parts in sage_sched/parts
+(setup.py), a folder that is on no import path, and code that needs them calls `find_parts` first.
+From then on this process finds our parts under these names, even if other packages have the same
+names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ALL = (*SERVING, "bench")
 
 
 class PartsError(ImportError):
-    """This process has imported another package of one of these names."""
+    """This process has already imported another package with the name of one of our parts."""
 
 
 class _PartsFinder:

@@ -1,4 +1,4 @@
-"""Finds policies by name: ours, those of comparisons, and those of installed packages."""
+"""Finds policies by name: ours, rivals for comparisons, and policies of installed packages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SGLANG_POLICIES = frozenset((
     "dfs-weight", "fcfs", "hrrn", "lof", "lpm", "priority", "random", "routing-key",
     "shortest-prefill-first",
 ))  # fmt: skip
-# The section that each variant shares.
+# For each variant, the policy whose section it shares.
 _SECTIONS = {variant: name for name, policy in POLICIES.items() for variant in policy.variants}
 
 
@@ -85,7 +85,7 @@ def policy_named(name: str, sections: Mapping[str, object], server: ServerFacts)
 
 @cache
 def _offers() -> dict[str, list[tuple[str, Callable[[], object]]]]:
-    """Return the offers of each name: where the policy comes from, and a function that loads it."""
+    """Return the offered policies by name: where each comes from, and a function that loads it."""
     offers: dict[str, list[tuple[str, Callable[[], object]]]] = {}
     for section, policy in POLICIES.items():
         for name in (section, *policy.variants):

@@ -21,10 +21,10 @@ _INFINITIES = {"inf": math.inf, "-inf": -math.inf}
 _FIXED = {
     **dict.fromkeys(
         ("store", "predictor", "hints", "slo", "urgency"),
-        "the processes that take requests in read it when they start",
+        "the processes that accept requests read it only when they start",
     ),
-    "probe": "it was put into the model at the start, before its graphs were captured",
-    "step_time": "they are learned while the server runs, unless they were given at its start",
+    "probe": "it is built into the model at the start, before CUDA graphs are captured",
+    "step_time": "step times are learned while the server runs, unless given at its start",
 }
 
 
@@ -46,7 +46,7 @@ class Settings:
     def changed(self, changes: object) -> Self:
         """Return a copy with some settings changed.
 
-        changes: a mapping as in a configuration file, of the sections that may change, and of
+        changes: a mapping as in a configuration file. It may hold the sections that may change, and
             schedule_policy. Raises ConfigError, which says why a value is refused.
         """
         if not isinstance(changes, Mapping):
@@ -62,12 +62,12 @@ class Settings:
 
     @classmethod
     def of(cls, shown: object) -> Self:
-        """Return the settings that shown() has shown. Fixed settings have their defaults. Raises
-        ConfigError."""
+        """Return the settings from a mapping that shown() returned. Fixed settings have their
+        defaults. Raises ConfigError."""
         return cls("fcfs", SageConfig()).changed(shown)
 
     def shown(self) -> dict[str, Any]:
-        """Return the changeable settings, as changed() takes them. It includes the section of the
+        """Return the changeable settings, as changed() takes them. They include the section of the
         present policy, and the sections that were given."""
         sections = self.config.sections()
         if not self.is_stock:
@@ -102,8 +102,8 @@ def _merged(present: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
 
 
 def _as_given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values in the form in which they are set. Infinities become strings, because JSON
-    has none."""
+    """Return the values as a configuration file gives them. Infinities become strings, because JSON
+    has no infinity."""
     shown: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):

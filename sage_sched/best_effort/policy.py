@@ -1,5 +1,5 @@
-"""QLLM: serves latency-sensitive requests before best-effort ones, which are preempted inside a
-prefill."""
+"""Implements QLLM, which serves latency-sensitive requests before best-effort ones, and preempts
+best-effort requests inside a prefill."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SENSITIVE = 2
 
 @dataclass(frozen=True, slots=True)
 class QllmParameters(UrgencyParameters):
-    """Settings of qllm, which mean what those of urgency do."""
+    """Settings of qllm. They mean the same as the settings of urgency."""
 
     decode_share: Share = 0.1
 
@@ -41,11 +41,11 @@ class Qllm(Urgency):
 
     Proof: let k be ahead of a BE job j: a_k <= key of k <= key of j = a_j + P. QED.
 
-    This differs from the paper. There, BE waits for ever if LS keeps coming. Its Algorithm 1 fills
-    prefills of LS with prompts of BE, and LS then waits for their end. No BE job begins while any
-    job decodes. Here, LS is prefilled by itself, and decode steps have decode_share of the time
-    while LS decodes and BE is prefilled. In the paper each expert has a queue, and a batch stops at
-    any of them. Here only the simulator stops a prefill, between layers.
+    This differs from the paper. There, BE waits for ever if LS keeps coming. The paper's Algorithm
+    1 fills up prefills of LS with prompts of BE, so that LS waits for their end, and it begins no
+    BE job while any job decodes. Here, LS is prefilled by itself. While LS decodes and BE is
+    prefilled, decode steps have decode_share of the time. In the paper each expert has a queue, and
+    a batch stops at any expert. Here only the simulator stops a prefill, between layers.
     """
 
     Parameters = QllmParameters
@@ -54,12 +54,12 @@ class Qllm(Urgency):
         return job.served_at_arrival_tokens + (0.0 if self.passes(job) else self._piece_tokens)
 
     def level(self, job: Job) -> int:
-        """Return the level of LS or of BE."""
+        """Return the level of the job's class, LS or BE."""
         return _SENSITIVE if self.passes(job) else _SENSITIVE + 1
 
     def budget(self, view: SchedulerView) -> Budget | None:
         """Hold BE back while LS decodes. LS jobs that go before all of BE are prefilled by
-        themselves, because their first tokens wait for everything in their pass."""
+        themselves, because their first tokens wait for all prefills of their pass."""
         if (budget := super().budget(view)) is not None:
             return budget
         ahead = [view.waiting[position] for position in self.ahead(view, view.chunked_jobs)]
@@ -70,8 +70,8 @@ class Qllm(Urgency):
         return Budget(prefill_tokens=sum(prompts) + view.page_size)
 
     def ahead(self, view: SchedulerView, others: Sequence[Job]) -> list[int]:
-        """Return the positions of the waiting LS jobs that go before all waiting BE jobs and before
-        the others, in their order. Jobs without an adapter slot are left out, because others
+        """Return, in order, the positions of the waiting LS jobs that go before all waiting BE jobs
+        and before all of `others`. Jobs without an adapter slot are left out, because other jobs
         overtake them."""
         first = min((place_of(job, self, view) for job in others), default=(math.inf, 0.0, 0))
 

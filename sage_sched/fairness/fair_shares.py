@@ -1,4 +1,4 @@
-"""Fair shares among the tenants of a class: the tenant with the least service so far goes first."""
+"""Gives the tenants of a class fair shares: the tenant with the least service so far goes first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ ByTenant = dict[tuple[float, str], dict[str, SortedJobs]]
 class FairShares(Interleaving):
     """Lets the tenants of a class take turns, if the class shares fairly (sage_sched.slo.classes).
 
-    Keeps the jobs that share, by level and class, then tenant, next to the waiting queue.
+    It keeps the jobs of such classes, by level and class, then by tenant. They are in the waiting
+    queue too.
     """
 
     def __init__(self) -> None:
@@ -50,7 +51,7 @@ class FairShares(Interleaving):
         tenants = self._by_tenant.get((entry[0], hints.slo_class), {})
         if not hints.shares_fairly or (jobs := tenants.get(hints.tenant)) is None:
             return
-        for entries in (jobs.ranked, jobs.unranked):  # it may have been ranked since
+        for entries in (jobs.ranked, jobs.unranked):  # the job may have been ranked since
             at = bisect_left(entries, entry)
             if at < len(entries) and entries[at] is entry:
                 del entries[at]
@@ -65,7 +66,7 @@ class FairShares(Interleaving):
         num_ahead: Callable[[Entry, Entry], int],
         skips: Callable[[Job], bool],
     ) -> Iterator[Job | None]:
-        """Yield the jobs; the places of a sharing class's jobs go to its tenants in turn."""
+        """Yield the jobs. The places of a class that shares fairly go to its tenants in turn."""
         by_tenant = self._by_tenant
         sharing = [each for each in moving if _shares(each)] if self._service.any_waits else []
         if sharing:
@@ -93,7 +94,7 @@ class FairShares(Interleaving):
     def _turns(
         self, slo_class: str, walks: Mapping[str, Iterator[Entry]], skips: Callable[[Job], bool]
     ) -> Iterator[Job | None]:
-        """Yield the jobs of a class in turns; each tenant's jobs come in their order.
+        """Yield the jobs of a class, its tenants in turn. Each tenant's jobs come in their order.
 
         A tenant's service includes the expected service of its requests ahead (VTC with length
         prediction, section 4.4). walks: each tenant's jobs.

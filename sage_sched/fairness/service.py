@@ -58,7 +58,8 @@ class Service:
             self._counted[job] = self._paused.pop(job, (name, 0))
 
     def look(self, view: SchedulerView) -> None:
-        """Count the work since the last look, ended requests included. Called once a plan."""
+        """Count the work since the last look, including the work for requests that have ended.
+        Called once a plan."""
         here = {*view.running, *view.chunked_jobs}
         for job in (*view.running, *view.chunked_jobs):
             if (name := _name_of(job)) is not None:

@@ -17,18 +17,19 @@ from sage_sched.steps import ServerFacts
 
 # One of this many requests that would be refused is admitted.
 FLOOR = 50
-# After a refusal, limits are multiplied by STRICT until NUM_WITHIN requests in a row were within.
+# After a refusal, limits are multiplied by STRICT until NUM_WITHIN requests in a row were within
+# them.
 STRICT, NUM_WITHIN = 0.9, 64
-# This share of the latest requests must have a prediction of their own.
+# No request is refused unless this share of the latest ones had predictions other than the prior.
 _NUM_LATEST, _LEAST_PREDICTED = 64, 0.5
 # A request that misses its deadline even alone may take this many times as long as alone.
 _MOST_SLOWDOWN = 2.0
-# Work takes this much longer than in full batches, as the last ones are never full. Chosen on the
-# tuning seeds of `bench run overload`.
+# Work takes this much longer than in full batches, because the last batches are never full. Chosen
+# on the tuning seeds of `bench run overload`.
 _MARGIN = 1.15
-# Weight of a prefill step in the number of requests that share one.
+# Weight of the latest prefill step in the mean number of requests that share one.
 _RECENT = 1 / 64
-# Arrivals in less time are no rate.
+# Arrivals within less time than this give no rate.
 _LEAST_SPAN_S = 1e-3
 _LEAST_RETRY_S, _MOST_RETRY_S = 1.0, 60.0
 
@@ -66,13 +67,13 @@ class Decision:
 class Overload:
     """Refuses newcomers that would miss their deadlines in the policy's order.
 
-    A newcomer's last token waits for the jobs before it, and for later arrivals that overtake it,
-    at the rate of the latest admitted ones. So a short request is not refused because long ones
-    wait, and the server admits as much as it can serve in time. The first token of a request that
-    starts ahead of the order waits for prefills alone. The prefills of later requests delay its
-    other tokens.
+    A newcomer's last token waits for the jobs before it, and for later arrivals that overtake it.
+    These are expected at the rate of the latest admitted requests. So a short request is not
+    refused because long ones wait, and the server admits as much as it can serve in time. The first
+    token of a request that starts ahead of the order waits for prefills alone. The prefills of
+    later requests delay its other tokens.
 
-    Nothing is refused while no request waits, while step times or lengths are unknown, or because
+    No request is refused while no other waits, while step times or lengths are unknown, or because
     it is slow by itself. Where tenants take turns, a request waits for no more than its tenant's
     own work in each turn: the heaviest tenant is refused first.
     """
@@ -93,7 +94,8 @@ class Overload:
         self._num_within = NUM_WITHIN
 
     def arrived(self, job: Job) -> None:
-        """Note that a job has come, or that these settings have been changed while it is here."""
+        """Note that a job has come, or that these settings have been changed while it is in the
+        server."""
         config = self.config
         if job.is_behind and not (config.enabled and config.action == "behind"):
             job.level -= BEHIND
@@ -202,8 +204,8 @@ class Overload:
     def typical(
         self, policy: Policy, server: ServerFacts, now_s: float
     ) -> tuple[Newcomer, Refusal | None] | None:
-        """Return the same for a request as the latest ones are in the median, if it came now; None
-        if none has come. All ranks call this alike."""
+        """Return the newcomer, and its refusal if any, for a request that is the median of the
+        latest ones and comes now; None if no request has come. All ranks call this alike."""
         if (found := self._arrivals.median()) is None:
             return None
         row, ttft_s, tpot_s = found

@@ -1,4 +1,4 @@
-"""The predicted wait of a newcomer."""
+"""Predicts the wait of a newcomer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class Newcomer:
 
     row: its row (sage_sched.overload.work). own, before: its work, and the work before it. fresh:
     the work of the jobs that start with it, ahead of the order; None if it starts in its turn.
-    latest, span_s: the work before it that the latest arrivals brought, and in how long.
+    latest, span_s: the work before it that the latest arrivals brought, and the seconds in which
+        they came.
     early: the work of all those arrivals if they start ahead of the order, which stops decoding.
     """
 

@@ -1,4 +1,4 @@
-"""The work of unfinished requests and of the latest arrivals, by their places in the order."""
+"""Sums the work of unfinished requests and of the latest arrivals, by their places in the order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from sage_sched.steps import ServerFacts
 # its place, and those to its end; its tokens so far.
 NUM_COLUMNS = 7
 _LEVEL, _KEY, _PROMPT, _PREFILLS, _QUANTUM, _MEAN, _TOKENS = range(NUM_COLUMNS)
-# A row is made anew after this many tokens of the answer. Tokens are counted at this interval.
+# A row is made again after this many more tokens of the answer. The tokens are counted again after
+# this many seconds.
 _INTERVAL_TOKENS, _KEPT_S = 128, 0.25
 # Bounds the logarithm of an index, which may be infinite.
 _MOST_RISE = 100.0
@@ -115,9 +116,9 @@ class Pace:
 
     @classmethod
     def of(cls, work: Work, server: ServerFacts, together: float, rate: float | None) -> Pace:
-        """work: of the jobs that fill the batches, at least one. together: how many jobs have
-        shared a prefill of late. rate: the rate of jobs that start ahead of the order, each in
-        place of another job; None if jobs start in turn.
+        """Return the pace of a server whose batches consist of such jobs. work: of at least one
+        job. together: how many jobs have shared a prefill of late. rate: the rate of jobs that
+        start ahead of the order, each in place of another job; None if jobs start in turn.
 
         In a full batch such jobs are held until many share a prefill (sage_sched.starts). In a
         batch with room they are not, so each start costs more.
@@ -249,7 +250,8 @@ class Arrivals:
         self._number += 1
 
     def clear(self) -> None:
-        """Forget them on an idle server. Else idle time would count as a low rate."""
+        """Forget all arrivals, because the server is idle. Otherwise idle time would count as a low
+        rate."""
         self._number = 0
         self._admitted[:] = False
 
@@ -258,16 +260,16 @@ class Arrivals:
         return self._about[:, :NUM_COLUMNS]
 
     def span_s(self, now_s: float) -> float:
-        """Return the time in which they came."""
+        """Return the seconds since the first remembered arrival."""
         return max(0.0, now_s - float(self._came_s[: self._number].min(initial=now_s)))
 
     def offered(self) -> Work:
-        """Return the work of all of them to their ends, refused or not."""
+        """Return the work of all arrivals to the ends of their answers, refused or not."""
         rows = self._rows[: self._number]
         return Work.of(rows, rows[:, _MEAN])
 
     def admitted(self) -> Work:
-        """Return the work of the admitted ones to their ends."""
+        """Return the work of the admitted arrivals to the ends of their answers."""
         rows = self._rows[self._admitted]
         return Work.of(rows, rows[:, _MEAN])
 
@@ -276,11 +278,11 @@ class Arrivals:
         return Work.ahead_of(place, self._rows[self._admitted], ties=False)
 
     def median(self) -> tuple[Floats, float, float] | None:
-        """Return the median of each column of their rows, and of their deadlines; None if there are
-        none."""
+        """Return the median of each column of the arrivals' rows, and of each deadline; None if
+        there are no arrivals."""
         if not self._number:
             return None
-        # Not a mean of two values, as that of two infinities is none.
+        # Not the mean of two middle values, because two infinities may have none.
         about = np.sort(self._about[: self._number], axis=0)
         found = about[(len(about) - 1) // 2]
         return found[:NUM_COLUMNS], float(found[-2]), float(found[-1])

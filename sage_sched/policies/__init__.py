@@ -1,1 +1,1 @@
-"""The policies of the core and of its plainest rivals, one a file."""
+"""Contains our own policies, one per file."""

@@ -1,4 +1,4 @@
-"""Makespan: ends the last answer of a closed batch as soon as possible."""
+"""Implements makespan, which ends the last answer of a closed batch as soon as possible."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from sage_sched.view import SchedulerView
 _INTERVAL_TOKENS = 64
 # All keys are computed again when the batch turns out larger by this factor.
 _SCALE_STEP = 1.1
-# The batch has ended when so little work is left: 1.1 ** 40 is 45. Interactive requests may go on.
+# A batch has ended when its work has shrunk by this many scale steps, to a 45th (1.1 ** 40 is 45).
+# Some work may be left, because interactive requests may go on.
 _NEXT_BATCH_STEPS = 40
 
 
@@ -39,7 +40,7 @@ class _Outlook:
     lengths, weights: the distribution of the answer's length, above its age.
     left_tokens: the mean rest of the answer. work: the share of the server that these tokens take,
         in decode steps of the whole server.
-    rate: the rate and the resulting log_need, see Makespan.
+    rate, log_need: the rate, and the logarithm of E[exp(rate * R)] at it (see Makespan).
     """
 
     lengths: Floats
@@ -71,7 +72,7 @@ class Makespan(Policy):
     While slots are the scarce resource, starts wait until several are free, because a prefill step
     delays every running job. A job of a better priority does not wait.
 
-    Nobody waits for a single answer of a batch, so a job may be swapped out for any time.
+    No client waits for a single answer of a batch, so a job may be swapped out for any time.
     """
 
     Parameters = MakespanParameters
@@ -160,8 +161,9 @@ class Makespan(Policy):
         if job.has_fixed_length or job.distribution is None:
             return LengthDistribution.from_samples([job.max_new_tokens], "hint")
         known = job.distribution
-        # An answer longer than all seen exceeds the longest as much as that exceeds nine in ten.
-        # With a factor of 2 for all, a batch of own answers ended a sixth later (simulated).
+        # An answer longer than all known ones is taken to exceed the longest by the same factor as
+        # the longest exceeds the 90th percentile. With a factor of 2 for all, a batch of a real
+        # model's answers ended a sixth later (simulated).
         factor = int(known.lengths[-1]) / known.quantile(0.9)
         return known.with_tail(job.max_new_tokens, factor)
 

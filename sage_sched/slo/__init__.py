@@ -1,4 +1,4 @@
-"""Deadlines: classes of requests with their targets, and a policy that meets them (ProServe)."""
+"""Defines classes of requests with deadlines, and a policy that meets the deadlines (ProServe)."""
 
 from sage_sched.slo.classes import SloClaims, SloClass, SloConfig, Trust
 from sage_sched.slo.deadlines import METRICS, Attainment, Deadlines, Tally

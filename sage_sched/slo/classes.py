@@ -111,7 +111,7 @@ class SloClaims:
         only_asks: the request is not served, and takes no share.
 
         The setting `trust` decides whether the header X-SMG-Priority or the body's priority counts.
-        A class that exceeds its share of the latest requests falls back to the default.
+        A request that would exceed its class's share of the latest requests gets the default class.
         """
         config = self._config
         claimed = None

@@ -68,7 +68,7 @@ class Tally:
 
     @property
     def tdg_ratio(self) -> float:
-        """Return the share of the ideal gain; 1 if that is 0."""
+        """Return the gain as a share of the ideal gain; 1 if the ideal gain is 0."""
         return self.gained / self.ideal if self.ideal else 1.0
 
 
@@ -76,7 +76,7 @@ class Attainment:
     """Measures SLO attainment. Requests without an SLO do not count.
 
     tallies: by class. Metrics have the names of SGLang's goodput.py (sglang/benchmark), and use the
-    mean time per output token of a request, as it does. TDG uses the time of each token.
+    mean time per output token of a request, as SGLang does. TDG uses the time of each token.
     """
 
     def __init__(self) -> None:

@@ -1,5 +1,5 @@
-"""ProServe: serves requests with deadlines and priorities in one queue, by SlideBatching. Requests
-without an SLO follow, as under sage."""
+"""Implements ProServe, which serves requests with deadlines and priorities in one queue, by
+SlideBatching. Requests without an SLO follow in the order of sage."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from sage_sched.view import SchedulerView
 
 # The longest batch that can be configured, in TPOTs.
 _MOST_TPOTS = 1000.0
-# The least time of a next token. If a server's steps take the same time for any batch, its slopes
-# are 0.
+# The least time of a next token. It would be 0 if a server's steps took the same time for any
+# batch.
 _LEAST_EXEC_S = 1e-9
 # The longest batch with density "expected", as a share of the TPOT of running jobs that are late
 # and whose answers still have an expected gain.
@@ -49,7 +49,7 @@ _CATCH_UP = 0.8
 # The shortest batch, as a share of the smallest TPOT, while prefills gain more (_eta). Longer
 # batches miss more deadlines than they save work: chosen on tuning seeds of `bench run slo`.
 _ETA_OF_PREFILLS = 3.0
-# The least tokens that a batch prefills while other jobs run.
+# A batch prefills at least this many tokens, or none while other jobs run.
 _LEAST_CHUNK_TOKENS = 50
 
 
@@ -72,7 +72,8 @@ class Proserve(Policy):
     """SlideBatching (ProServe, section 4.2): orders running and waiting jobs as one queue.
 
     Urgent jobs are ordered by density and the others by deadline. The batch lasts until the first
-    of their deadlines. With density "expected" all jobs are ordered by density.
+    deadline of a token that can be in time. With density "expected" all jobs are ordered by
+    density.
 
     All running jobs get a token in each decode step. That is SGLang's way, and leaving some out
     would save little (their KV is not read, but the weights are read anyway). So the order decides
@@ -136,7 +137,7 @@ class Proserve(Policy):
         return Worth.of(known, self._slo_cost, job.input_tokens, job.cached_input_tokens)
 
     def _prefill_s(self, job: Job) -> float:
-        """Return the seconds to prefill the rest of its prompt, without the fixed time of a
+        """Return the seconds to prefill the rest of the job's prompt, without the fixed time of a
         step."""
         done = max(job.cached_tokens, job.prefilled_tokens)
         new_tokens = max(1, job.input_tokens + job.generated_tokens - done)
@@ -215,9 +216,9 @@ class Proserve(Policy):
         return slo_state_of(job) is None and waited_tokens > self._pool_tokens
 
     def _bring_up_to_date(self, job: Job, state: SloState, *, has_begun: bool) -> None:
-        """Set the deadline of its next token, and the seconds that the token takes.
+        """Set the deadline of the job's next token, and the seconds that the token takes.
 
-        has_begun: whether it runs or is being prefilled.
+        has_begun: whether the job runs or is being prefilled.
         """
         deadlines, age = state.deadlines, job.generated_tokens
         if age:
@@ -275,7 +276,7 @@ class Proserve(Policy):
         return np.ones_like(urgent) if self.parameters.density == "expected" else urgent
 
     def _eta(self, begun: list[Pair], remain_s: Floats, num_running: int, step_s: float) -> float:
-        """Return the shortest batch, as a share of the smallest TPOT (ours).
+        """Return the shortest batch, as a share of the smallest TPOT. This rule is ours.
 
         Every batch has a decode step in it, which takes step_s, so short batches prefill little.
         Batches are longer if step_s seconds of prefill gain more in first tokens than all running
@@ -314,8 +315,9 @@ class Proserve(Policy):
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:
         """Preempt a job without an SLO for an urgent job with one. A job with an SLO is never
-        preempted: a job preempted in time is late when it resumes. (On decode servers 1.2 to 1.3
-        times as many jobs were late as under fcfs, now 0.9 to 1.0: `bench run apart-slo`.)"""
+        preempted: a job preempted in time is late when it resumes. (With such preemptions, 1.2 to
+        1.3 times as many jobs were late on decode servers as under fcfs, and without them 0.9 to
+        1.0: `bench run apart-slo`.)"""
         theirs = slo_state_of(waiting)
         if slo_state_of(running) is not None or theirs is None:
             return False

@@ -68,10 +68,11 @@ def keys(queue: Queue, by_density: NDArray[np.bool_]) -> Floats:
 
 
 class StarvedShare:
-    """Picks the job that goes first, by arrival, while the work for such jobs is below their share.
+    """Picks the starved job that goes first, by arrival, while the work for starved jobs is below
+    their share.
 
-    This is ours. Without a limit, serving them before everything else would make overload last
-    (ProServe, section 3.2).
+    This rule is ours. Without a limit, serving starved jobs before everything else would make
+    overload last (ProServe, section 3.2).
 
     first: the last pick.
     """
@@ -81,8 +82,8 @@ class StarvedShare:
     ) -> None:
         """Give starved jobs a share of the server's work, in [0, 1).
 
-        pool_tokens: the most that can be saved up. is_starved: whether a ranked job without a token
-        starves.
+        pool_tokens: the most credit that can be saved up. is_starved: whether a ranked job without
+        a token starves.
         """
         self._share = share
         self._pool_tokens = pool_tokens

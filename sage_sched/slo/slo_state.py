@@ -17,8 +17,8 @@ from sage_sched.sorted_jobs import Entry
 from sage_sched.steps import Cost
 
 NEVER = -1
-# Densities depend on powers of two, so that each holds for a while. A pass computes at most this
-# many.
+# Densities depend on numbers rounded to powers of two, so that each density holds for a while. A
+# pass computes at most this many densities.
 _NUM_LOOKED_AT = 16
 _MOST_DOUBLINGS = 64
 # The gain of an answer is computed again after this many tokens.
@@ -45,7 +45,7 @@ class Worth:
     those of a cost model, which charges for memory and slots too.
 
     lengths: ascending. before: the length before each.
-    survival: the share of answers that are longer than that.
+    survival: the share of answers that are longer than `before`.
     costs_s: the cost of an answer of each length. steps_s: the cost since the length before.
     All of shape (lengths,).
     """
@@ -60,7 +60,7 @@ class Worth:
     def of(
         cls, known: LengthDistribution, cost: Cost, input_tokens: int, cached_tokens: int = 0
     ) -> Self:
-        """Make it from a distribution with its tail, up to the cap."""
+        """Make the worth from a distribution with its tail, up to the cap."""
         lengths = known.lengths.astype(np.float64)
         weights = np.asarray(known.weights, np.float64)
         survival = np.cumsum(weights[::-1])[::-1]
@@ -147,7 +147,7 @@ class Waiting:
 
     @property
     def columns(self) -> Floats:
-        """Return the columns that the order depends on, as columns_of has them."""
+        """Return the columns that the order depends on, in the form of columns_of."""
         return self._table[:_NUM_ORDERING, : len(self.jobs)]
 
     @property
@@ -157,7 +157,7 @@ class Waiting:
 
     @property
     def urgent(self) -> Floats:
-        """Whether each was urgent in the last pass."""
+        """Return whether each job was urgent in the last pass."""
         return self._table[_URGENT, : len(self.jobs)]
 
     def add(self, job: Job, p: SloState) -> None:
@@ -199,7 +199,7 @@ class Waiting:
         return (self.jobs[column] for column in by_arrival)
 
     def first(self, num: int) -> list[Entry]:
-        """Return the first num by level, key and arrival."""
+        """Return the first num jobs by level, key and arrival."""
         key, at = self.key, np.arange(len(self.jobs))
         arrival, level = self._table[[_ARRIVAL, _LEVEL], : len(self.jobs)]
         best = level == level.min(initial=math.inf)

@@ -47,9 +47,9 @@ class Urgency(Policy):
     its level is 1 or more, so its bucket is a later one than the bucket of j. QED.
 
     A running job is preempted only for a more urgent job, never for a job that has merely waited
-    longer, and only if the rest of its answer takes longer than moving its KV. While an urgent job
-    decodes and only less urgent prompts wait, prefills take at most 1 - decode_share of the time.
-    The paper's Algorithm 2 holds them all back, which drains the batch.
+    longer, and only if the rest of the running job's answer takes longer than moving its KV. While
+    an urgent job decodes and only less urgent prompts wait, prefills take at most 1 - decode_share
+    of the time. The paper's Algorithm 2 holds back all of these prefills, which drains the batch.
     """
 
     Parameters = UrgencyParameters
