@@ -37,10 +37,8 @@ SECTIONS = {
 }
 START = Settings("sage", SageConfig.parse({"preemption": {"host_pool_gib": 7.0}}))
 FIXED = {*SageConfig().sections(), "step_time"} - {"policy", "preemption", "decode", "overload"}
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-)
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+JSON = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
 
 
 def nested(path: str, value: object) -> Any:
@@ -86,9 +84,8 @@ def test_what_it_says_of_itself_is_parsed_to_the_same() -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_by_name(sections: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=re.escape(named)):
         SageConfig.parse(sections)
-    assert named in str(error.value)
 
 
 def test_numbers_out_of_range_are_refused_by_name() -> None:
@@ -149,12 +146,11 @@ def test_what_is_given_changes_and_all_else_stays() -> None:
     ],
 )  # fmt: skip
 def test_changes_that_cannot_be_are_refused_by_name(changes: Any, named: str) -> None:
-    with pytest.raises(ConfigError) as refusal:
+    with pytest.raises(ConfigError, match=re.escape(named)):
         START.changed(changes)
-    assert named in str(refusal.value)
 
 
-@given(_JSON)
+@given(JSON)
 def test_nonsense_is_refused_and_never_worse(changes: Any) -> None:
     with contextlib.suppress(ConfigError):
         assert START.changed(changes) == START

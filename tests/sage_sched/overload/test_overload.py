@@ -106,7 +106,9 @@ HEAVY, LIGHT = (Hints(tenant=name, shares_fairly=True) for name in ("heavy", "li
         ("fcfs-fill", (60, 20), 5, {}, None),
         ("fcfs-fill", (60, 20), 5, {"hints": HASTY}, "ttft"),
         ("fcfs-fill", (60, 20), 5, {"hints": Hints(slo_class="quick")}, "ttft"),
+        ("fcfs-fill", (100, 20), 5, {"hints": HASTY}, "ttft"),
         ("fcfs-fill", (60, 20), 5, {"input_tokens": 9000}, None),  # is slow by itself
+        ("ssjf", (300, 500), 5, {}, "ttft"),  # those that run run to their ends
     ],
 )  # fmt: skip
 def test_whom_it_refuses(
@@ -221,6 +223,7 @@ def test_limits_are_stricter_after_a_refusal_until_all_are_within(policy: str, l
             refusal = door.refusal(length)
             assert refusal is not None
             limits_s.append(refusal.limit_s)
+            door.end([door.ask(length, hints=PATIENT)[0]])  # one within is not enough
         door.end(crowd)
         for _ in range(NUM_WITHIN):
             door.now_s += 1.0
@@ -238,6 +241,11 @@ def test_the_heaviest_tenant_is_refused_first() -> None:
     door.end(gone)
     assert door.refusal(500, hints=HEAVY) is not None
     assert door.refusal(500, hints=LIGHT) is None
+    # Among three alike none is the heaviest.
+    alike = Door()
+    for name in "abc":
+        alike.fill(40, 500, hints=replace(LIGHT, tenant=name))
+    assert alike.refusal(500, hints=replace(LIGHT, tenant="a")) is not None
 
 
 @pytest.mark.parametrize("policy", ["sage", "fcfs-fill"])
