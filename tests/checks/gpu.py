@@ -95,8 +95,6 @@ MODES = {
         on_cpu=True,
     ),
     "proserve": Mode(policy="proserve", sage=SageConfig(slo=_DEADLINES), on_cpu=True),
-    # Two replicas, on two GPUs.
-    "replicas": Mode(flags=("--dp-size", "2"), on_cpu=True),
     "ngram": Mode(flags=_NGRAM),
     "ngram_without_overlap": Mode(flags=(*_NGRAM, "--disable-overlap-schedule")),
     "own_drafts": Mode(
@@ -106,7 +104,6 @@ MODES = {
     "hicache": Mode(flags=("--enable-hierarchical-cache",)),
     # flashinfer's attention cannot read such KV.
     "fp4_kv": Mode(flags=("--kv-cache-dtype", "fp4_mx_block16", "--attention-backend", "triton")),
-    "two_batch_overlap": Mode(flags=("--enable-two-batch-overlap",)),
 }
 # Tokens of a preempted request.
 _MOVED_TOKENS = 1_000
@@ -192,18 +189,13 @@ class Checks:
         mode, servers = MODES[name], self._servers()
         if not (self.on_gpu or mode.on_cpu):
             raise SkippedError("no CPU runs it")
-        if self.on_gpu and "--dp-size" in mode.flags and _num_gpus() < 2:
-            raise SkippedError("it takes two GPUs")
         sage, filled = mode.sage, {"model": str(servers.model)}
         if sage.probe.file:
             sage = replace(sage, probe=ProbeConfig(str(self._probe(servers.model))))
         if "{drafts}" in mode.flags:
             filled["drafts"] = str(self._drafts())
         flags = (*servers.flags, *(flag.format(**filled) for flag in mode.flags))
-        env = dict(servers.env)
-        if "--dp-size" in mode.flags and not self.on_gpu:
-            env |= exactness.TWO_REPLICAS
-        servers = replace(servers, flags=flags, env=env, sage=sage)
+        servers = replace(servers, flags=flags, sage=sage)
         asked, answers, state = exactness.crowd(48), [], {}
         # Every third prompt is long.
         asked[::3] = [(prompt * 20, length) for prompt, length in asked[::3]]
@@ -276,16 +268,6 @@ def ratios(measured: StepTime, preset: StepTime) -> dict[str, float]:
 NAMES = ("kv_move", "nearest", "serve", "exactness", "fp8_kv", *MODES, "comparison")
 
 
-def facts(device: str) -> dict[str, Any]:
-    """Return the hardware and versions."""
-    known: dict[str, Any] = {**host_facts(), **{name: version_of(name) for name in _PACKAGES}}
-    if device == "cuda":
-        import torch
-
-        known |= {"cuda": torch.version.cuda, "capability": torch.cuda.get_device_capability(0)}
-    return known
-
-
 def outcome(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Run one check and return its entry, also if it fails or is skipped."""
     started = time.monotonic()
@@ -313,10 +295,11 @@ def main(argv: list[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("--output", type=Path, default=Path("results/gpu"), metavar="DIR")
     args = parser.parse_args(argv)
-    if args.device == "cuda" and not _num_gpus():
+    if args.device == "cuda" and host_facts()["gpu"] == "none":
         print("gpu-check: this host has no GPU that torch can use (--device cpu tries the paths)")
         return 0
-    checks, known, found = Checks(args), facts(args.device), dict[str, Any]()
+    checks, found = Checks(args), dict[str, Any]()
+    known = {**host_facts(), **{name: version_of(name) for name in _PACKAGES}}
     args.output.mkdir(parents=True, exist_ok=True)
     file = args.output / "gpu-check.json"
     for name in args.only:
@@ -328,12 +311,6 @@ def main(argv: list[str] | None = None) -> int:
         file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     print(file)
     return int(any(entry["status"] == "failed" for entry in found.values()))
-
-
-def _num_gpus() -> int:
-    import torch
-
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 import requests
@@ -40,14 +39,6 @@ _LIMIT_S, _POLL_S = 900.0, 0.2
 
 class NotFollowedError(RuntimeError):
     """The example stopped."""
-
-
-class Asked(NamedTuple):
-    """A line of statuses.txt. is_whole: whether the whole answer came."""
-
-    number: int
-    began_s: float
-    is_whole: bool
 
 
 def value(url: str, name: str) -> float:
@@ -119,44 +110,45 @@ def _environment(smg: Path, folder: Path) -> dict[str, str]:
     return env
 
 
-def _asked(folder: Path) -> list[Asked]:
-    """Return the requests recorded by now."""
+def _asked(folder: Path) -> list[tuple[str, float, bool]]:
+    """Return the requests recorded by now: number, start in seconds, and whether the whole answer
+    came."""
     statuses = folder / "statuses.txt"
     text = statuses.read_text(encoding="utf-8") if statuses.exists() else ""
     rows = (line.split() for line in text.splitlines())
-    return [Asked(int(number), float(s), came == "whole") for number, s, _, _, came in rows]
+    return [(number, float(began_s), came == "whole") for number, began_s, _, _, came in rows]
 
 
 def measure(smg: Path, folder: Path) -> int:
     """Follow the example, print the findings, and return the exit code."""
 
-    def wait_for_answers(number: int) -> None:
-        wanted = len(_asked(folder)) + number
-        wait_for(lambda: len(_asked(folder)) >= wanted, f"{number} ends of requests")
+    def wait_for_answers() -> None:
+        wanted = len(_asked(folder)) + 60
+        wait_for(lambda: len(_asked(folder)) >= wanted, "60 ends of requests")
 
     serve, route, load, look, kill, restart, end = _typed(folder)
     with shell(folder, _environment(smg, folder)) as types:
         for text in (serve, route, load):
             types(text)
-        wait_for_answers(60)
+        wait_for_answers()
         both = [value(url, _ANSWERED) for url in (_FIRST, _SECOND)]
         wait_for(lambda: value(_FIRST, _GAUGE) > 0, f"{_GAUGE} above 0")
         types(look)
         types(kill)
-        wait_for_answers(60)
+        wait_for_answers()
         types(restart)
         back_s = wait_for(lambda: value(_SECOND, _ANSWERED) >= 30, "30 answers of the other")
         types(end)
     found = _asked(folder)
     killed_s = float((folder / "killed.txt").read_text(encoding="utf-8"))
-    lost = [each for each in found if not each.is_whole]
-    late = [each.number for each in lost if each.began_s > killed_s]
+    lost = [began_s for _, began_s, is_whole in found if not is_whole]
+    num_late = sum(began_s > killed_s for began_s in lost)
     print(
         f"{len(found)} requests; {both} answered by the two before the kill, 30 by the second "
-        f"{back_s:.0f} s after its return; {len(lost)} lost, {len(late)} of them after the kill"
+        f"{back_s:.0f} s after its return; {len(lost)} lost, {num_late} of them after the kill"
     )
-    is_doubled = len({each.number for each in found}) < len(found)
-    return int(bool(late) or is_doubled or min(both) == 0)
+    is_doubled = len({number for number, *_ in found}) < len(found)
+    return int(num_late > 0 or is_doubled or min(both) == 0)
 
 
 def main() -> int:
