@@ -15,6 +15,23 @@ _SHAPE: dict[str, Any] = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096,
     "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "tie_word_embeddings": False,
 }  # fmt: skip
+_OWN: dict[str, dict[str, Any]] = {
+    "Qwen3": {"head_dim": 32, "num_key_value_heads": 4},
+    # A short convolution, then attention.
+    "Lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    # A sliding window, then full attention, in one pool.
+    "Gemma2": {
+        "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16,
+        "final_logit_softcapping": None, "tie_word_embeddings": True,
+        "hidden_act": "gelu_pytorch_tanh",
+    },
+    # The same, in two pools. SGLang asks for swa_..., as the published models' configuration has.
+    "Gemma4": {
+        "head_dim": 32, "global_head_dim": 32, "sliding_window": 16, "tie_word_embeddings": True,
+        "layer_types": ["sliding_attention", "full_attention"], "hidden_size_per_layer_input": 0,
+        "swa_num_key_value_heads": 2, "swa_head_dim": 32, "swa_v_head_dim": 32,
+    },
+}  # fmt: skip
 # SGLang asks for in_chans, as the published model names it.
 _VISION = {"depth": 1, "embed_dim": 64, "num_heads": 2, "hidden_size": 128, "in_chans": 3}
 # Where a picture is in a prompt.
@@ -25,6 +42,19 @@ _TEMPLATE = (
     "{{ part['text'] if part['type'] == 'text' else '" + PICTURE + "' }}"
     "{% endfor %}{% endfor %}"
 )
+
+
+def write_architecture(folder: Path, name: str) -> Path:
+    """Write a model of the name that transformers has for it, and return folder."""
+    define_missing()
+    import transformers as hf
+
+    write_model(folder, weights=False)
+    of_answers = getattr(hf, f"{name}ForCausalLM")
+    vocab_size = len(hf.AutoTokenizer.from_pretrained(folder))
+    config = of_answers.config_class(**_SHAPE | _OWN[name], vocab_size=vocab_size, dtype="float32")
+    _write(of_answers(config), folder)
+    return folder
 
 
 def with_pictures(folder: Path) -> Path:
@@ -54,52 +84,6 @@ def with_pictures(folder: Path) -> Path:
     return folder
 
 
-def with_convolutions(folder: Path) -> Path:
-    """An LFM2: a short convolution, then attention."""
-    define_missing()
-    import transformers as hf
-
-    write_model(folder, weights=False)
-    vocab = len(hf.AutoTokenizer.from_pretrained(folder))
-    config = hf.Lfm2Config(
-        **_SHAPE,
-        vocab_size=vocab,
-        layer_types=["conv", "full_attention"],
-        block_auto_adjust_ff_dim=False,
-        dtype="float32",
-    )
-    _write(hf.Lfm2ForCausalLM(config), folder)
-    return folder
-
-
-def with_windows(folder: Path) -> Path:
-    """A Gemma 4: a sliding window, then full attention."""
-    define_missing()
-    import transformers as hf
-
-    write_model(folder, weights=False)
-    config = hf.Gemma4TextConfig(
-        **_SHAPE | {"tie_word_embeddings": True},
-        vocab_size=len(hf.AutoTokenizer.from_pretrained(folder)),
-        layer_types=["sliding_attention", "full_attention"],
-        head_dim=32,
-        global_head_dim=32,
-        hidden_size_per_layer_input=0,
-        sliding_window=16,
-        # SGLang asks for these, which the published models' configuration has.
-        swa_num_key_value_heads=_SHAPE["num_key_value_heads"],
-        swa_head_dim=32,
-        swa_v_head_dim=32,
-        dtype="float32",
-    )
-    model = hf.Gemma4ForCausalLM(config)
-    for name, weights in model.named_parameters():
-        if "post_" in name:  # what layers add counts for more than the token that was said
-            weights.data += 20
-    _write(model, folder)
-    return folder
-
-
 def _write(model: Any, folder: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     for name, weights in model.named_parameters():
@@ -110,4 +94,6 @@ def _write(model: Any, folder: Path) -> None:
             )
             drawn = torch.randn(weights.shape, generator=generator)
             weights.data = drawn * gain / weights[0].numel() ** 0.5
+        elif "post_" in name and model.config.tie_word_embeddings:
+            weights.data += 20  # what layers add counts for more than the token that was said
     model.save_pretrained(folder)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -20,11 +20,13 @@ from safetensors.torch import load_file, save_file
 from bench.engines.server.model import write_model
 from tests.checks.exactness import TWO_RANKS, Answering
 from tests.engine import stage, torch_kernels
-from tests.engine.architectures import PICTURE, with_convolutions, with_pictures, with_windows
+from tests.engine.architectures import PICTURE, with_pictures, write_architecture
 from tests.engine.conftest import ASKED, Stock
-from tests.engine.kinds import CHECKED, PATIENT, YIELDING, YIELDING_FLAGS
+from tests.engine.crowds import started
+from tests.engine.kinds import YIELDING, YIELDING_FLAGS
 from tests.engine.kinds import settings as switch
 from tests.engine.serving import (
+    CHECKED,
     UNASKED_LONG_PROMPT,
     UNASKED_SHORT_PROMPT,
     SageServer,
@@ -37,17 +39,7 @@ from tests.engine.serving import (
 NUM_ASKED, NUM_OF_GROUP = 16, 12
 ADAPTERS = ("first", "second")
 _RANK, _HIDDEN_SIZE = 4, 128
-
-
-def preempting(
-    folder: Path,
-    model: Path,
-    flags: Sequence[str],
-    env: Mapping[str, str] = CHECKED,
-    settings: str = YIELDING,
-) -> SageServer:
-    settings = f"{PATIENT}{settings}"
-    return SageServer(model, folder, flags=flags, env=env, settings=settings, policy="fastserve")
+Answers = list[list[int]]
 
 
 def answer(server: Answering, i: int, **more: Any) -> list[int]:
@@ -61,82 +53,29 @@ def answer(server: Answering, i: int, **more: Any) -> list[int]:
 
 def all_yield_and_come_back(
     server: SageServer, bodies: Sequence[Mapping[str, Any]] = ({},)
-) -> list[list[int]]:
+) -> Answers:
     """Preempted answers equal those given one by one. `bodies` join their requests, in turn."""
-    asked = [(i, bodies[i % len(bodies)]) for i in range(NUM_ASKED)]
-    alone = [answer(server, i, **body) for i, body in asked]
-    assert (
-        stage.together(server, [partial(answer, server, i, **body) for i, body in asked]) == alone
-    )
+    asked = [partial(answer, server, i, **bodies[i % len(bodies)]) for i in range(NUM_ASKED)]
+    alone = [ask() for ask in asked]
+    assert stage.together(server, asked) == alone
     stats = server.stats()["preemption"]
     assert stats["num_preemptions"] == stats["num_resumed"] >= NUM_ASKED
     assert stats["num_not_preemptible"] == {}
     return alone
 
 
-def picture(color: int) -> str:
-    """A PNG of one color, in base64."""
-    file = io.BytesIO()
-    Image.new("RGB", (56, 84), (color % 256, 255 - color % 256, 99)).save(file, "png")
-    return base64.b64encode(file.getvalue()).decode()
-
-
-def the_shorter_starts_first(server: SageServer) -> None:
+def none_yields_but_the_shorter_starts_first(
+    server: SageServer, bodies: Sequence[Mapping[str, Any]] = ({},)
+) -> Answers:
+    """And answers are the same beside others, though memory runs out."""
     prompts = {"long": UNASKED_LONG_PROMPT, "short": UNASKED_SHORT_PROMPT}
-    calls = [partial(generate, server, prompt, rid=rid) for rid, prompt in prompts.items()]
-    stage.together(server, calls)
-    assert stage.started(server) == ["short", "long"]
-
-
-@pytest.mark.long
-def test_a_hierarchical_cache_takes_what_leaves_the_device(model: Path, tmp_path: Path) -> None:
-    flags = [*YIELDING_FLAGS, "--enable-hierarchical-cache", "--hicache-ratio", "1.5"]
-    costly = YIELDING.replace("prefill_token_ms = 0.0", "prefill_token_ms = 1.0")
-    with preempting(tmp_path, model, flags, settings=costly) as server:
-        alone = all_yield_and_come_back(server)
-        assert 320 <= server.stats()["preemption"]["host_pool_tokens"] < 330
-        # Aborted, they give their copies' memory back: kept, these would leave room for no other.
-        calls = [partial(answer, server, i) for i in range(NUM_ASKED)]
-        for _ in range(5):
-            stage.together(server, calls, then=partial(abort_swapped, server), swapped=4)
-        num_preemptions = server.stats()["preemption"]["num_preemptions"]
-        assert stage.together(server, calls) == alone
-        assert server.stats()["preemption"]["num_preemptions"] >= num_preemptions + NUM_ASKED
-        # Evicted tokens come back from host memory, and go before uncached prompts.
-        switch(server, {"schedule_policy": "sage"})
-        kept, first, second, new = ([100 * i + j for j in range(300)] for i in range(1, 5))
-        said = answer_to(server, kept, "said")
-        for others in (first, second):
-            answer_to(server, others, f"{others[0]}")
-        calls = [partial(answer_to, server, new, "new"), partial(answer_to, server, kept, "again")]
-        _, again = stage.together(server, calls)
-        assert stage.started(server) == ["again", "new"]
-        assert again["output_ids"] == said["output_ids"]
-        assert again["meta_info"]["cached_tokens_details"]["host"] > 200
-
-
-@pytest.mark.long
-def test_storage_behind_host_memory(model: Path, tmp_path: Path) -> None:
-    flags = ["--enable-hierarchical-cache", "--hicache-ratio", "1.5", "--page-size", "16"]
-    flags += ["--hicache-storage-backend", "file", "--hicache-write-policy", "write_through"]
-    flags += ["--hicache-storage-prefetch-policy", "wait_complete"]
-    env = {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(tmp_path / "written")}
-    none_yields_but_the_shorter_starts_first(tmp_path, model, env, flags, then=read_back)
-
-
-def read_back(server: SageServer) -> None:
-    """A prompt of which neither the device nor host memory has anything any more."""
-    prompt = [*range(100, 400)]
-    said = answer_to(server, prompt, "said")
-
-    def is_read() -> bool:
-        post(server, "/flush_cache")
-        again = answer_to(server, prompt, "again")
-        assert again["output_ids"] == said["output_ids"]
-        found = again["meta_info"]["cached_tokens_details"] or {"storage": 0}
-        return bool(found["storage"] >= 272)
-
-    wait_until(is_read)  # it has to be written first
+    order = started(server, {rid: {"prompt": text} for rid, text in prompts.items()})
+    assert order == ["short", "long"]
+    asked = [partial(answer, server, i) for i in range(NUM_ASKED)]
+    alone = [ask() for ask in asked]
+    assert stage.together(server, asked) == alone
+    assert server.stats()["preemption"] is None
+    return alone
 
 
 def abort_swapped(server: SageServer, state: Mapping[str, Any]) -> None:
@@ -145,21 +84,116 @@ def abort_swapped(server: SageServer, state: Mapping[str, Any]) -> None:
     stage.once_aborted(server, len(state["swapped"]))
 
 
-def answer_to(server: SageServer, ids: Sequence[int], rid: str) -> dict[str, Any]:
-    sampling = {"temperature": 0, "max_new_tokens": 4}
-    body = {"input_ids": ids, "rid": rid, "sampling_params": sampling}
-    found: dict[str, Any] = post(server, "/generate", body)
-    return found
+def host_memory_takes_what_leaves_the_device(server: SageServer, alone: Answers) -> None:
+    assert 320 <= server.stats()["preemption"]["host_pool_tokens"] < 330
+    # Aborted, they give their copies' memory back: kept, these would leave room for no other.
+    calls = [partial(answer, server, i) for i in range(NUM_ASKED)]
+    for _ in range(5):
+        stage.together(server, calls, then=partial(abort_swapped, server), swapped=4)
+    num_preemptions = server.stats()["preemption"]["num_preemptions"]
+    assert stage.together(server, calls) == alone
+    assert server.stats()["preemption"]["num_preemptions"] >= num_preemptions + NUM_ASKED
+    # Evicted tokens come back from host memory, and go before uncached prompts.
+    switch(server, {"schedule_policy": "sage"})
+    kept, first, second, new = ([100 * i + j for j in range(300)] for i in range(1, 5))
+    said = generate(server, None, input_ids=kept, rid="said")
+    for others in (first, second):
+        generate(server, None, input_ids=others, rid=f"{others[0]}")
+    ask = partial(generate, server, None)
+    calls = [partial(ask, input_ids=new, rid="new"), partial(ask, input_ids=kept, rid="again")]
+    _, again = stage.together(server, calls)
+    assert stage.started(server) == ["again", "new"]
+    assert again["output_ids"] == said["output_ids"]
+    assert again["meta_info"]["cached_tokens_details"]["host"] > 200
 
 
-def test_eight_bit_kv_experts_prefill_intervals_and_tree_sessions(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "mixtral", hidden_size=_HIDDEN_SIZE, num_experts=4)
-    flags = [*YIELDING_FLAGS, "--kv-cache-dtype", "fp8_e5m2", "--prefill-decode-interval", "2"]
-    flags += ["--tp-size", "2", "--ep-size", "2", "--enable-session-radix-cache"]
-    sessions: list[dict[str, Any]] = [{}, {"session_id": "one"}, {"session_id": "other"}]
-    env = CHECKED | TWO_RANKS | torch_kernels.install(tmp_path)
-    with preempting(tmp_path, model, flags, env) as server:
-        all_yield_and_come_back(server, sessions)
+def storage_is_read(server: SageServer, alone: Answers) -> None:
+    """A prompt of which neither the device nor host memory has anything any more."""
+    prompt = [*range(100, 400)]
+    said = generate(server, None, input_ids=prompt, rid="said")
+
+    def is_read() -> bool:
+        post(server, "/flush_cache")
+        again = generate(server, None, input_ids=prompt, rid="again")
+        assert again["output_ids"] == said["output_ids"]
+        found = again["meta_info"]["cached_tokens_details"] or {"storage": 0}
+        return bool(found["storage"] >= 272)
+
+    wait_until(is_read)  # it has to be written first
+
+
+def answers_go_by_the_kv(server: SageServer, alone: Answers) -> None:
+    assert len({token for ids in alone for token in ids}) > NUM_ASKED
+
+
+class Mode(NamedTuple):
+    """A way to run a server. make: its model, in a folder; None: a plain one. bodies: join its
+    requests, in turn. then: what it also does, given answers."""
+
+    flags: str
+    preempts: bool = True
+    make: Callable[[Path], Path] | None = None
+    env: Mapping[str, str] = {}
+    settings: str = YIELDING
+    bodies: Sequence[Mapping[str, Any]] = ({},)
+    then: Callable[[SageServer, Answers], None] = answers_go_by_the_kv
+
+
+_HOST_MEMORY = "--enable-hierarchical-cache --hicache-ratio 1.5"
+MODES = {
+    "eight-bit KV, experts, prefill intervals and sessions of the tree": Mode(
+        "--kv-cache-dtype fp8_e5m2 --prefill-decode-interval 2 --enable-session-radix-cache "
+        "--tp-size 2 --ep-size 2",
+        make=partial(write_model, hidden_size=_HIDDEN_SIZE, num_experts=4),
+        env=TWO_RANKS,
+        bodies=({}, {"session_id": "one"}, {"session_id": "other"}),
+    ),
+    "a sliding window whose KV is kept whole": Mode(
+        "", make=partial(write_architecture, name="Gemma2")
+    ),
+    "host memory": Mode(
+        _HOST_MEMORY,
+        settings=YIELDING.replace("prefill_token_ms = 0.0", "prefill_token_ms = 1.0"),
+        then=host_memory_takes_what_leaves_the_device,
+    ),
+    "storage behind it": Mode(
+        f"{_HOST_MEMORY} --page-size 16 --hicache-storage-backend file "
+        "--hicache-write-policy write_through --hicache-storage-prefetch-policy wait_complete",
+        preempts=False,
+        then=storage_is_read,
+    ),
+    "a sliding window with a pool of its own": Mode(
+        "", preempts=False, make=partial(write_architecture, name="Gemma4")
+    ),
+    "convolutions": Mode("", preempts=False, make=partial(write_architecture, name="Lfm2")),
+}
+_NOT_LONG = [*MODES][:2]
+
+
+def start(
+    folder: Path, model: Path, flags: Sequence[str], env: Mapping[str, str] = {}, **more: Any
+) -> SageServer:
+    env = CHECKED | torch_kernels.install(folder) | {**env}
+    return SageServer(model, folder, flags=[*YIELDING_FLAGS, *flags], env=env, **more)
+
+
+preempting = partial(start, settings=YIELDING, policy="fastserve")
+
+
+@pytest.mark.parametrize(
+    "name", [*_NOT_LONG, *(pytest.param(name, marks=pytest.mark.long) for name in [*MODES][2:])]
+)
+def test_answers_stay_the_same(name: str, model: Path, tmp_path: Path) -> None:
+    mode = MODES[name]
+    model = model if mode.make is None else mode.make(tmp_path / "model")
+    storage = {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(tmp_path / "written")}
+    by = {"settings": mode.settings, "policy": "fastserve"} if mode.preempts else {}
+    with start(tmp_path, model, mode.flags.split(), {**storage, **mode.env}, **by) as server:
+        check = (
+            all_yield_and_come_back if mode.preempts else none_yields_but_the_shorter_starts_first
+        )
+        mode.then(server, check(server, mode.bodies))
+        assert server.stats()["num_policy_errors"] == 0
 
 
 def adapter(folder: Path, seed: int) -> Path:
@@ -179,80 +213,24 @@ def adapter(folder: Path, seed: int) -> Path:
     return folder
 
 
+def adapter_flags(folder: Path) -> list[str]:
+    """A batch has room for one adapter."""
+    paths = [f"{name}={adapter(folder / name, seed)}" for seed, name in enumerate(ADAPTERS)]
+    flags = ["--enable-lora", "--lora-backend", "torch_native", "--max-loras-per-batch", "1"]
+    return [*flags, "--lora-paths", *paths]
+
+
 def test_a_batch_has_room_for_one_adapter(model: Path, stock: Stock, tmp_path: Path) -> None:
-    paths = [f"{name}={adapter(tmp_path / name, seed)}" for seed, name in enumerate(ADAPTERS)]
-    flags = [*YIELDING_FLAGS, "--enable-lora", "--lora-backend", "torch_native"]
-    flags += ["--max-loras-per-batch", "1", "--lora-paths", *paths]
-    env = CHECKED | torch_kernels.install(tmp_path)
-    with preempting(tmp_path, model, flags, env) as server:
-        bodies = [{"lora_path": name} for name in ADAPTERS]
-        found = all_yield_and_come_back(server, bodies)
+    with preempting(tmp_path, model, adapter_flags(tmp_path)) as server:
+        found = all_yield_and_come_back(server, [{"lora_path": name} for name in ADAPTERS])
         assert all(ids != said.ids for ids, said in zip(found, stock.answers, strict=False))
 
 
-def variant(
-    folder: Path, config: Mapping[str, Any], norms: Mapping[str, torch.Tensor], **shape: int
-) -> Path:
-    """A Llama of another kind. norms: by what each layer calls it."""
-    model = write_model(folder / "variant", hidden_size=_HIDDEN_SIZE, **shape)
-    file, weights_file = model / "config.json", model / "model.safetensors"
-    known = json.loads(file.read_text()) | config
-    file.write_text(json.dumps(known))
-    added = {
-        f"model.layers.{i}.{name}.weight": norm.clone()
-        for i in range(known["num_hidden_layers"])
-        for name, norm in norms.items()
-    }
-    save_file(load_file(weights_file) | added, weights_file, metadata={"format": "pt"})
-    return model
-
-
-# A window of 16 tokens in the first layer.
-GEMMA = {
-    "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "sliding_window": 16,
-    "query_pre_attn_scalar": 32, "hidden_act": "gelu_pytorch_tanh",
-    "hidden_activation": "gelu_pytorch_tanh",
-    "tie_word_embeddings": True, "final_logit_softcapping": None,
-}  # fmt: skip
-
-
-def test_a_sliding_window_whose_kv_is_kept_whole(tmp_path: Path) -> None:
-    plain = torch.zeros(_HIDDEN_SIZE)
-    norms = dict.fromkeys(("input_layernorm", "pre_feedforward_layernorm"), plain)
-    # Layers outweigh the embedding of the last token.
-    norms |= dict.fromkeys(("post_attention_layernorm", "post_feedforward_layernorm"), plain + 20)
-    with preempting(tmp_path, variant(tmp_path, GEMMA, norms), YIELDING_FLAGS) as server:
-        found = all_yield_and_come_back(server)
-        assert len({token for ids in found for token in ids}) > NUM_ASKED
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("make", [with_windows, with_convolutions])
-def test_models_whose_answers_are_not_preempted(
-    make: Callable[[Path], Path], tmp_path: Path
-) -> None:
-    none_yields_but_the_shorter_starts_first(tmp_path, make(tmp_path / "model"))
-
-
-def none_yields_but_the_shorter_starts_first(
-    folder: Path,
-    model: Path,
-    env: Mapping[str, str] = {},
-    flags: Sequence[str] = (),
-    then: Callable[[SageServer], None] = lambda server: None,
-) -> None:
-    """And answers are the same beside others, though memory runs out. then: what comes after."""
-    env = CHECKED | torch_kernels.install(folder) | {**env}
-    flags = [*YIELDING_FLAGS, *flags]
-    with SageServer(model, folder, flags=flags, env=env, settings=PATIENT) as server:
-        the_shorter_starts_first(server)
-        asked = [partial(answer, server, i) for i in range(NUM_ASKED)]
-        alone = [ask() for ask in asked]
-        assert stage.together(server, asked) == alone
-        assert len({token for ids in alone for token in ids}) > NUM_ASKED
-        then(server)
-        stats = server.stats()
-        assert (stats["preemption"], stats["num_policy_errors"]) == (None, 0)
+def picture(color: int) -> str:
+    """A PNG of one color, in base64."""
+    file = io.BytesIO()
+    Image.new("RGB", (56, 84), (color % 256, 255 - color % 256, 99)).save(file, "png")
+    return base64.b64encode(file.getvalue()).decode()
 
 
 @pytest.mark.long
@@ -261,9 +239,7 @@ def test_pictures_in_prompts(tmp_path: Path) -> None:
         return {"text": f"{PICTURE}{ASKED[i][0]}", "image_data": picture(color)}
 
     model = with_pictures(tmp_path / "model")
-    flags = [*YIELDING_FLAGS, "--mm-attention-backend", "sdpa"]
-    env = CHECKED | torch_kernels.install(tmp_path)
-    with preempting(tmp_path, model, flags, env) as server:
+    with preempting(tmp_path, model, ["--mm-attention-backend", "sdpa"]) as server:
         # Every second prompt has a picture, which changes the answer.
         with_picture = range(1, NUM_ASKED, 2)
         bodies = [body(i, 16 * i) if i in with_picture else {} for i in range(NUM_ASKED)]
@@ -287,7 +263,7 @@ def chat(server: SageServer, rid: str, text: str) -> None:
 @pytest.mark.long
 def test_prompts_of_embeddings_are_served_and_stay(model: Path, tmp_path: Path) -> None:
     # SGLang reads them as bfloat16.
-    flags = [*YIELDING_FLAGS, "--disable-radix-cache", "--dtype", "bfloat16"]
+    flags = ["--disable-radix-cache", "--dtype", "bfloat16"]
     vectors = load_file(model / "model.safetensors")["model.embed_tokens.weight"]
     prompts = [[100 * i + j for j in range(30)] for i in range(NUM_ASKED)]
     given = [{"text": None, "input_embeds": vectors[ids].tolist()} for ids in prompts]
@@ -308,14 +284,10 @@ def test_prompts_of_embeddings_are_served_and_stay(model: Path, tmp_path: Path) 
 @pytest.mark.long  # four ranks take every step together, and wait busily
 def test_each_attention_group_decides_for_itself_and_its_ranks_alike(tmp_path: Path) -> None:
     flags = ["--tp-size", "4", "--dp-size", "2", "--enable-dp-attention"]
-    flags += ["--max-total-tokens", "640", "--max-running-requests", "12"]
-    env = CHECKED | TWO_RANKS | {"SGLANG_CPU_OMP_THREADS_BIND": "0|1|0|1"}
-    env |= torch_kernels.install(tmp_path)
+    flags += ["--max-running-requests", "12"]
+    env = TWO_RANKS | {"SGLANG_CPU_OMP_THREADS_BIND": "0|1|0|1"}
     # SGLang's Llama has no DP attention.
-    config = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
-    head = torch.ones(_HIDDEN_SIZE // 4)
-    norms = {"self_attn.q_norm": head, "self_attn.k_norm": head}
-    model = variant(tmp_path, config, norms, num_kv_heads=4)
+    model = write_architecture(tmp_path / "model", "Qwen3")
     with preempting(tmp_path, model, flags, env) as server:
 
         def of(i: int, group: int) -> list[int]:
