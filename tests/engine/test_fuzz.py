@@ -28,11 +28,8 @@ def test_nothing_is_found(names: Sequence[str], spelling_model: Path, tmp_path: 
     oracle = Oracle(calm_server(CONFIGURATIONS[names[0]], spelling_model, tmp_path))
     try:
         for name in names:
-            trial = Trial(CONFIGURATIONS[name], spelling_model, tmp_path, oracle)
-            try:
+            with Trial(CONFIGURATIONS[name], spelling_model, tmp_path, oracle) as trial:
                 assert trial.episode(f"slice/{name}") == []
-            finally:
-                trial.stop()
-            assert trial.tally.counts["compared"] > 0
+            assert trial.counts["compared"] > 0
     finally:
         oracle.close()

@@ -38,8 +38,8 @@ def main() -> int:
         oracle = Oracle(calm_server(configurations[0], model, folder))
         try:
             for configuration in configurations:
-                trial = Trial(configuration, model, folder, oracle)
-                found |= _finds_something(trial, configuration.name, args)
+                with Trial(configuration, model, folder, oracle) as trial:
+                    found |= _finds_something(trial, configuration.name, args)
         finally:
             oracle.close()
     return int(found)
@@ -47,18 +47,15 @@ def main() -> int:
 
 def _finds_something(trial: Trial, name: str, args: argparse.Namespace) -> bool:
     number, findings = args.episode or 0, list[str]()
-    try:
-        while not findings and trial.tally.played_s < 60 * args.minutes / len(args.config):
-            findings = trial.episode(f"{args.seed}/{name}/{number}")
-            number += args.episode is None and not findings
-    finally:
-        trial.stop()
-    print(f"{name}: {trial.tally}")
+    while not findings and trial.played_s < 60 * args.minutes / len(args.config):
+        findings = trial.episode(f"{args.seed}/{name}/{number}")
+        number += args.episode is None and not findings
+    print(f"{name}: {trial.played_s / 60:.1f} minutes, {dict(trial.counts)}")
     for finding in findings[:12]:
         print(f"  - {finding[:1500]}")
     if findings:
         print(
-            f"  {len(findings)} findings, logs in {_FOLDER}/{name}-fuzzed*/, again (timing decides "
+            f"  {len(findings)} findings, logs in {_FOLDER}/{name}-fuzzed/, again (timing decides "
             f"too, so it may take a few) by --config {name} --seed {args.seed} --episode {number}",
             flush=True,
         )

@@ -8,34 +8,15 @@ from functools import partial
 
 from bench.engines.server.policy_server import CPU_ENGINE_FLAGS, CPU_ENV
 from tests.checks.exactness import STRICT, TWO_RANKS
-from tests.engine.fuzz import claims
 from tests.engine.fuzz.scenario import Mix, Trouble
+from tests.engine.kinds import SETTINGS
 
-_FLAGS = (*CPU_ENGINE_FLAGS, "--log-level-http", "warning")
+# An idle server else takes a core from the other one.
+_FLAGS = (*CPU_ENGINE_FLAGS, "--log-level-http", "warning", "--sleep-on-idle")
 _CHECKS = {**CPU_ENV, **STRICT, "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1"}
-# With the small model's step times, so that a quantum is a few tokens; each request yields often.
-_RESTLESS = """
-[policy.fastserve]
-refresh_interval_tokens = 4
-quantum_ms = 6.0
-max_preemptions = 1000
-[policy.sage]
-regret = 2.0
-[preemption]
-enabled = true
-[predictor]
-deadline_ms = 1000.0
-[step_time]
-prefill_base_ms = 7.44
-prefill_request_ms = 3.88
-prefill_token_ms = 0.0
-prefill_pair_ms = 6.43e-6
-decode_base_ms = 3.86
-decode_request_ms = 0.289
-decode_kv_token_ms = 6.65e-4
-"""
+_RESTLESS = (SETTINGS / "fuzzed.toml").read_text()
 _COMPUTED_AGAIN = _RESTLESS.replace("enabled = true", "enabled = true\nhost_pool_gib = 0.0003")
-_CLAIMED = _RESTLESS + claims.SETTINGS
+_CLAIMED = _RESTLESS + (SETTINGS / "fuzzed_claims.toml").read_text()
 # Flags of the fuzzed server.
 _COUNTED = ("--enable-metrics",)
 _CALM_TROUBLES = {Trouble.FLUSH: 1.0, Trouble.ABORT_ALL: 0.5}
@@ -54,7 +35,7 @@ _CLAIMING = Mix(
 # Other configurations try shared prompts.
 _STRUCTURED = Mix(
     max_tokens=400, grammar=0.7, leaving=0.1,
-    families={"singles": 4.0, "chats": 1.0, "batches": 1.0},
+    families={"singles": 5.0, "chats": 1.0},
 )  # fmt: skip
 _WITH_SESSIONS = {
     "documents": 2.0, "chats": 1.0, "singles": 2.0, "sessions": 2.0, "streaming sessions": 3.0,
@@ -118,17 +99,12 @@ _LIST = [
         name="sage", policy="sage", pool_tokens=1000,
         mix=Mix(troubles=_ALL_TROUBLES, max_troubles=4),
     ),
-    Configuration(
-        name="paged", flags=(*_PAGED, "--disable-overlap-schedule"), pool_tokens=1280,
-        mix=Mix(grammar=0.15, troubles=_CALM_TROUBLES),
-    ),
     *(
         Configuration(
             name=name, flags=("--grammar-backend", name), pool_tokens=900, mix=_STRUCTURED
         )
         for name in ("llguidance", "outlines")
     ),
-    Configuration(name="mixed", flags=_MIXED, pool_tokens=900, mix=replace(_CALM, grammar=0.1)),
     Configuration(
         name="chunked", policy="sage", flags=("--chunked-prefill-size", "32", *_PAGED),
         pool_tokens=1280, num_slots=8, mix=replace(_CALM, max_tokens=600),
@@ -169,8 +145,7 @@ _LIST = [
         starved_flags=("--enable-streaming-session", "--enable-session-radix-cache", *_COUNTED),
         mix=replace(
             _CLAIMING, policies=_POLICIES_OF_SESSIONS, grammar=0.05, max_switches=6,
-            families=_WITH_SESSIONS
-            | {"streaming sessions": 1.0, "agents": 1.0, "batches": 0.7},
+            families=_WITH_SESSIONS | {"streaming sessions": 1.0, "agents": 1.0},
         ),
     ),
     Configuration(

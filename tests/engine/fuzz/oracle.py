@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 from collections.abc import Sequence
 
 import aiohttp
@@ -16,24 +14,8 @@ from tests.engine.fuzz.actor import Answer, Question, ask
 _AT_A_TIME = 8
 
 
-def pause(server: Server) -> None:
-    """Stop all its processes until resume(): it computes and answers nothing."""
-    assert server.pid is not None
-    os.killpg(server.pid, signal.SIGSTOP)
-
-
-def resume(server: Server) -> None:
-    """Let them go on; harmless when they are."""
-    assert server.pid is not None
-    os.killpg(server.pid, signal.SIGCONT)
-
-
 class Oracle:
-    """Answers of one server, each computed once.
-
-    The server starts for the first answer and is paused in between, because an idle server takes a
-    core from the tested one.
-    """
+    """Answers of one server, each computed once. The server starts for the first answer."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -62,14 +44,9 @@ class Oracle:
         return self.alone({**question, "return_logprob": True, "top_logprobs_num": 2}).margins
 
     def _ask(self, questions: Sequence[Question], flush: bool = False) -> list[Answer]:
-        if self._server.running():
-            resume(self._server)
-        else:
+        if not self._server.running():
             self._server.__enter__()
-        try:
-            return asyncio.run(self._ask_all(questions, flush))
-        finally:
-            pause(self._server)
+        return asyncio.run(self._ask_all(questions, flush))
 
     async def _ask_all(self, questions: Sequence[Question], flush: bool) -> list[Answer]:
         slots = asyncio.Semaphore(_AT_A_TIME)

@@ -6,35 +6,17 @@ may not come back at the first try.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from tests.engine.fuzz.claims import NO_CLAIMS, Claims, draw_claims
+from sage_sched.job import LEAST_SLO_MS, LEAST_WEIGHT, MOST_SLO_MS, MOST_WEIGHT
 from tests.engine.fuzz.model import CHARACTERS, FIRST_ID, VOCAB_SIZE
 from tests.engine.serving import LONG_PROMPT, SHORT_PROMPT
 
-# Sampling parameters that ask for a grammar.
-GRAMMARS = frozenset({"regex", "json_schema"})
 _REGEXES = ("(ab|cd|ef){25,30}", "[a-z]{20,40}", "([0-9]{3}-){8,12}x", "(yes|no)( (yes|no)){10,20}")
-_FIELDS = {
-    "name": {"type": "string", "pattern": "[a-z]{4,12}"},
-    "rank": {"enum": ["first", "second", "third"]},
-    "old": {"type": "boolean"},
-}
-_ITEM = {"type": "string", "pattern": "[a-f]{3,6}"}
-_SCHEMAS: tuple[dict[str, Any], ...] = (
-    {
-        "type": "object",
-        "properties": _FIELDS,
-        "required": [*_FIELDS],
-        "additionalProperties": False,
-    },
-    {"type": "array", "items": _ITEM, "minItems": 3, "maxItems": 6},
-)  # fmt: skip
 # Ways to ask for log probabilities, and how often each comes.
 _LOGPROBS: tuple[dict[str, Any], ...] = (
     {},
@@ -43,6 +25,22 @@ _LOGPROBS: tuple[dict[str, Any], ...] = (
     {"return_logprob": True, "top_logprobs_num": 2},
 )
 _LOGPROB_WEIGHTS = (5, 2, 1, 1)
+# Clients' claims of importance.
+_NAMES = ("", "a", "b", "ü𝄞")
+_SLOS_MS = (LEAST_SLO_MS, 30.0, 1000.0, MOST_SLO_MS)
+_HINTS: Mapping[str, tuple[Any, ...]] = {
+    "urgency": (1, 1, 2, 3, 4, 5),
+    "weight": (LEAST_WEIGHT, 0.1, 1, 2, MOST_WEIGHT),
+    "ttft_slo_ms": _SLOS_MS,
+    "tpot_slo_ms": _SLOS_MS,
+    "tenant": _NAMES,
+    "session": _NAMES,
+}
+_HEADERS = {
+    "X-SMG-Priority": ("gold", "std", "batch", "none"),
+    "X-Sage-Tenant": ("a", "b", "c"),
+}
+_PRIORITIES = (None, None, -(2**31), -1, 0, 1, 2, 5, 2**31 - 1)
 
 
 class Kind(Enum):
@@ -52,13 +50,12 @@ class Kind(Enum):
     CHAT = "each turn sends all that was said, answers included"
     SESSION = "SGLang remembers what was said"
     STREAMING_SESSION = "SGLang keeps its KV, too"
-    BATCH = "one call for all turns"
 
 
 # Of talks that come alone.
 _KINDS = {
     "chats": Kind.CHAT, "sessions": Kind.SESSION, "streaming sessions": Kind.STREAMING_SESSION,
-    "batches": Kind.BATCH, "singles": Kind.PLAIN,
+    "singles": Kind.PLAIN,
 }  # fmt: skip
 
 
@@ -72,22 +69,18 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One question. words: new token ids, all of which are plain characters."""
+    """One question. words: new token ids, all of which are plain characters. custom_params,
+    headers, priority: what its client says of its importance."""
 
     words: tuple[int, ...]
     sampling: Mapping[str, Any]
     pause_s: float = 0.0  # after the answer before
     stream: bool = False
-    num_samples: int = 1
     logprobs: Mapping[str, Any] = field(default_factory=dict)
     leave: Leave | None = None
-    as_text: bool = False
-    claims: Claims = NO_CLAIMS
-
-    @property
-    def sampled(self) -> bool:
-        """Whether its answer is drawn, so that no other run says the same."""
-        return bool(self.sampling.get("temperature", 0) > 0)
+    custom_params: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    priority: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +144,7 @@ class Mix:
     max_tokens: int = 500
     families: Mapping[str, float] = field(
         default_factory=lambda: {
-            "documents": 3.0, "chats": 1.5, "agents": 1.5, "singles": 3.0, "batches": 0.7,
+            "documents": 3.0, "chats": 1.5, "agents": 1.5, "singles": 3.5,
         }
     )  # fmt: skip
     leaving: float = 0.2
@@ -221,8 +214,7 @@ class _Draw:
     def _talk(self, kind: Kind, at_s: float, opening: tuple[int, ...], num_turns: int) -> Talk:
         self._num_talks += 1
         left = self._mix.max_tokens - len(opening)
-        alone = kind in (Kind.PLAIN, Kind.BATCH)
-        each = left if alone else left // num_turns
+        each = left if kind is Kind.PLAIN else left // num_turns
         turns = tuple(self._turn(kind, each) for _ in range(num_turns))
         # Prefixes of one another are aborted together: so names are of one length.
         return Talk(f"t{self._num_talks:03d}", at_s, kind, opening, turns)
@@ -233,37 +225,30 @@ class _Draw:
         longest = max(4, max_tokens - len(words) - 8)
         num_tokens = min(longest, rng.choice((rng.randint(2, 20), rng.randint(20, 80), 200)))
         grammar = rng.random() < mix.grammar
-        is_plain = kind in (Kind.PLAIN, Kind.CHAT)
-        num_samples = rng.choice((2, 3)) if is_plain and rng.random() < 0.08 else 1
-        leave = None
+        leave, logprobs = None, _LOGPROBS[0]
         if rng.random() < mix.leaving:
             after_s = rng.choice((0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0))
-            # A sample's id is unknown to clients, and a batch has one connection.
-            closes = num_samples > 1 or (kind is not Kind.BATCH and rng.random() < 0.4)
-            leave = Leave(closes, after_s * rng.uniform(0.5, 1.5))
+            leave = Leave(rng.random() < 0.4, after_s * rng.uniform(0.5, 1.5))
+        if kind in (Kind.PLAIN, Kind.CHAT):
+            logprobs = rng.choices(_LOGPROBS, _LOGPROB_WEIGHTS)[0]
         return Turn(
             words=words,
             sampling=self._sampling(num_tokens, grammar),
             pause_s=rng.choice((0.0, 0.0, 0.1, 0.5)),
-            stream=rng.random() < 0.45 and kind is not Kind.BATCH,
-            num_samples=num_samples,
-            logprobs=rng.choices(_LOGPROBS, _LOGPROB_WEIGHTS)[0]
-            if is_plain or kind is Kind.BATCH
-            else {},
+            stream=rng.random() < 0.45,
+            logprobs=logprobs,
             leave=leave,
-            as_text=rng.random() < 0.5 and kind is Kind.PLAIN,
-            claims=draw_claims(rng) if rng.random() < mix.claims else NO_CLAIMS,
+            **(self._claims() if rng.random() < mix.claims else {}),
         )
 
     def _sampling(self, num_tokens: int, grammar: bool) -> dict[str, Any]:
         rng = self._rng
         sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": num_tokens}
         if grammar:
-            regex, schema = rng.choice(_REGEXES), json.dumps(rng.choice(_SCHEMAS))
-            sampling |= rng.choice(({"regex": regex}, {"json_schema": schema}))
-            return sampling | {"max_new_tokens": max(num_tokens, 60)}
-        if rng.random() < 0.05:
-            return sampling | {"temperature": 1.0}
+            return sampling | {
+                "regex": rng.choice(_REGEXES),
+                "max_new_tokens": max(num_tokens, 60),
+            }
         if rng.random() < 0.5:
             sampling["ignore_eos"] = True
         if rng.random() < 0.15:
@@ -273,6 +258,14 @@ class _Draw:
                 range(FIRST_ID, VOCAB_SIZE), self._mix.num_stop_ids
             )
         return sampling
+
+    def _claims(self) -> dict[str, Any]:
+        rng = self._rng
+        claims: dict[str, Any] = {"priority": rng.choice(_PRIORITIES)}
+        for field_name, choices in (("custom_params", _HINTS), ("headers", _HEADERS)):
+            some = [name for name in choices if rng.random() < 0.4]
+            claims[field_name] = {name: rng.choice(choices[name]) for name in some}
+        return claims
 
     def _words(self, least: int, most: int) -> tuple[int, ...]:
         """About one of the few things that a warmed store knows, and like nothing else."""
@@ -284,8 +277,3 @@ class _Draw:
 
     def _pick(self, weights: Mapping[Any, float]) -> Any:
         return self._rng.choices(list(weights), list(weights.values()))[0]
-
-
-def spelled(words: Sequence[int]) -> str:
-    """The text of plain characters."""
-    return "".join(CHARACTERS[word - FIRST_ID] for word in words)
