@@ -21,15 +21,15 @@ from bench.engines.server.model import write_model
 from bench.engines.server.server import Server
 from tests.checks.exactness import Spoken, ask, crowd
 from tests.engine import kinds, shadowing, stage
-from tests.engine.pool import Pool
 from tests.engine.serving import CHECKED, CPU_FLAGS, SageServer, states
 
 ASKED = crowd(36)
 _HERE = Path(__file__).parent
-_POOL = pytest.StashKey[Pool]()
+# The shared server that runs, if any, by its kind.
+_SHARED = pytest.StashKey[dict[str, SageServer]]()
 # What takes longest comes first: kinds of servers, and files.
 _ORDER = (
-    "test_installed", "two_ranks", "test_fuzz", "test_step_times", "yielding", "test_preemption",
+    "test_installed", "two_ranks", "test_fuzz", "test_step_times", "yielding", "paged",
     "replicas", "foreseeing", "several",
 )  # fmt: skip
 
@@ -50,16 +50,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Replicas, at least, take a core while they are idle."""
-    shared = item.session.stash.get(_POOL, None)
-    if shared is not None and (nextitem is None or group_of(nextitem) != group_of(item)):
-        shared.drop()
+    """End a shared server with its last test: replicas, at least, take a core while idle."""
+    if nextitem is None or group_of(nextitem) != group_of(item):
+        running = item.session.stash.get(_SHARED, {})
+        while running:
+            running.popitem()[1].kill()
 
 
 def group_of(item: pytest.Item) -> str:
     """The kind of its shared server, or its file."""
     assert isinstance(item, pytest.Function)
-    shared = [name for name in item.fixturenames if name in kinds.NAMES]
+    shared = [name for name in item.fixturenames if name in kinds.KINDS]
     return shared[0] if shared else item.path.stem
 
 
@@ -77,19 +78,6 @@ def _staged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model") / "llama")
-
-
-@pytest.fixture(scope="package")
-def pool(
-    _staged: None,
-    model: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    request: pytest.FixtureRequest,
-) -> Iterator[Pool]:
-    shared = Pool(model, tmp_path_factory)
-    request.session.stash[_POOL] = shared
-    yield shared
-    shared.drop()
 
 
 @dataclass(frozen=True)
@@ -112,7 +100,7 @@ def stock(_staged: None, model: Path, tmp_path_factory: pytest.TempPathFactory) 
         fcntl.flock(lock, fcntl.LOCK_EX)
         kept = shared / "stock.pickle"
         if not kept.exists():
-            flags = [*CPU_FLAGS, *shadowing.POLICY]
+            flags = [*CPU_FLAGS, "--schedule-policy", shadowing.POLICY]
             log = tmp_path_factory.mktemp("stock") / "server.log"
             with Server(model, flags, log=log, env=CHECKED) as server:
                 state, unshadowed = states(server)[0], shadowing.serve(server)
@@ -123,14 +111,23 @@ def stock(_staged: None, model: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def _shared(name: str) -> Any:
-    """A fixture: the server of that kind."""
+    """A fixture: the server of that kind; another one if a test has ended it."""
 
     @pytest.fixture(name=name)
-    def server(pool: Pool) -> SageServer:
-        return pool.get(getattr(kinds, name))
+    def server(
+        _staged: None,
+        model: Path,
+        tmp_path_factory: pytest.TempPathFactory,
+        request: pytest.FixtureRequest,
+    ) -> SageServer:
+        running = request.session.stash.setdefault(_SHARED, {})
+        if name not in running or not running[name].running():
+            folder = tmp_path_factory.mktemp(name)
+            running[name] = kinds.server_of(name, model, folder).__enter__()
+        return running[name]
 
     return server
 
 
 # pytest finds fixtures by the names that a module has.
-globals().update({name: _shared(name) for name in kinds.NAMES})
+globals().update({name: _shared(name) for name in kinds.KINDS})

@@ -11,12 +11,23 @@ from typing import Any
 from bench.engines.server.server import Server
 from tests.checks.exactness import Spoken, ask
 from tests.engine import stage
+from tests.engine.serving import SHORT_PROMPT, SageServer, generate
 
 Asked = tuple[str, int]  # a prompt, and how many tokens it is to get
 
 
 def ask_one(server: Server, asked: Asked, **sampling: Any) -> Spoken:
     return ask(server, [asked], 1, sampling=[sampling])[0]
+
+
+def started(server: SageServer, asked: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The ids of requests in the order of their starts. asked: what they say, by id; all come
+    before the first may start."""
+    ask = partial(generate, server)
+    calls = [partial(ask, rid=rid, **{"prompt": SHORT_PROMPT, **asked[rid]}) for rid in asked]
+    stage.together(server, calls)
+    assert server.stats()["num_policy_errors"] == 0
+    return stage.started(server)
 
 
 def ask_together(

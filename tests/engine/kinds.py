@@ -1,11 +1,11 @@
-"""Servers that tests share, by kind. Tests set their policies while they run. Each is made in a
-folder of its own, and is not started yet."""
+"""Servers that tests share, by kind. Tests set their policies while they run."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import requests
@@ -20,179 +20,114 @@ from tests.predictor_store.probes import probe
 from tests.test_docs import install_example
 
 BIN = Path(sys.executable).parent
-# However long a prediction takes.
-PATIENT = "[predictor]\ndeadline_ms = 600000.0\n"
-# A prefill step is soon worth its while, on any host.
-COSTLY_PREFILLS = "[step_time]\nprefill_base_ms = 1.0\nprefill_token_ms = 1.0\n"
 CHUNK_TOKENS = 64
-# Six may run, and requests yield most often under this policy: every time that their age has
-# doubled. It goes by tokens alone.
-YIELDING = """
-[policy.fastserve]
-refresh_interval_tokens = 2
-quantum_ms = 6.0
-max_preemptions = 1000
-[step_time]
-decode_base_ms = 6.0
-prefill_base_ms = 6.0
-prefill_token_ms = 0.0
-[preemption]
-enabled = true
-"""
-YIELDING_FLAGS = ["--max-total-tokens", "640", "--max-running-requests", "6"]
-_ONE_SLOT = """
-[urgency]
-model = "{model}"
-[hints]
-trust = "body"
-[policy.deadlines]
-default_slo_ms = 60000.0
-[slo]
-trust = "body"
-[slo.classes.emergency]
-priority = 10
-urgency = 1
-[slo.classes.bulk]
-priority = -10
-urgency = 5
-"""
-_CLASSES = """
-[hints]
-trust = "body"
-[slo]
-trust = "header"
-default = "default"
-[slo.classes.interactive]
-priority = 10
-weight = 10.0
-ttft_slo_ms = 3600000.0
-tpot_slo_ms = 60000.0
-[slo.classes.default]
-ttft_slo_ms = 3600000.0
-tpot_slo_ms = 60000.0
-min_ttft_slo_ms = 1000.0
-[slo.classes.rare]
-priority = 5
-max_share = 0.01
-[slo.classes.bulk]
-priority = -10
-fair = true
-[slo.classes.late]
-priority = 3
-ttft_slo_ms = 0.001
-tpot_slo_ms = 60000.0
-[slo.classes.late-and-dear]
-priority = 2
-weight = 10.0
-ttft_slo_ms = 0.001
-tpot_slo_ms = 60000.0
-[policy.proserve]
-density = "expected"
-starved_share = 0.0
-"""
+SETTINGS = Path(__file__).with_name("settings")
+YIELDING = (SETTINGS / "yielding.toml").read_text()
+YIELDING_FLAGS = ("--max-total-tokens", "640", "--max-running-requests", "6")
+_ADMIN = ("--admin-api-key", stage.ADMIN_KEY)
 
 
-def yielding(model: Path, folder: Path) -> SageServer:
-    """Its requests yield, its swapping can be spoilt (saboteur.py), and it writes a trace."""
-    return SageServer(
-        model,
-        folder,
-        flags=[*YIELDING_FLAGS, "--sage-trace", str(folder / "trace.jsonl")],
-        env=CHECKED | saboteur.install(folder),
-        settings=f"{PATIENT}{YIELDING}",
-        policy="fastserve",
-    )
+class Kind(NamedTuple):
+    """flags and settings: FOLDER in them is the server's own. prepare: with the model and the
+    folder; returns further variables of the environment."""
+
+    flags: tuple[str, ...]
+    settings: str = ""
+    policy: str = "sage"
+    env: Mapping[str, str] = {}
+    prepare: Callable[[Path, Path], Mapping[str, str]] = lambda model, folder: {}
 
 
-def two_ranks(model: Path, folder: Path) -> SageServer:
-    """Like `yielding`, on two ranks, with SGLang's priorities, an admin's key, and a probe that
-    says anything at all."""
+def _with_probe(model: Path, folder: Path) -> Mapping[str, str]:
+    """One that says anything at all."""
     probe(fingerprint(model)).write(folder / "probe")
-    return SageServer(
-        model,
-        folder,
-        flags=[
-            *YIELDING_FLAGS,
-            *("--tp-size", "2", "--admin-api-key", stage.ADMIN_KEY),
-            "--enable-priority-scheduling",
-        ],
-        env=CHECKED | TWO_RANKS | saboteur.install(folder),
-        settings=f'{YIELDING}[probe]\nfile = "{folder / "probe"}"\n',
-        policy="fastserve",
-    )
+    return saboteur.install(folder)
 
 
-def one_slot(model: Path, folder: Path) -> SageServer:
-    """Requests run one by one, by urgency or under the policy of docs/policies.md. Level 2 is
-    guessed for bleeding patients."""
+def _bleeding_is_urgent(model: Path, folder: Path) -> Mapping[str, str]:
+    """Level 2 is guessed for bleeding patients."""
     weights = np.zeros((1 << 15, 6), np.float32)
     weights[hashed("bleeds"), 1] = 100.0
     UrgencyHead(weights, np.array([0.0, 0, 20, 0, 0, 0]), 1.0, 4.0).write(folder / "model")
-    return SageServer(
-        model,
-        folder,
-        flags=["--max-running-requests", "1"],
-        env=CHECKED | install_example(folder),
-        settings=_ONE_SLOT.format(model=folder / "model"),
-        policy="urgency",
-    )
+    return install_example(folder)
 
 
-def foreseeing(model: Path, folder: Path) -> SageServer:
-    """The cap of 250 tokens has room three times."""
-    return SageServer(
-        model, folder, flags=["--max-total-tokens", "800"], settings=f"{PATIENT}{COSTLY_PREFILLS}"
-    )
-
-
-def classes(model: Path, folder: Path) -> SageServer:
-    """Classes of requests, SGLang's priorities, and prompts in chunks."""
-    return SageServer(
-        model,
-        folder,
-        flags=[
-            "--max-running-requests", "3", "--max-total-tokens", "1024",
-            "--chunked-prefill-size", str(CHUNK_TOKENS), "--enable-mixed-chunk", "--enable-metrics",
+KINDS = {
+    # Requests yield, its swapping can be spoilt (saboteur.py), and it writes a trace.
+    "yielding": Kind(
+        (*YIELDING_FLAGS, "--sage-trace", "FOLDER/trace.jsonl"), YIELDING, "fastserve",
+        prepare=lambda model, folder: saboteur.install(folder),
+    ),
+    # The same on two ranks, with SGLang's priorities and a probe.
+    "two_ranks": Kind(
+        (*YIELDING_FLAGS, *_ADMIN, "--tp-size", "2", "--enable-priority-scheduling"),
+        f'{YIELDING}[probe]\nfile = "FOLDER/probe"\n', "fastserve", TWO_RANKS, _with_probe,
+    ),
+    # Pages of 16, no overlap, and host memory that takes the KV of 200 tokens. More run than memory
+    # has room for to the end.
+    "paged": Kind(
+        (
+            *YIELDING_FLAGS, "--max-running-requests", "16", "--page-size", "16",
+            "--disable-overlap-schedule",
+        ),
+        f"{YIELDING}host_pool_gib = 0.0002\n", "fastserve",
+    ),
+    # Under trail, with a random probe.
+    "reading": Kind(
+        YIELDING_FLAGS, (SETTINGS / "reading.toml").read_text(), "trail", prepare=_with_probe
+    ),
+    # One request runs at a time.
+    "overloaded": Kind(
+        ("--max-running-requests", "1"), (SETTINGS / "overloaded.toml").read_text(), "fcfs-fill"
+    ),
+    # Requests run one by one, by urgency or under the policy of docs/policies.md.
+    "one_slot": Kind(
+        ("--max-running-requests", "1"), (SETTINGS / "one_slot.toml").read_text(), "urgency",
+        prepare=_bleeding_is_urgent,
+    ),
+    # The cap of 250 tokens has room three times. A prefill step is soon worth its while.
+    "foreseeing": Kind(
+        ("--max-total-tokens", "800"),
+        "[step_time]\nprefill_base_ms = 1.0\nprefill_token_ms = 1.0\n",
+    ),
+    # Classes of requests, SGLang's priorities, and prompts in chunks.
+    "classes": Kind(
+        (
+            "--max-running-requests", "3", "--max-total-tokens", "1024", "--enable-mixed-chunk",
+            "--chunked-prefill-size", str(CHUNK_TOKENS), "--enable-metrics",
             "--enable-priority-scheduling",
-        ],
-        settings=_CLASSES,
-        policy="proserve",
-    )  # fmt: skip
+        ),
+        (SETTINGS / "classes.toml").read_text(), "proserve",
+    ),
+    "sessions": Kind(
+        ("--max-total-tokens", "640", "--enable-cache-report"), '[hints]\ntrust = "body"\n',
+        env={"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python"},
+    ),
+    # Two, among which SGLang chooses.
+    "replicas": Kind(("--dp-size", "2", "--max-running-requests", "8"), env=TWO_REPLICAS),
+    # Two HTTP processes.
+    "several": Kind(("--tokenizer-worker-num", "2", *_ADMIN), env=UNHURRIED),
+}  # fmt: skip
 
 
-def replicas(model: Path, folder: Path) -> SageServer:
-    """Two, among which SGLang chooses."""
+def server_of(name: str, model: Path, folder: Path, *flags: str) -> SageServer:
+    """A server of a kind, with further flags, which is not started yet."""
+    kind = KINDS[name]
     return SageServer(
         model,
         folder,
-        flags=["--dp-size", "2", "--max-running-requests", "8"],
-        env=TWO_REPLICAS,
-        settings=PATIENT,
+        flags=[flag.replace("FOLDER", str(folder)) for flag in (*kind.flags, *flags)],
+        env=CHECKED | {**kind.env} | {**kind.prepare(model, folder)},
+        settings=kind.settings.replace("FOLDER", str(folder)),
+        policy=kind.policy,
     )
-
-
-def several(model: Path, folder: Path) -> SageServer:
-    """Two HTTP processes, with an admin's key."""
-    return SageServer(
-        model,
-        folder,
-        flags=["--tokenizer-worker-num", "2", "--admin-api-key", stage.ADMIN_KEY],
-        env=CHECKED | UNHURRIED,
-        settings=PATIENT,
-    )
-
-
-NAMES = ("yielding", "two_ranks", "one_slot", "foreseeing", "classes", "replicas", "several")
 
 
 def settings(server: Server, changes: dict[str, Any] | None = None) -> dict[str, Any]:
     """The server's settings, after a change if one is given."""
-    key = {"Authorization": f"Bearer {stage.ADMIN_KEY}"}
-    path = f"{server.url}/sage/settings"
-    if changes is None:
-        answer = requests.get(path, headers=key, timeout=300)
-    else:
-        answer = requests.post(path, json=changes, headers=key, timeout=300)
+    method = "GET" if changes is None else "POST"
+    url, key = f"{server.url}/sage/settings", stage.AS_ADMIN
+    answer = requests.request(method, url, json=changes, headers=key, timeout=300)
     answer.raise_for_status()
     found: dict[str, Any] = answer.json()
     return found

@@ -29,6 +29,8 @@ CPU_FLAGS = [
     "--device", "cpu", "--dtype", "float32",
     "--mem-fraction-static", "0.5", "--max-total-tokens", "8192", "--sleep-on-idle",
 ]  # fmt: skip
+# However long a prediction takes.
+_PATIENT = "[predictor]\ndeadline_ms = 600000.0\n"
 # SGLang accounts for each token after each step.
 CHECKED = CPU_ENV | STRICT
 # Two kinds of prompt that the embedder tells apart, and how long their answers were.
@@ -63,7 +65,8 @@ SEVERAL_HTTP_PROCESSES = pytest.mark.skipif(
 
 
 class SageServer(Server):
-    """A server under one of our policies whose history is in `store`; by default, a warmed one."""
+    """A server under one of our policies whose history is in `store`; by default, a warmed one. It
+    waits for predictions, unless `settings` have a section for the predictor."""
 
     def __init__(
         self,
@@ -78,7 +81,8 @@ class SageServer(Server):
     ) -> None:
         self.store = store or warmed_store(folder / "store")
         config = folder / "sage.toml"
-        config.write_text(f'[store]\npath = "{self.store}"\n{settings}')
+        patient = "" if "[predictor]" in settings else _PATIENT
+        config.write_text(f'[store]\npath = "{self.store}"\n{patient}{settings}')
         ours = ["--sage-config", str(config), "--schedule-policy", policy]
         log = folder / "server.log"
         super().__init__(model, [*CPU_FLAGS, *ours, *flags], log=log, env={**CPU_ENV, **env})
@@ -140,12 +144,14 @@ def post(
 
 
 def generate(
-    server: Answering, prompt: str | list[str], max_new_tokens: int = 4, **more: Any
+    server: Answering, prompt: str | list[str] | None, max_new_tokens: int = 4, **more: Any
 ) -> Any:
-    """One /generate call; `more` joins its body, `sampling_params` in it the sampling."""
+    """One /generate call; `more` joins its body, `sampling_params` in it the sampling, or is its
+    headers."""
     sampling = {"temperature": 0, "max_new_tokens": max_new_tokens}
-    body = {"text": prompt, **more, "sampling_params": sampling | more.get("sampling_params", {})}
-    return post(server, "/generate", body)
+    headers, sampling = more.pop("headers", None), sampling | more.pop("sampling_params", {})
+    body = {"text": prompt, **more, "sampling_params": sampling}
+    return post(server, "/generate", body, headers)
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 300.0) -> None:

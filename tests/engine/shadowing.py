@@ -11,7 +11,7 @@ from tests.engine import stage
 from tests.engine.serving import generate
 
 # It orders by prompt length, then by arrival.
-POLICY = ["--schedule-policy", "shortest-prefill-first"]
+POLICY = "shortest-prefill-first"
 SECRET = "Never write this down"
 PROMPTS = {
     "long": f"{SECRET}: " + "tell me of the dragon and the seven seas. " * 12,

@@ -26,6 +26,7 @@ from tests.engine.serving import post, states, wait_until
 
 # For servers that ask for one.
 ADMIN_KEY = "the admin's"
+AS_ADMIN = {"Authorization": f"Bearer {ADMIN_KEY}"}
 _PREFIX = "stage_"
 _POLL_S = 0.001
 _Answer = TypeVar("_Answer")
@@ -44,6 +45,18 @@ def hold(server: Server, **until: int) -> None:
 def go_on(server: Server) -> None:
     """No more waiting."""
     _order(server, hold=0)
+
+
+@contextmanager
+def sabotaged(server: Server, order: int) -> Iterator[None]:
+    """Give the saboteur (saboteur.py) an order for a block, then flush the radix cache."""
+    _order(server, sabotage=order)
+    try:
+        yield
+    finally:
+        _order(server, sabotage=0)
+        url = f"{server.url}/flush_cache"
+        wait_until(lambda: requests.post(url, headers=AS_ADMIN, timeout=300).ok)
 
 
 @contextmanager
@@ -91,11 +104,11 @@ def together(
     calls: Sequence[Callable[[], _Answer]],
     then: Callable[[dict[str, Any]], None] | None = None,
     *,
-    once: Callable[[], None] = lambda: None,
+    before: Callable[[], None] = lambda: None,
     **until: int,
 ) -> list[_Answer]:
     """Make calls one after the other, each of which sends a request, and return their results. All
-    requests arrive before the first may start, which may be when `once` returns. `then` is called
+    requests arrive before the first may start, which may be when `before` returns. `then` is called
     with once_held()'s answer when the scheduler waits again, see hold()."""
     with ThreadPoolExecutor(len(calls)) as pool:
         with held(server):
@@ -103,7 +116,7 @@ def together(
             for call in calls:
                 answers.append(pool.submit(call))
                 once_arrived(server, len(answers))
-            once()
+            before()
             if then is not None:
                 hold(server, **until)
                 then(once_held(server))
@@ -118,7 +131,7 @@ def longest_gap_s(server: Server) -> float:
 
 def _order(server: Server, **order: int) -> None:
     body = {"server_args": {_PREFIX + name: value for name, value in order.items()}}
-    post(server, "/set_internal_state", body, {"Authorization": f"Bearer {ADMIN_KEY}"})
+    post(server, "/set_internal_state", body, AS_ADMIN)
 
 
 def _state(server: Server) -> dict[str, Any]:
@@ -129,6 +142,8 @@ def _state(server: Server) -> dict[str, Any]:
 
 class Stage:
     """One scheduler's orders and counters, which are the same on all ranks."""
+
+    sabotage = 0
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
@@ -258,7 +273,10 @@ def register() -> None:
         order = {name.removeprefix(_PREFIX): told[name] for name in told if _PREFIX in name}
         if not order:
             return original(recv_req)
-        self.stage.obey(order)
+        if "sabotage" in order:
+            Stage.sabotage = order["sabotage"]
+        else:
+            self.stage.obey(order)
         return SetInternalStateReqOutput(updated=True)
 
     around("__init__", init)

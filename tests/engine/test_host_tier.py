@@ -11,7 +11,6 @@ from bench.simulator.pool import KvPool
 from bench.simulator.radix_tree import HostTier
 from bench.simulator.request import Progress, SimRequest
 from sage_sched.job import Job
-from tests.engine.kinds import PATIENT
 from tests.engine.serving import SageServer, post
 
 _POOL_TOKENS, _RATIO, _NUM_REQUESTS = 640, 1.5, 60
@@ -66,7 +65,7 @@ def simulated(write_policy: str) -> list[tuple[int, int]]:
 def test_host_memory_holds_as_much(model: Path, tmp_path: Path, write_policy: str) -> None:
     flags = ["--max-total-tokens", f"{_POOL_TOKENS}", "--enable-hierarchical-cache"]
     flags += ["--hicache-ratio", f"{_RATIO}", "--hicache-write-policy", write_policy]
-    with SageServer(model, tmp_path, flags=flags, settings=PATIENT) as server:
+    with SageServer(model, tmp_path, flags=flags) as server:
         real = served(server)
     ours = simulated(write_policy)
     # Leaves that are as old as each other go in another order, and what follows differs.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import requests
 
 from tests.engine import stage
+from tests.engine.crowds import started
 from tests.engine.kinds import CHUNK_TOKENS, settings
 from tests.engine.serving import (
     SHORT_PROMPT,
@@ -22,20 +22,6 @@ from tests.engine.serving import (
 )
 
 DOCUMENT = " ".join(f"clause {i} of the contract" for i in range(80))
-
-
-def started(server: SageServer, asked: Mapping[str, dict[str, Any]]) -> list[str]:
-    """The ids of requests in the order of their starts. asked: what they say, by id; all come
-    before the first may start."""
-    stage.together(
-        server,
-        [
-            partial(generate, server, rid=rid, **{"prompt": SHORT_PROMPT, **said})
-            for rid, said in asked.items()
-        ],
-    )
-    assert server.stats()["num_policy_errors"] == 0
-    return stage.started(server)
 
 
 def test_short_predictions_go_first(foreseeing: SageServer) -> None:

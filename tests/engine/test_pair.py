@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.checks import mooncake_stand_in
 from tests.checks.exactness import TWO_RANKS, ask, differences
-from tests.checks.pair import Pair
-from tests.engine import stage, torch_kernels
+from tests.engine import mooncake_stand_in, stage, torch_kernels
 from tests.engine.conftest import ASKED, Stock
-from tests.engine.kinds import CHECKED, PATIENT, settings
-from tests.engine.serving import SHORT_PROMPT, SageServer, generate, states, wait_until
-from tests.engine.test_modes import ADAPTERS, adapter, answer
+from tests.engine.kinds import settings
+from tests.engine.pair import Pair
+from tests.engine.serving import CHECKED, SHORT_PROMPT, SageServer, generate, states, wait_until
+from tests.engine.test_modes import ADAPTERS, adapter_flags, answer
 
 pytestmark = pytest.mark.long
 # More may run on the decode server than memory has room for to the end.
@@ -36,7 +35,7 @@ def pair_of(
     more: Sequence[str] = (),
     decode: Sequence[str] = (),
     env: Callable[[Path], Mapping[str, str]] = lambda folder: {},
-) -> Pair[SageServer]:
+) -> Pair:
     """more, decode: flags of both, and of the decode server alone. env: makes an environment for a
     server's folder."""
 
@@ -48,21 +47,19 @@ def pair_of(
             folder,
             flags=[*flags, *own, *more],
             env=CHECKED | mooncake_stand_in.install(folder) | {**env(folder)},
-            settings=f'{PATIENT}[hints]\ntrust = "body"\n',
+            settings='[hints]\ntrust = "body"\n',
         )
 
     return Pair(start)
 
 
 @pytest.fixture(scope="module")
-def pair(
-    _staged: None, model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Pair[SageServer]]:
+def pair(_staged: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     with pair_of(model, tmp_path_factory) as servers:
         yield servers
 
 
-def says_what_one_server_says(pair: Pair[SageServer], stock: Stock) -> None:
+def says_what_one_server_says(pair: Pair, stock: Stock) -> None:
     """Though requests leave its decode server."""
     num_different, largest = differences(stock.answers, ask(pair, ASKED, 24))
     assert num_different == 0
@@ -70,14 +67,14 @@ def says_what_one_server_says(pair: Pair[SageServer], stock: Stock) -> None:
     all_came_back(pair)
 
 
-def all_came_back(pair: Pair[SageServer]) -> None:
+def all_came_back(pair: Pair) -> None:
     assert {state["sage"]["num_policy_errors"] for state in states(pair)} == {0}
     moved = pair.decode.preemption()
     assert moved["num_resumed"] == moved["num_preemptions"] > 0
     assert moved["num_not_preemptible"] == {}
 
 
-def test_a_pair_answers_as_one_server_and_learns(pair: Pair[SageServer], stock: Stock) -> None:
+def test_a_pair_answers_as_one_server_and_learns(pair: Pair, stock: Stock) -> None:
     says_what_one_server_says(pair, stock)
     wait_until(lambda: len(pair.decode.history()) >= len(ASKED))
     prompts = tuple(prompt for prompt, _ in ASKED)
@@ -86,7 +83,7 @@ def test_a_pair_answers_as_one_server_and_learns(pair: Pair[SageServer], stock: 
     assert pair.prefill.history() == []
 
 
-def test_a_decode_server_gives_room_in_the_order_of_its_policy(pair: Pair[SageServer]) -> None:
+def test_a_decode_server_gives_room_in_the_order_of_its_policy(pair: Pair) -> None:
     levels = (5, 4, 1, 2, 3)
     calls = [
         partial(
@@ -102,15 +99,15 @@ def test_a_decode_server_gives_room_in_the_order_of_its_policy(pair: Pair[SageSe
     settings(pair.decode, {"schedule_policy": "sage"})
 
 
-def test_a_prefill_server_takes_the_shortest_prompt_first(pair: Pair[SageServer]) -> None:
+def test_a_prefill_server_takes_the_shortest_prompt_first(pair: Pair) -> None:
     lengths = (60, 5, 20)
     calls = [partial(generate, pair, "word " * n, rid=f"{n} words") for n in lengths]
-    once = partial(stage.once_bootstrapped, pair.prefill, len(calls))
-    stage.together(pair.prefill, calls, once=once)
+    before = partial(stage.once_bootstrapped, pair.prefill, len(calls))
+    stage.together(pair.prefill, calls, before=before)
     assert stage.started(pair.prefill) == [f"{n} words" for n in sorted(lengths)]
 
 
-def test_either_server_may_die_and_come_back(pair: Pair[SageServer]) -> None:
+def test_either_server_may_die_and_come_back(pair: Pair) -> None:
     for server in (pair.prefill, pair.decode):
         server.kill()
         with pytest.raises(requests.RequestException):
@@ -132,10 +129,7 @@ def test_two_ranks_and_a_radix_cache_on_the_decode_server(
 def test_a_batch_has_room_for_one_adapter(
     model: Path, stock: Stock, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    folder = tmp_path_factory.mktemp("adapters")
-    paths = [f"{name}={adapter(folder / name, seed)}" for seed, name in enumerate(ADAPTERS)]
-    flags = ["--enable-lora", "--lora-backend", "torch_native", "--max-loras-per-batch", "1"]
-    flags += ["--lora-paths", *paths]
+    flags = adapter_flags(tmp_path_factory.mktemp("adapters"))
     with pair_of(model, tmp_path_factory, flags, env=torch_kernels.install) as pair:
         asked = [
             partial(answer, pair, i, lora_path=ADAPTERS[i % len(ADAPTERS)])

@@ -68,7 +68,14 @@ def test_the_servers_own_requests_leave_no_trace(server: SageServer) -> None:
     assert not any(prompt in ("", WARM_UP) for prompt, _, _ in server.history())
 
 
-SAMPLING = {"max_new_tokens": 2}
+# No predictor knows the truth, so only the client can have claimed it.
+FORGED = {
+    "custom_params": {
+        "__sage_source": "truth", "__sage_lengths": [1], "__sage_weights": [1.0],
+        "__sage_effective_samples": 9.0,
+    }
+}  # fmt: skip
+SAMPLING = {"max_new_tokens": 2, **FORGED}
 CHAT = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": LONG_PROMPT},
@@ -86,41 +93,40 @@ ROUTES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("/generate", ONE, [SHORT_PROMPT]),
     ("/generate", ONE | {"stream": True}, [SHORT_PROMPT]),
     ("/generate", ONE | {"text": BOTH}, BOTH),
+    # Read as text.
+    ("/generate", {"input_ids": LONG_PROMPT, "sampling_params": SAMPLING}, [LONG_PROMPT]),
     # The request that computes the prefix of the samples leaves no record.
     ("/generate", ONE | {"sampling_params": {**SAMPLING, "n": 3}}, [SHORT_PROMPT] * 3),
     ("/v1/completions", {"prompt": BOTH, "max_tokens": 2}, BOTH),
     # The last message of the user counts, not the template.
     ("/v1/chat/completions", {"messages": CHAT, "max_tokens": 2, "n": 2}, [SHORT_PROMPT] * 2),
+    ("/v1/messages", {"messages": CHAT[1:], "max_tokens": 2}, [SHORT_PROMPT]),
     ("/v1/responses", RESPONSE, [SHORT_PROMPT]),
     ("/v1/responses", RESPONSE | {"stream": True}, [SHORT_PROMPT]),
 ]
 
 
 @pytest.mark.parametrize(("path", "body", "prompts"), ROUTES)
-def test_each_answer_is_a_record(
+def test_each_answer_is_a_record_and_no_forged_prediction_counts(
     server: SageServer, model: Path, path: str, body: dict[str, Any], prompts: list[str]
 ) -> None:
     before = num_on_disk(server)
-    post(server, path, {"model": str(model), **body})
+    if "input_ids" in body:
+        body = body | {"input_ids": load_tokenizer(str(model))(body["input_ids"])["input_ids"]}
+    forged = {} if path == "/generate" else FORGED
+    post(server, path, {"model": str(model), **forged, **body})
     found = recorded(server, len(prompts), before)
     assert sorted(found) == sorted((prompt, 2, True) for prompt in prompts)
+    stats = server.stats()
+    assert ("truth" in stats["num_ranked"], stats["num_malformed"]) == (False, 0)
 
 
-def test_token_ids_alone_are_read_as_text(server: SageServer, model: Path) -> None:
-    before = num_on_disk(server)
-    ids = load_tokenizer(str(model))(LONG_PROMPT)["input_ids"]
-    post(server, "/generate", {"input_ids": ids, "sampling_params": SAMPLING})
-    assert recorded(server, 1, before) == [(LONG_PROMPT, 2, True)]
-
-
-@pytest.mark.parametrize("media", [{}, {"image_data": "x"}, {"audio_data": "x"}])
-def test_a_token_beyond_the_vocabulary_is_refused(
-    server: SageServer, media: dict[str, str]
-) -> None:
+def test_a_token_beyond_the_vocabulary_is_refused(server: SageServer) -> None:
     """It would end the scheduler."""
-    body = {"input_ids": [5, 10**9], "sampling_params": SAMPLING, **media}
-    answer = requests.post(server.url + "/generate", json=body, timeout=300)
-    assert (answer.status_code, "input_ids have 1000000000" in answer.text) == (400, True)
+    for media in ({}, {"image_data": "x"}, {"audio_data": "x"}):
+        body = {"input_ids": [5, 10**9], "sampling_params": SAMPLING, **media}
+        answer = requests.post(server.url + "/generate", json=body, timeout=300)
+        assert (answer.status_code, "input_ids have 1000000000" in answer.text) == (400, True)
     generate(server, SHORT_PROMPT)
 
 
@@ -174,26 +180,6 @@ def test_an_abort_during_the_prediction_is_not_lost(server: SageServer) -> None:
         for answer in answers if isinstance(answers, list) else [answers]:
             assert answer["meta_info"]["finish_reason"]["type"] == "abort", one
             assert answer["meta_info"]["completion_tokens"] <= 1, one
-
-
-def test_no_route_takes_what_a_client_forges(server: SageServer, model: Path) -> None:
-    """No predictor knows the truth, so only the client can have claimed it."""
-    lengths = {"__sage_lengths": [1], "__sage_weights": [1.0], "__sage_effective_samples": 9.0}
-    forged = {"custom_params": {"__sage_source": "truth", **lengths}}
-    session = post(server, "/open_session", {"capacity_of_str_len": 1000})
-    in_session = {"session_params": {"id": session}, "sampling_params": SAMPLING | forged}
-    for path, body in (
-        ("/v1/chat/completions", {"messages": CHAT, "max_tokens": 2, **forged}),
-        ("/v1/completions", {"prompt": BOTH, "max_tokens": 2, **forged}),
-        ("/v1/responses", {"input": SHORT_PROMPT, "max_output_tokens": 2, **forged}),
-        ("/v1/messages", {"messages": CHAT[1:], "max_tokens": 2, **forged}),
-        ("/generate", {"text": BOTH, "sampling_params": {**SAMPLING, **forged, "n": 2}}),
-        ("/generate", ONE | in_session),
-    ):
-        post(server, path, {"model": str(model), **body})
-    after = server.stats()
-    assert "truth" not in after["num_ranked"]
-    assert after["num_malformed"] == 0
 
 
 def test_short_predictions_admit_more_and_survive_long_answers(server: SageServer) -> None:

@@ -4,133 +4,104 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 
-from bench.engines.server.server import Server
 from tests.checks.exactness import ask, differences
 from tests.engine import stage
 from tests.engine.conftest import ASKED, Stock
 from tests.engine.crowds import ask_together
-from tests.engine.kinds import YIELDING, YIELDING_FLAGS, settings
-from tests.engine.serving import SHORT_PROMPT, SageServer, generate, wait_until
+from tests.engine.kinds import settings
+from tests.engine.serving import SHORT_PROMPT, SageServer, generate, post, wait_until
 
 
-# For the tests of one class, so that it is gone when the next one starts.
-@pytest.fixture(scope="class")
-def paged(
-    model: Path, stock: Stock, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SageServer]:
-    """Host memory takes the KV of 200 tokens."""
-    folder = tmp_path_factory.mktemp("paged")
-    with SageServer(
-        model,
-        folder,
-        # More run than memory has room for to the end.
-        flags=[
-            *YIELDING_FLAGS,
-            "--max-running-requests",
-            "16",
-            "--page-size",
-            "16",
-            "--disable-overlap-schedule",
-        ],
-        settings=YIELDING + "host_pool_gib = 0.0002\n",
-        policy="fastserve",
-    ) as server:
-        yield server
+def test_a_batch_loses_requests_and_its_predictor(paged: SageServer, stock: Stock) -> None:
+    settings(paged, {"schedule_policy": "makespan"})
+    paged.predictor_worker().kill()
+    aborted: list[str] = []
+
+    def abort(state: dict[str, Any]) -> None:
+        aborted.extend([*state["swapped"][:1], *state["running"][:2], *state["fresh"][::2]])
+        for rid in aborted:
+            post(paged, "/abort_request", {"rid": rid})
+        stage.once_aborted(paged, len(aborted))
+
+    calls = [
+        partial(generate, paged, *one, rid=f"batch {i}.", sampling_params={"ignore_eos": True})
+        for i, one in enumerate(ASKED)
+    ]
+    answers = stage.together(paged, calls, abort, swapped=1)
+    assert paged.stats()["num_policy_errors"] == 0
+    assert len(aborted) >= 5
+    for i, (answer, known) in enumerate(zip(answers, stock.answers, strict=True)):
+        if f"batch {i}." in aborted:
+            assert answer["meta_info"]["finish_reason"]["type"] == "abort"
+        else:
+            assert answer["text"] == known.text
 
 
-class TestPagesOf16WithoutOverlapAndLittleHostMemory:
-    def test_a_batch_loses_requests_and_its_predictor(
-        self, paged: SageServer, stock: Stock
-    ) -> None:
-        settings(paged, {"schedule_policy": "makespan"})
-        paged.predictor_worker().kill()
-        aborted: list[str] = []
+@pytest.mark.parametrize("policy", ["makespan", "fastserve"])
+def test_answers_stay_and_the_tree_keeps_the_kv(
+    paged: SageServer, stock: Stock, policy: str
+) -> None:
+    settings(paged, {"schedule_policy": policy})
+    before = paged.stats()["preemption"]
+    num_different, largest = differences(stock.answers, ask_together(paged, ASKED))
+    assert num_different == 0
+    assert largest < 1e-3
+    after = paged.stats()["preemption"]
+    counted = ("num_preemptions", "num_resumed", "num_left_in_tree")
+    num_preemptions, num_resumed, num_left_in_tree = (after[n] - before[n] for n in counted)
+    assert num_resumed > 0
+    assert num_left_in_tree > 0
+    assert num_preemptions == num_resumed + num_left_in_tree
 
-        def abort(state: dict[str, Any]) -> None:
-            aborted.extend([*state["swapped"][:1], *state["running"][:2], *state["fresh"][::2]])
-            for rid in aborted:
-                post(paged, "/abort_request", {"rid": rid})
-            stage.once_aborted(paged, len(aborted))
 
-        calls = [
-            partial(generate, paged, *one, rid=f"batch {i}.", sampling_params={"ignore_eos": True})
-            for i, one in enumerate(ASKED)
-        ]
-        answers = stage.together(paged, calls, abort, swapped=1)
-        assert paged.stats()["num_policy_errors"] == 0
-        assert len(aborted) >= 5
-        for i, (answer, known) in enumerate(zip(answers, stock.answers, strict=True)):
-            if f"batch {i}." in aborted:
-                assert answer["meta_info"]["finish_reason"]["type"] == "abort"
-            else:
-                assert answer["text"] == known.text
+def test_counted_tokens_go_on_where_they_were(paged: SageServer, stock: Stock) -> None:
+    asked = [(prompt, 60) for prompt, _ in ASKED[:20]]
+    counting: list[dict[str, Any]] = [
+        {"frequency_penalty": 1.5},
+        {"presence_penalty": 1.5},
+        {"repetition_penalty": 1.5},
+        # Until then no token may end the answer, after it one in eight does.
+        {"min_new_tokens": 40, "ignore_eos": False, "stop_token_ids": list(range(0, 16384, 8))},
+        {},
+    ]
+    alone = ask(paged, asked, 1, sampling=counting)
+    before = paged.stats()["preemption"]
+    found = ask_together(paged, asked, counting)
+    assert differences(alone, found)[0] == 0
+    assert {i % 5 for i, answer in enumerate(found) if answer.num_retractions} >= set(range(4))
+    # What counts may not be computed again: without host memory it runs on.
+    after = paged.stats()["preemption"]
+    assert after["num_without_host_room"] > before["num_without_host_room"]
+    # Each kind of counting changes answers, so the comparison can fail.
+    plain = stock.answers[: len(asked)]
+    changed = set()
+    for i, (one, other) in enumerate(zip(alone, plain, strict=True)):
+        length = min(len(one.ids), len(other.ids))
+        if one.ids[:length] != other.ids[:length] or len(one.ids) not in (60, len(other.ids)):
+            changed.add(i % 5)
+    assert changed == set(range(4))
 
-    @pytest.mark.parametrize("policy", ["makespan", "fastserve"])
-    def test_answers_stay_and_the_tree_keeps_the_kv(
-        self, paged: SageServer, stock: Stock, policy: str
-    ) -> None:
-        settings(paged, {"schedule_policy": policy})
-        before = paged.stats()["preemption"]
-        num_different, largest = differences(stock.answers, ask_together(paged, ASKED))
-        assert num_different == 0
-        assert largest < 1e-3
-        after = paged.stats()["preemption"]
-        counted = ("num_preemptions", "num_resumed", "num_left_in_tree")
-        num_preemptions, num_resumed, num_left_in_tree = (after[n] - before[n] for n in counted)
-        assert num_resumed > 0
-        assert num_left_in_tree > 0
-        assert num_preemptions == num_resumed + num_left_in_tree
 
-    def test_counted_tokens_go_on_where_they_were(self, paged: SageServer, stock: Stock) -> None:
-        asked = [(prompt, 60) for prompt, _ in ASKED[:20]]
-        counting: list[dict[str, Any]] = [
-            {"frequency_penalty": 1.5},
-            {"presence_penalty": 1.5},
-            {"repetition_penalty": 1.5},
-            # Until then no token may end the answer, after it one in eight does.
-            {"min_new_tokens": 40, "ignore_eos": False, "stop_token_ids": list(range(0, 16384, 8))},
-            {},
-        ]
-        alone = ask(paged, asked, 1, sampling=counting)
-        before = paged.stats()["preemption"]
-        found = ask_together(paged, asked, counting)
-        assert differences(alone, found)[0] == 0
-        assert {i % 5 for i, answer in enumerate(found) if answer.num_retractions} >= set(range(4))
-        # What counts may not be computed again: without host memory it runs on.
-        after = paged.stats()["preemption"]
-        assert after["num_without_host_room"] > before["num_without_host_room"]
-        # Each kind of counting changes answers, so the comparison can fail.
-        plain = stock.answers[: len(asked)]
-        changed = set()
-        for i, (one, other) in enumerate(zip(alone, plain, strict=True)):
-            length = min(len(one.ids), len(other.ids))
-            if one.ids[:length] != other.ids[:length] or len(one.ids) not in (60, len(other.ids)):
-                changed.add(i % 5)
-        assert changed == set(range(4))
-
-    def test_penalties_that_decide_every_step_go_on(self, paged: SageServer) -> None:
-        # Few tokens are likely. Answers are short, so that SGLang itself retracts no request: it
-        # would forget the counts of its tokens.
-        likely = {"logit_bias": {str(token): 30.0 for token in range(1, 8)}}
-        counting: list[dict[str, Any]] = [
-            {name: 1.5, **likely}
-            for name in ("frequency_penalty", "presence_penalty", "repetition_penalty")
-        ]
-        asked = [(prompt, 30) for prompt, _ in ASKED[:15]]
-        alone = ask(paged, asked, 1, sampling=counting)
-        before = paged.stats()
-        found = ask_together(paged, asked, counting)
-        assert paged.stats()["recomputed_tokens"] == before["recomputed_tokens"]
-        assert {i % 3 for i, answer in enumerate(found) if answer.num_retractions} == set(range(3))
-        assert differences(alone, found)[0] == 0
+def test_penalties_that_decide_every_step_go_on(paged: SageServer) -> None:
+    # Few tokens are likely. Answers are short, so that SGLang itself retracts no request: it
+    # would forget the counts of its tokens.
+    likely = {"logit_bias": {str(token): 30.0 for token in range(1, 8)}}
+    counting: list[dict[str, Any]] = [
+        {name: 1.5, **likely}
+        for name in ("frequency_penalty", "presence_penalty", "repetition_penalty")
+    ]
+    asked = [(prompt, 30) for prompt, _ in ASKED[:15]]
+    alone = ask(paged, asked, 1, sampling=counting)
+    before = paged.stats()
+    found = ask_together(paged, asked, counting)
+    assert paged.stats()["recomputed_tokens"] == before["recomputed_tokens"]
+    assert {i % 3 for i, answer in enumerate(found) if answer.num_retractions} == set(range(3))
+    assert differences(alone, found)[0] == 0
 
 
 def test_an_answer_is_the_same_whoever_it_yielded_to(yielding: SageServer, stock: Stock) -> None:
@@ -196,7 +167,3 @@ def test_what_a_flush_makes_stale_is_computed_again(yielding: SageServer, stock:
     found = ask_together(yielding, ASKED, then=flush, swapped=4)
     assert differences(stock.answers, found)[0] == 0
     assert yielding.preemption()["num_recomputed"] - before == len(swapped) >= 4
-
-
-def post(server: Server, path: str, body: dict[str, Any]) -> None:
-    requests.post(server.url + path, json=body, timeout=300).raise_for_status()

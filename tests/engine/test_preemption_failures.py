@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -19,17 +18,8 @@ from tests.checks.exactness import differences
 from tests.engine import saboteur, stage
 from tests.engine.conftest import ASKED, Stock
 from tests.engine.crowds import ask_one, ask_together
-from tests.engine.kinds import CHECKED, settings
-from tests.engine.serving import SHORT_PROMPT, SageServer, generate, wait_until
-
-
-@pytest.fixture
-def order(yielding: SageServer) -> Iterator[Callable[[str], Any]]:
-    """Give the saboteur an order for one test, then flush the radix cache."""
-    orders = saboteur.orders_file(yielding.log.parent)
-    yield orders.write_text
-    orders.write_text(saboteur.NOTHING)
-    wait_until(lambda: requests.post(f"{yielding.url}/flush_cache", timeout=300).ok)
+from tests.engine.kinds import settings
+from tests.engine.serving import CHECKED, SHORT_PROMPT, SageServer, generate, wait_until
 
 
 def counted(server: SageServer) -> Counter[str]:
@@ -37,12 +27,10 @@ def counted(server: SageServer) -> Counter[str]:
     return Counter({name: n for name, n in counters.items() if isinstance(n, int)})
 
 
-def test_kv_that_does_not_come_back_is_noticed(
-    yielding: SageServer, stock: Stock, order: Callable[[str], Any]
-) -> None:
+def test_kv_that_does_not_come_back_is_noticed(yielding: SageServer, stock: Stock) -> None:
     # Comparisons of the other tests can fail.
-    order(saboteur.SKIP_RESTORE)
-    assert differences(stock.answers, ask_together(yielding, ASKED))[0] > 5
+    with stage.sabotaged(yielding, saboteur.SKIP_RESTORE):
+        assert differences(stock.answers, ask_together(yielding, ASKED))[0] > 5
 
 
 @pytest.mark.parametrize(
@@ -54,16 +42,11 @@ def test_kv_that_does_not_come_back_is_noticed(
     ],
 )
 def test_answers_stay_the_same_if_moves_fail(
-    yielding: SageServer,
-    stock: Stock,
-    order: Callable[[str], Any],
-    failure: str,
-    counter: str,
-    is_recomputed: bool,
+    yielding: SageServer, stock: Stock, failure: int, counter: str, is_recomputed: bool
 ) -> None:
     before = counted(yielding)
-    order(failure)
-    found = ask_together(yielding, ASKED)
+    with stage.sabotaged(yielding, failure):
+        found = ask_together(yielding, ASKED)
     assert differences(stock.answers, found)[0] == 0
     news = counted(yielding)
     news.subtract(before)
@@ -103,12 +86,8 @@ def test_killed_with_requests_swapped_the_next_server_starts_on_its_store(
 def test_both_ranks_go_on_if_the_copy_fails_on_one(two_ranks: SageServer) -> None:
     settings(two_ranks, {"schedule_policy": "fastserve", "preemption": {"enabled": True}})
     before = two_ranks.preemption()
-    orders = saboteur.orders_file(two_ranks.log.parent)
-    orders.write_text(saboteur.FAIL_BACKUP_ON_ONE_RANK)
-    try:
+    with stage.sabotaged(two_ranks, saboteur.FAIL_BACKUP_ON_ONE_RANK):
         found = ask_together(two_ranks, ASKED[:18])
-    finally:
-        orders.write_text(saboteur.NOTHING)
     with ThreadPoolExecutor(6) as pool:
         alone = list(pool.map(lambda one: ask_one(two_ranks, one), ASKED[:18]))
     assert differences(alone, found)[0] == 0

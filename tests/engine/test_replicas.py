@@ -10,22 +10,15 @@ from tests.engine.serving import SHORT_PROMPT, SageServer, generate, states
 
 def test_both_serve_and_lose_nothing(replicas: SageServer) -> None:
     with ThreadPoolExecutor(24) as pool:
-        asked = [(f"{SHORT_PROMPT} ({i})", 3 + i % 5) for i in range(48)]
-        answers = list(pool.map(lambda each: generate(replicas, *each), asked))
-    lengths = [answer["meta_info"]["completion_tokens"] for answer in answers]
-    assert all(1 <= length <= cap for length, (_, cap) in zip(lengths, asked, strict=True))
+        answers = list(pool.map(lambda i: generate(replicas, f"{SHORT_PROMPT} ({i})"), range(48)))
     assert {answer["meta_info"]["dp_rank"] for answer in answers} == {0, 1}
-
-
-def test_batches_and_samples_are_answered(replicas: SageServer) -> None:
-    answers = generate(replicas, [SHORT_PROMPT] * 6, 4)
-    answers += generate(replicas, SHORT_PROMPT, 4, sampling_params={"n": 3, "temperature": 1})
-    assert len(answers) == 9
+    samples = generate(replicas, SHORT_PROMPT, sampling_params={"n": 3, "temperature": 1})
+    assert len(samples) == 3
 
 
 def test_clients_may_name_a_rank(replicas: SageServer) -> None:
     for rank in (1, 1, 0, 1):
-        answer = generate(replicas, SHORT_PROMPT, 3, routed_dp_rank=rank)
+        answer = generate(replicas, SHORT_PROMPT, routed_dp_rank=rank)
         assert answer["meta_info"]["dp_rank"] == rank
 
 
@@ -33,4 +26,4 @@ def test_all_replicas_go_by_new_settings(replicas: SageServer) -> None:
     for policy in ("fcfs", "sage"):
         settings(replicas, {"schedule_policy": policy})
         assert [state["sage"]["schedule_policy"] for state in states(replicas)] == [policy] * 2
-        assert len(generate(replicas, [SHORT_PROMPT] * 4, 3)) == 4
+        assert len(generate(replicas, [SHORT_PROMPT] * 4)) == 4

@@ -9,40 +9,33 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from bench.engines.server.server import Server
-from tests.engine.kinds import BIN, CHECKED, PATIENT, settings
+from tests.engine.kinds import BIN, settings
 from tests.engine.serving import (
+    CHECKED,
     LONG_PROMPT,
     SEVERAL_HTTP_PROCESSES,
     SHORT_PROMPT,
     SageServer,
     generate,
     post,
-    states,
     wait_until,
 )
 
 
-def predictor_of(server: Server) -> dict[str, Any]:
-    found: dict[str, Any] = states(server)[0]["sage"]["predictor"]
-    return found
-
-
-def asked(server: Server, prompts: Sequence[str]) -> list[int]:
+def asked(server: SageServer, prompts: Sequence[str]) -> list[int]:
     """The lengths of answers, of three tokens if all is well."""
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda prompt: generate(server, prompt, 3), prompts))
     return [answer["meta_info"]["completion_tokens"] for answer in answers]
 
 
-def wait_for_both(server: Server, name: str, is_enough: Callable[[list[int]], bool]) -> None:
+def wait_for_both(server: SageServer, name: str, is_enough: Callable[[list[int]], bool]) -> None:
     """Until the counter's values in both HTTP processes, which answer by chance, are enough."""
     seen: dict[int, int] = {}
 
     def both() -> bool:
-        found = predictor_of(server)
+        found = server.stats()["predictor"]
         seen[found["http_process"]] = found[name]
         return len(seen) == 2 and is_enough([*seen.values()])
 
@@ -102,7 +95,7 @@ def service(folder: Path, address: str) -> Iterator[subprocess.Popen[str]]:
 
 def test_two_servers_on_one_service(model: Path, tmp_path: Path) -> None:
     address = str(tmp_path / "predictor.socket")
-    by_service = f'{PATIENT}service = "{address}"\n'
+    by_service = f'[predictor]\ndeadline_ms = 600000.0\nservice = "{address}"\n'
 
     def server(name: str) -> SageServer:
         folder = tmp_path / name
@@ -115,12 +108,12 @@ def test_two_servers_on_one_service(model: Path, tmp_path: Path) -> None:
     with server("one") as one:
         # There is no service yet. It serves all the same, and finds it by itself.
         assert asked(one, [SHORT_PROMPT] * 4) == [3] * 4
-        assert predictor_of(one)["num_predicted_prior"] >= 4
+        assert one.stats()["predictor"]["num_predicted_prior"] >= 4
         with service(tmp_path, address) as serving, server("other") as other:
-            wait_until(lambda: predictor_of(one)["worker_alive"] == 1)
+            wait_until(lambda: one.stats()["predictor"]["worker_alive"] == 1)
             for each in (one, other):
                 assert asked(each, [SHORT_PROMPT] * 8) == [3] * 8
-                wait_until(lambda each=each: predictor_of(each)["num_recorded"] == 8)
+                wait_until(lambda each=each: each.stats()["predictor"]["num_recorded"] == 8)
             assert not (tmp_path / "one" / "unused").exists()
 
             # It is killed: both go on with the prior, and find it again when it is back.
@@ -128,14 +121,14 @@ def test_two_servers_on_one_service(model: Path, tmp_path: Path) -> None:
             serving.wait()
             for each in (one, other):
                 assert asked(each, [SHORT_PROMPT] * 4) == [3] * 4
-                counted = predictor_of(each)
+                counted = each.stats()["predictor"]
                 assert counted["num_predicted_prior"] + counted["num_unsent"] >= 4
                 assert not counted["worker_alive"]
             with service(tmp_path, address):
                 for each in (one, other):
-                    wait_until(lambda each=each: predictor_of(each)["worker_alive"] == 1)
-                    before = predictor_of(each)
+                    wait_until(lambda each=each: each.stats()["predictor"]["worker_alive"] == 1)
+                    before = each.stats()["predictor"]
                     assert before["num_worker_restarts"] == 1
                     assert asked(each, [SHORT_PROMPT] * 4) == [3] * 4
-                    after = predictor_of(each)
+                    after = each.stats()["predictor"]
                     assert after["num_predicted_prior"] == before["num_predicted_prior"]

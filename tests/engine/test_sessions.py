@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engine.kinds import CHECKED, PATIENT
+from tests.engine.kinds import server_of
 from tests.engine.serving import SageServer, post
 
-_ENV = CHECKED | {"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python"}
 # The pool has room for two and a half prompts.
-_PROMPT_TOKENS, _POOL_TOKENS = 250, 640
+_PROMPT_TOKENS = 250
 # After this many pauses they are predicted (sage_sched.session_returns).
 _NUM_PAUSES = 64
 
 
-def server_of(model: Path, folder: Path, flags: Sequence[str] = ()) -> SageServer:
-    flags = ["--max-total-tokens", f"{_POOL_TOKENS}", "--enable-cache-report", *flags]
-    settings = f'{PATIENT}[hints]\ntrust = "body"\n'
-    return SageServer(model, folder, flags=flags, env=_ENV, settings=settings)
-
-
-@pytest.fixture(scope="module")
-def learned(
-    _staged: None, model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SageServer]:
-    with server_of(model, tmp_path_factory.mktemp("sessions")) as server:
-        learn_pauses(server)
-        yield server
+@cache
+def learn_pauses(server: SageServer) -> None:
+    for _ in range(_NUM_PAUSES + 1):
+        ask(server, [7, 8, 9], "agent")
 
 
 @pytest.fixture
-def server(learned: SageServer) -> SageServer:
+def server(sessions: SageServer) -> SageServer:
     """With nothing in its tree."""
-    post(learned, "/flush_cache")
-    return learned
+    learn_pauses(sessions)
+    post(sessions, "/flush_cache")
+    return sessions
 
 
 def ask(
@@ -56,11 +47,6 @@ def ask(
 def prompt(number: int, num_tokens: int = _PROMPT_TOKENS) -> list[int]:
     """No two numbers begin alike."""
     return [100 + number, *range(200, 199 + num_tokens)]
-
-
-def learn_pauses(server: SageServer) -> None:
-    for _ in range(_NUM_PAUSES + 1):
-        ask(server, [7, 8, 9], "agent")
 
 
 def kept_before_others(server: SageServer, num_others: int) -> None:
@@ -131,7 +117,7 @@ def test_a_chat_is_a_session_that_its_beginning_tells(server: SageServer) -> Non
 def test_host_memory_too_gives_up_the_session_that_comes_back_last(
     model: Path, tmp_path: Path
 ) -> None:
-    flags = ["--enable-hierarchical-cache", "--hicache-ratio", "1.5"]
-    with server_of(model, tmp_path, flags) as server:
+    flags = ("--enable-hierarchical-cache", "--hicache-ratio", "1.5")
+    with server_of("sessions", model, tmp_path, *flags) as server:
         learn_pauses(server)
         kept_before_others(server, 6)

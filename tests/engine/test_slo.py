@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from functools import partial
+from collections import Counter
 from typing import Any
 
 import pytest
 import requests
 
 from tests.checks.exactness import ask, differences
-from tests.engine import stage
-from tests.engine.crowds import ask_together
+from tests.engine.crowds import ask_together, started
 from tests.engine.kinds import settings
 from tests.engine.serving import SHORT_PROMPT, SageServer, generate, post
 
@@ -30,25 +28,15 @@ def of_class(name: str) -> dict[str, str]:
     return {"X-SMG-Priority": name}
 
 
-def started_of(server: SageServer, headers: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """The ids of requests with these headers in the order of their starts; all come before."""
-    asked = [
-        partial(post, server, "/generate", ASKED | {"rid": rid}, given)
-        for rid, given in headers.items()
-    ]
-    stage.together(server, asked)
-    assert server.stats()["num_policy_errors"] == 0
-    return stage.started(server)
-
-
-def test_every_route_has_classes_and_ignores_untrusted_claims(server: SageServer) -> None:
-    before = server.stats()["slo"]["num_by_class"]
+def test_claims_count_on_every_route_within_their_limits(server: SageServer) -> None:
+    before = server.stats()["slo"]
     chat = {"model": "model", "max_tokens": 2}
     said = [{"role": "user", "content": SHORT_PROMPT}]
     batch = {"text": [SHORT_PROMPT] * 2, "sampling_params": SAMPLING | {"n": 2}}
     # Neither the body's priority nor a forged class counts here.
     forged = {"__sage_hint_slo_class": "interactive", "__sage_came_s": 0.0, "slo_class": "bulk"}
-    claiming = ASKED | {"priority": 10, "sampling_params": SAMPLING | {"custom_params": forged}}
+    hurried = {"ttft_slo_ms": 0.001}  # below the floor of the default class
+    own = [SAMPLING | {"custom_params": params} for params in (forged, hurried)]
     bodies: list[tuple[str, str, dict[str, Any]]] = [
         ("bulk", "/generate", ASKED),
         ("bulk", "/generate", batch),
@@ -56,38 +44,26 @@ def test_every_route_has_classes_and_ignores_untrusted_claims(server: SageServer
         ("interactive", "/v1/completions", chat | {"prompt": SHORT_PROMPT}),
         ("interactive", "/v1/messages", chat | {"messages": said}),
         ("nobility", "/generate", ASKED),
-        ("", "/generate", claiming),
+        ("", "/generate", ASKED | {"priority": 10, "sampling_params": own[0]}),
+        ("", "/generate", ASKED | {"sampling_params": own[1]}),
+        *[("rare", "/generate", ASKED)] * 4,  # more than its share
     ]
     for name, path, body in bodies:
         post(server, path, body, of_class(name) if name else None)
     after = server.stats()
-    counted = after["slo"]["num_by_class"]
-    news = {name: counted[name] - before.get(name, 0) for name in counted}
-    assert news == {"bulk": 3, "interactive": 3, "default": 2}
     assert after["num_malformed"] == 0
-
-
-def test_claims_beyond_a_classs_share_get_the_default(server: SageServer) -> None:
-    before = server.stats()["slo"]
-    for _ in range(4):
-        post(server, "/generate", ASKED, of_class("rare"))
-    after = server.stats()["slo"]
-    assert after["num_demoted"] - before["num_demoted"] >= 3
-    assert after["num_by_class"]["rare"] <= 1
-
-
-def test_a_deadline_below_the_floor_is_clamped_counted_and_served(server: SageServer) -> None:
-    before = server.stats()["slo"]["num_clamped"]
-    sampling = {"custom_params": {"ttft_slo_ms": 0.001}}
-    answer = generate(server, SHORT_PROMPT, 4, sampling_params=sampling)
-    assert answer["meta_info"]["completion_tokens"] == 4
-    assert server.stats()["slo"]["num_clamped"] == before + 1
+    news = Counter(after["slo"]["num_by_class"]) - Counter(before["num_by_class"])
+    num_rare = news.pop("rare", 0)
+    assert num_rare <= 1
+    assert news == {"bulk": 3, "interactive": 3, "default": 3 + 4 - num_rare}
+    limited = {name: after["slo"][name] - before[name] for name in ("num_demoted", "num_clamped")}
+    assert limited == {"num_demoted": 4 - num_rare, "num_clamped": 1}
 
 
 def test_tenants_of_a_fair_class_take_turns(server: SageServer) -> None:
     rids = ("a 1", "a 2", "a 3", "b 1", "b 2")
-    headers = {rid: of_class("bulk") | {"X-Sage-Tenant": rid[0]} for rid in rids}
-    assert started_of(server, headers) == ["a 1", "b 1", "a 2", "b 2", "a 3"]
+    asked = {rid: {"headers": of_class("bulk") | {"X-Sage-Tenant": rid[0]}} for rid in rids}
+    assert started(server, asked) == ["a 1", "b 1", "a 2", "b 2", "a 3"]
 
 
 def test_attainment_by_class_is_in_server_info_and_metrics(server: SageServer) -> None:
@@ -109,8 +85,8 @@ def test_attainment_by_class_is_in_server_info_and_metrics(server: SageServer) -
 def test_more_weight_goes_first_and_best_effort_last(server: SageServer) -> None:
     # All that were promised something are late, so urgent on any host.
     names = {"bulk": "bulk", "late 1": "late", "high": "late-and-dear", "late 2": "late"}
-    headers = {rid: of_class(name) for rid, name in names.items()}
-    assert started_of(server, headers) == ["high", "late 1", "late 2", "bulk"]
+    asked = {rid: {"headers": of_class(name)} for rid, name in names.items()}
+    assert started(server, asked) == ["high", "late 1", "late 2", "bulk"]
 
 
 def test_answers_stay_the_same_under_tight_deadlines(server: SageServer) -> None:
@@ -131,12 +107,12 @@ def test_headers_of_gateways_and_agents_count(server: SageServer) -> None:
     """Class, tenant and deadline by llm-d; priority by Dynamo."""
     before = server.stats()["slo"]
     bulk = {"x-llm-d-inference-objective": "bulk"}
-    headers = {
-        f"{tenant} {i}": bulk | {"x-llm-d-inference-fairness-id": tenant}
+    asked = {
+        f"{tenant} {i}": {"headers": bulk | {"x-llm-d-inference-fairness-id": tenant}}
         for i, tenant in enumerate("aab")
     }
-    headers["urgent"] = bulk | {"x-dynamo-request-priority": "2"}
-    assert started_of(server, headers) == ["urgent", "a 0", "b 2", "a 1"]
+    asked["urgent"] = {"headers": bulk | {"x-dynamo-request-priority": "2"}}
+    assert started(server, asked) == ["urgent", "a 0", "b 2", "a 1"]
     hurried = {"x-llm-d-inference-objective": "default", "x-llm-d-slo-ttft-ms": "0.1"}
     post(server, "/generate", ASKED, hurried)
     after = server.stats()["slo"]

@@ -13,8 +13,8 @@ from bench.engines.server.model import write_model
 from tests.checks.exactness import TWO_RANKS, ask, differences
 from tests.engine import told_at_once
 from tests.engine.crowds import ask_in_waves
-from tests.engine.kinds import CHECKED, PATIENT
 from tests.engine.serving import (
+    CHECKED,
     LONG_PROMPT,
     SHORT_PROMPT,
     SageServer,
@@ -27,7 +27,7 @@ from tests.engine.serving import (
 NUM_ANSWERS, NUM_TOKENS = 8, 60
 # Whenever short ones come, as many long ones yield. Cost in tokens, as a price in seconds is what
 # the clock says.
-SETTINGS = f"{PATIENT}[policy.sage]\nregret = inf\n[preemption]\nenabled = true\n"
+SETTINGS = "[policy.sage]\nregret = inf\n[preemption]\nenabled = true\n"
 FLAGS = ["--max-total-tokens", "640", "--max-running-requests", "4", "--tp-size", "2"]
 
 

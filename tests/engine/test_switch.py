@@ -93,16 +93,14 @@ def test_swapped_requests_come_back_under_sglangs_own_order(server: SageServer) 
 
 
 def test_without_the_key_or_with_a_bad_body_nothing_changes(server: SageServer) -> None:
-    before = settings(server)
-    path = f"{server.url}/sage/settings"
+    before, path = settings(server), f"{server.url}/sage/settings"
     for headers in ({}, {"Authorization": "Bearer a client's"}):
-        assert requests.post(path, json={}, headers=headers, timeout=60).status_code == 401
+        change = {"schedule_policy": "fcfs"}
+        assert requests.post(path, json=change, headers=headers, timeout=60).status_code == 401
         assert requests.get(path, headers=headers, timeout=60).status_code == 401
     key = {"Authorization": f"Bearer {stage.ADMIN_KEY}"}
     for body, why in (
-        (b"[" * 60_000, "no JSON object"),
         (b'{"a": "' + b"x" * 70_000 + b'"}', "more than 65536 bytes"),
-        (b'{"preemption": {"host_pool_gib": -1}}', "preemption.host_pool_gib is -1"),
         (b'{"schedule_policy": "srpt-oracle"}', "schedule_policy is 'srpt-oracle', allowed: "),
     ):
         answer = requests.post(path, data=body, headers=key, timeout=60)
