@@ -85,21 +85,16 @@ class Installed:
     def add(self, found: Iterable[Distribution]) -> None:
         """Link these packages of this host, and no others, into the environment."""
         for each in found:
-            self._link(each)
-
-    def _link(self, installed: Distribution) -> None:
-        """Link its files. Several packages may share a namespace folder."""
-        files = [
-            file for file in installed.files or () if file.parts[0] not in ("..", "__pycache__")
-        ]
-        packages = {file.parts[0] for file in files if file.parts[1:] == ("__init__.py",)}
-        for file in files:
-            is_whole = file.parts[0] in packages or file.parts[0].endswith(".dist-info")
-            parts = file.parts[:1] if is_whole else file.parts[:2]
-            place = self.packages.joinpath(*parts)
-            place.parent.mkdir(exist_ok=True)
-            if not place.exists():
-                place.symlink_to(Path(str(installed.locate_file(""))).joinpath(*parts))
+            files = [f for f in each.files or () if f.parts[0] not in ("..", "__pycache__")]
+            packages = {file.parts[0] for file in files if file.parts[1:] == ("__init__.py",)}
+            for file in files:
+                # Several packages may share a namespace folder.
+                is_whole = file.parts[0] in packages or file.parts[0].endswith(".dist-info")
+                parts = file.parts[:1] if is_whole else file.parts[:2]
+                place = self.packages.joinpath(*parts)
+                place.parent.mkdir(exist_ok=True)
+                if not place.exists():
+                    place.symlink_to(Path(str(each.locate_file(""))).joinpath(*parts))
 
 
 def _required(requirements: Iterable[Requirement]) -> list[Distribution]:
