@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bench.experiment.run import Options, best_tuned, changed, run
+from bench.experiment.servers import Ran
 from bench.experiment.simulated import Loaded, served
 from bench.experiment.spec import Experiment, Load
 from bench.policies.arm import Arm
@@ -81,11 +82,34 @@ def test_a_setting_under_which_a_server_ends_is_not_the_best() -> None:
     assert best_tuned(experiment, loaded).policy == "fcfs@clip=16"
 
 
+def test_each_seed_begins_with_another_policy() -> None:
+    asked = []
+
+    class Asked:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def run(self, arm: Arm, seed: int) -> Ran:
+            asked.append((arm.policy, seed))
+            return Ran(None, "late")
+
+        def close(self) -> None:
+            pass
+
+    experiment = tuned(
+        arms=["fcfs", "sage"], seeds=2, engine="server", defaults={"workload": "chats", "rate": 1}
+    )
+    found = run(experiment, Options(), lambda _: None, Asked)
+    assert asked == [("fcfs", 0), ("sage", 0), ("sage", 1), ("fcfs", 1)]
+    assert [record.problem for record in found] == ["late"] * 4
+
+
 def test_many_engines_apart_have_dispatchers_and_first_tokens_are_counted(tmp_path: Path) -> None:
     of_four = small("apart-nodes", rate="0.5x", max_new_tokens=8)
     found = run(of_four, Options(data=azure_like(tmp_path)), lambda _: None)
     assert len(found) == len(of_four.arms)
     assert all(record.metrics["ttft_attainment"] > 0.5 for record in found)
+    assert fingerprint([[*record.metrics.items()] for record in found]) == "6e591198"
 
 
 @pytest.mark.parametrize(("name", "wanted"), [("best-effort", "e2e80162"), ("gaps", "9bec06df")])

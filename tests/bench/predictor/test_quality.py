@@ -49,7 +49,8 @@ def answered(num: int) -> list[Observation]:
 
 
 def test_no_predictor_sees_an_answer_before_it_is_judged(embedder: Embedder) -> None:
-    answers = answered(NUM_FIRST + 10)
+    cut = Observation("Name one fact about Oslo.", 5, censored=True)  # revealed, not judged
+    answers = [*answered(NUM_FIRST + 10), cut]
     # All answers to one prompt are predicted before any is revealed.
     repeated = [Observation("Name one fact about Rome.", 4000 + i) for i in range(5)]
     one, another = (

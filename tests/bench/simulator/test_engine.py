@@ -74,6 +74,14 @@ def started(
     return node
 
 
+def test_a_retraction_estimates_the_new_token_ratio_anew() -> None:
+    node = started("fcfs", [request(0.0, 10, 50, 100)] * 2, [])
+    node.advance(0.5)
+    num_generated = sum(node.ages().values())
+    node.state.ratio.estimate(node.state.decode)
+    assert node.state.ratio.value == (num_generated + 20 * 2) / (2 * 100 + 1)
+
+
 @pytest.mark.parametrize("is_mixed", [False, True])
 @pytest.mark.parametrize("policy", ["fcfs", "hrrn", "ltr", "sage"])
 def test_leaps_are_steps(policy: str, is_mixed: bool) -> None:

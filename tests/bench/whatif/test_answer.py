@@ -53,6 +53,7 @@ def test_the_interval_tells_of_better_and_worse_predictions() -> None:
     assert ratio.value == pytest.approx(sage.mean_ttlt_s / fcfs.mean_ttlt_s)
     said = sentence(answer.rows, "sage")
     assert all(seconds(each.mean_ttlt_s) in said for each in (fcfs, sage))
+    assert f"{round(100 * (1 - ratio.high))} % to {round(100 * (1 - ratio.low))} %" in said
     known = replace(SMALL, crps_gain=0.4)
     surer = asked(traffic(), "fcfs", "sage", num_seeds=2, server=known).rows[1].mean_ratio
     assert surer.high - surer.low < ratio.high - ratio.low

@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
     models = (datasets.CHAT_MODEL, 100), (datasets.WRITING_MODEL, 900), ("another", 7)
     things = [(i, f"{verb} thing {i}") for i in range(20) for verb in ("Write a", "Why is a")]
-    texts = [(f"A report on {i}", 9) for i in range(20)] + [("x", 9000), ("写一篇文章", 9)]
+    texts = [(f"A report on {i}", 9) for i in range(20)] + [("x", 9000), ("写一篇 report", 9)]
     tasks = ("news_summ", 50), ("qa", 7)
     save("alpaca_eval", *(answer(t, model, n + i) for i, t in things for model, n in models))
     save("alpaca_davinci003", *(
@@ -41,8 +41,8 @@ def folder(tmp_path: Path) -> Path:
         for i in range(20) for model in (datasets.CHAT_MODEL, datasets.RANKED_MODEL)
     ))  # fmt: skip
     save("oasst_model_eval", *(
-        answer(f"Chat {i % 6}", datasets.SAMPLED_MODEL, 9 * i, greedy=i % 11 == 0, sampling=how)
-        for i in range(80) for how in ("nucleus", "contrastive")
+        answer(f"Chat {i % 6}", datasets.SAMPLED_MODEL, n * i, greedy=i % 11 == 0, sampling=how)
+        for i in range(80) for how, n in (("nucleus", 9), ("contrastive", 7))
     ))  # fmt: skip
     quantiles = {"q": [10, 20, 40, 80, 160, 320, 640, 1280]}
     save("servegen_r1_length_quantiles", {"source": "a", "output": quantiles}, {"source": "b"})

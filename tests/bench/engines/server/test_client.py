@@ -127,5 +127,7 @@ def test_tokens_between_two_looks_came_evenly() -> None:
     assert (seen.alone_s[0], seen.duration_s) == (ALONE_S(40, 9), pytest.approx(12.2 - 9.99))
     metrics = seen.metrics()
     assert metrics["max_itl_ms"] == pytest.approx(200) == metrics["p99_itl_ms"]
+    assert seen.arrived_within(0.0, 0.5).ttlt_s == pytest.approx([2.21])
+    assert seen.session_metrics() == {}
     # Both first tokens count once and on time for one; 5 tokens of 18, each for 2.
     assert seen.attainment()["tdg_ratio"] == pytest.approx(5 / 18)
