@@ -24,7 +24,11 @@ from sglang.srt.server_args import ServerArgs
 
 from patches import compat
 from patches.scheduler import survival
+from patches.scheduler.preemption import Preemption, preemption_of
 from patches.scheduler.survival import why_none_is_preemptible, why_not_preemptible
+from sage_sched.app.config import PreemptionConfig
+from sage_sched.view import Holding
+from tests.patches.schedulers import Server, make_request
 
 # Flags that this release does not have yet.
 _LATER = {"prefill_decode_interval_min_bs"} if compat._release() == "0.5.22" else set[str]()
@@ -118,3 +122,22 @@ def test_the_lists_name_what_this_release_has_and_all_else_can_be_looked_up() ->
     assert survival._FLAGS - flags == _LATER
     assert sampling >= survival._ALLOWED["sampling"]
     assert all(hasattr(request(), name) for name in survival._defaults()[0])
+
+
+def test_a_request_that_stays_is_counted_once(server: Server) -> None:
+    preemption = Preemption(server.scheduler, PreemptionConfig())
+    plain, stays = reqs = [make_request([9], answer_tokens=3) for _ in range(2)]
+    for req in server.arrive(*reqs):
+        req.beam_group, req.cached_tokens = None, 8
+    stays.session = object()
+    for _ in range(2):
+        holding = preemption.holdings(reqs)
+        assert holding(stays.sage.job) is None
+        assert holding(plain.sage.job) == Holding(23, 8, 20, stays_whole=False)
+    assert preemption.stats()["num_not_preemptible"] == {"session": 1}
+    # Under a policy of SGLang's none leaves.
+    settings = server.state.settings.changed(
+        {"schedule_policy": "fcfs", "preemption": {"enabled": True}}
+    )
+    assert preemption_of(server.scheduler, settings, preemption) is preemption
+    assert not preemption.config.enabled
