@@ -58,6 +58,7 @@ def test_the_unit_that_is_named_is_used_whatever_the_format_says() -> None:
         ([i * 250 for i in range(30)], "ms", "ms", True),
         ([i * 0.25 for i in range(30)], "", "s", True),
         ([i / 4 for i in range(30)], "ms", "s", False),
+        ([*range(30)], "ms", "s", False),
         ([i * 3 for i in range(30)], "ms", "ms", False),
         ([i * 2.3 for i in range(30)], "ms", "s", False),
         ([i * 250_000 for i in range(30)], "", "us", False),

@@ -79,9 +79,10 @@ def test_warm_data_fades_as_history_comes() -> None:
     assert shares[-1] < 0.1
 
 
-@pytest.mark.parametrize("scope", [PLAIN, STOPS, GRAMMAR])
-def test_other_adapters_count_as_elsewhere(scope: Scope) -> None:
-    history = history_of(*[(0.9, 900, "history")] * 100)
+@pytest.mark.parametrize(("scope", "others"), [(PLAIN, Scope()), (STOPS, PLAIN), (GRAMMAR, PLAIN)])
+def test_other_adapters_and_limits_count_as_elsewhere(scope: Scope, others: Scope) -> None:
+    history = history_of()
+    learn(history, at(0.9), *[900] * 100, scope=others.name)
     assert predicted(history, at(1), scope.name).source == "warm"
     learn(history, at(0.9), *[30] * 100, scope=scope.name)
     found = predicted(history, at(1), scope.name)
