@@ -12,7 +12,7 @@ from predictor_store.predict.predictor import MAX_ATOMS, predict, prior, within_
 from predictor_store.predict.regression import GeneralLength
 from predictor_store.predict.threshold import predict_by_threshold
 from sage_sched.distribution import LengthDistribution
-from tests.predictor_store.samples import grown, learn, share_of, unit_vectors
+from tests.predictor_store.samples import answer, grown, learn, share_of, unit_vectors
 
 PLAIN, STOPS, GRAMMAR = Scope("base"), Scope("base", "a"), Scope("base", "b", SHAPED)
 
@@ -183,10 +183,14 @@ def test_the_first_requests_are_told_apart_by_lengths_in_general() -> None:
     assert levels[1] > 5 * levels[0]
 
 
-def test_a_cut_answer_does_not_lower_the_level() -> None:
+def test_a_cut_answer_does_not_lower_the_level_until_it_ends() -> None:
     history = generally()
     learn(history, at(0.5), *[1] * 5, censored=True)
     assert GENERAL.level_after(history.excess[:5]) == pytest.approx(5.0)
+    place = history.add(answer(at(0.5), 1, censored=True), unfinished=True)
+    assert place is not None
+    assert history.amend(place, answer(at(0.5), 2))
+    assert history.excess[5] == pytest.approx(np.log(2) - 1)
 
 
 def test_the_history_takes_over_as_evidence_comes() -> None:
