@@ -1,1 +1,1 @@
-"""The benchmarks: workloads, a simulator, real servers and experiments."""
+"""Contains the benchmarks: workloads, a simulator, real servers and experiments."""

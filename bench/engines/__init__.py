@@ -1,1 +1,1 @@
-"""Engines other than the simulator: real servers, plain or on a device clock."""
+"""Contains the engines that are real servers, at the host's speed or on a device clock."""

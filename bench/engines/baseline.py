@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 # The first fifth of a saturated run does not count: long answers gather in memory only with time.
 _WARM_UP = 0.2
-# The rate of arrivals is at least the first and at most the second times the capacity. At a lower
-# rate the server might not be saturated: if the answers of the first fifth happen to be long, a
-# server that keeps up seems to complete a tenth less. At a higher rate policies that order by
-# length would serve only short requests.
+# The arrival rate is between these two multiples of the capacity. At a lower rate the server might
+# not be saturated: if the answers of the first fifth happen to be long, a server that keeps up
+# seems to complete a tenth less. At a higher rate policies that order by length would serve only
+# short requests.
 _LEAST_OVERLOAD, _MOST_OVERLOAD = 1.15, 1.4
 _MOST_RUNS = 6
 # A burst of this size gives the first rate to try.
@@ -45,7 +45,7 @@ class Saturation(NamedTuple):
         """Measure a run in which the server has a queue until until_s.
 
         The capacity is tokens per second, prompts and answers together, divided by the mean tokens
-        per request. Tokens are counted and not completions, because a window in which few long
+        per request. It counts tokens instead of completions, because a window in which few long
         answers end tells little about their rate. An answer's tokens count as evenly spread over
         its decoding.
 

@@ -1,1 +1,1 @@
-"""Experiments: workload x arms x loads x seeds x engine, to records, tables and pictures."""
+"""Runs experiments (arms x loads x seeds), and makes records, tables and pictures of them."""

@@ -1,4 +1,4 @@
-"""sage-sched bench: compares policies on real servers."""
+"""Implements `sage-sched bench`, which compares policies on real servers."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def experiment_of(args: argparse.Namespace) -> Experiment:
 def compare(
     args: argparse.Namespace, experiment: Experiment, server_env: Mapping[str, str]
 ) -> list[Record]:
-    """Run the comparison; its records are also in output/records. Raises UserError."""
+    """Run the comparison. Its records are also written to output/records. Raises UserError."""
     # If this process is ended from outside (`timeout`, CI), the servers end too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     options = Options(

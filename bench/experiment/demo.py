@@ -1,4 +1,4 @@
-"""`sage-sched demo`: serves the same requests under SGLang's tuned policies and under ours.
+"""Implements `sage-sched demo`: serves the same requests under SGLang's tuned policies and ours.
 
 It runs on real servers with a modelled GPU's step times (minutes), or in the simulator (a minute).
 The prompts come from templates, and the lengths of their answers from a real model.
@@ -124,7 +124,7 @@ def _best_of_sglang(experiment: Experiment, valid: Sequence[Record]) -> Arm:
 
 
 def _lane(experiment: Experiment, loaded: Loaded, arm: Arm, valid: Sequence[Record]) -> Lane | None:
-    """Return the picture of an arm's first valid run; None if there is none."""
+    """Return the lane of an arm's first valid run; None if there is none."""
     waited_s = median(of_arm(valid, loaded.load.name, arm.name), "mean_waited_s")
     title = f"{arm.name}: requests waited {waited_s:.0f} s on average"
     if experiment.engine == "sim":

@@ -1,4 +1,4 @@
-"""sage-sched bench list: lists the experiments that are files."""
+"""Implements `sage-sched bench list`, which lists the experiments that have files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Records: the result of a run as a line of JSON, the source of tables and pictures."""
+"""Reads and writes records. A record is the result of a run as a line of JSON. Tables and pictures
+are made from records."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def best_tuned(experiment: Experiment, loaded: Loaded, jobs: int = 1) -> Arm:
         for arm, _, metrics, *_ in _simulated(at, runs, [tuning.by], Purpose.TUNING, jobs):
             found.setdefault(arm.policy, []).append(sign * metrics[tuning.by])
     means = {policy: float(np.mean(values)) for policy, values in found.items()}
-    # NaN for a setting under which a server would end.
+    # A setting under which a server would end has NaN.
     return Arm(policy=min(means, key=lambda policy: np.nan_to_num(means[policy], nan=np.inf)))
 
 

@@ -1,4 +1,4 @@
-"""sage-sched bench run: runs an experiment from a file."""
+"""Implements `sage-sched bench run`, which runs an experiment from a file."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Servers:
         self._warmed: object = None
         self._unloaded: UnloadedTime | None = None
         if not self._on_clock and self._workload is None:
-            raise ConfigError(f"load {self._load.name} has no prompts: allowed: sim, clock")
+            raise ConfigError(f"load {self._load.name} has no prompts, allowed engines: sim, clock")
         for arm in experiment.arms:
             self._check(arm)
 
@@ -90,7 +90,8 @@ class Servers:
             same = replace(same, said_by=arm.said_by)
         if arm != same or self._load.nodes > 1:
             raise ConfigError(
-                f"load {self._load.name}: servers cannot differ as {arm.name} does, allowed: sim"
+                f"load {self._load.name}: servers cannot differ as {arm.name} does, "
+                "allowed engine: sim"
             )
 
     def close(self) -> None:
@@ -126,8 +127,8 @@ class Servers:
                 arm, arrivals_s, _CAPACITY_SEED, load.max_new_tokens, Purpose.CAPACITY
             )
             tqdm.write(
-                f"measuring what {arm.name} sustains: {len(asked)} requests, "
-                f"{arrivals_s[-1]:.0f} s and what is then left"
+                f"measuring what {arm.name} sustains: {len(asked)} requests arrive within "
+                f"{arrivals_s[-1]:.0f} s"
             )
             ran = self._serve(arm, asked, "capacity")
             if ran.served is None:
@@ -214,8 +215,8 @@ class Servers:
         return [Observation(f"step {i}", n) for i, n in enumerate(lengths)]
 
     def _prepare(self, url: str) -> None:
-        """Warm a server up. The first bare one also answers single requests, to measure their
-        times."""
+        """Warm a server up. The first server without a device clock also answers single requests,
+        to measure their times."""
         if self._workload is None:
             return
         history = self._workload.history

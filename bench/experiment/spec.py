@@ -29,8 +29,8 @@ class Load:
     rate: requests per second, or "2x" for twice the rate that capacity_by sustains.
     mix: the loads of one mix differ only in their rate.
     arrivals: one of bench.workloads.arrivals.LOADS, or RECORDED.
-    num_requests: the requests of a run; None for the number that the arrivals have.
-    preset, engine: the engine, and its fields that differ.
+    num_requests: the requests of a run; None: as many as the kind of arrivals has.
+    preset, engine: the preset of the engine, and the fields that differ from it.
     nodes: the number of engines.
     apart: whether prefill and decode are separate: `nodes` engines prefill, and as many others
         decode.
@@ -81,7 +81,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """SGLang's policies with each clip. The best of them is the experiment's first arm.
+    """SGLang's policies, each with each of the clips (bench.policies.rival). The best setting is
+    the experiment's first arm.
 
     by: the metric that the best setting minimizes; `good_share` is maximized.
     seeds: different from the seeds of reports.
@@ -105,10 +106,10 @@ class Tuning:
 class Experiment:
     """Arms under loads.
 
-    name: the file's.
+    name: the file's name.
     arms: ratios are to the first, or to `reference`.
     columns: further columns of the table (see bench.experiment.run.measured).
-    seeds: their number, from first_seed on.
+    seeds: the number of seeds, from first_seed on.
     """
 
     name: str

@@ -1,4 +1,5 @@
-"""sage-sched bench table: shows the results of experiments, here and in docs."""
+"""Implements `sage-sched bench table`: shows the results of experiments, in a terminal and in
+docs."""
 
 from __future__ import annotations
 

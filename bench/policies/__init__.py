@@ -1,4 +1,4 @@
-"""Policies that only comparisons run, by their names on servers and in the simulator
+"""Lists the policies that only comparisons run, by their names on servers and in the simulator
 (sage_sched.app.registry.RIVALS)."""
 
 from __future__ import annotations

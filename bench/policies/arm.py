@@ -1,4 +1,4 @@
-"""One row of a comparison: a policy and its settings."""
+"""Describes one row of a comparison: a policy and its settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Arm:
         the heading of the row; by default the policy.
     settings: sections of our policies' configuration that differ from the defaults.
     engine: fields of the engine that differ from the load's.
-    preempt: whether requests may leave the engine.
+    preempt: whether running requests may be preempted.
     predictor: the predictor of lengths. wrong_by: a factor on all predicted lengths. noise: whether
         a uniform distribution is mixed in.
     said_by: the source of urgency levels, if a workload has several. In a workload of agents,

@@ -1,4 +1,4 @@
-"""The facts that a router sees when a request arrives."""
+"""Describes the facts that a router sees when a request arrives."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ClusterView(NamedTuple):
     queue_node: its node.
     exec_s: the seconds of its prefill.
     remain_s: seconds until the deadline of its first token; below 0: late.
-    queue_gain: as gain.
+    queue_gain: the value of its first token, as gain.
 
     All nodes:
 

@@ -1,4 +1,4 @@
-"""FastServe: a multi-level feedback queue, without predictions."""
+"""Implements FastServe, a multi-level feedback queue without predictions."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ class FastServe(Policy):
     """Skip-join MLFQ (Wu et al. 2023, section 4.1).
 
     A request joins the level whose quantum covers its first iteration, the prefill. It is demoted a
-    level each time that it has used up its level's quantum; quanta double. Within a level the order
-    is by arrival. A request of a better level preempts a running one. Time is this server's step
-    time at full slots, so a token has the same price on every rank.
+    level each time that it has used up its level's quantum. Each level has twice the quantum of the
+    level above. Within a level the order is by arrival. A request of a better level preempts a
+    running one. Time is this server's step time at full slots, so a token has the same price on
+    every rank.
     """
 
     Parameters = FastServeParameters

@@ -1,5 +1,5 @@
-"""GoRouting (ProServe, Algorithm 2): fills nodes up to the limit that deadlines set, to leave room
-on others."""
+"""Implements GoRouting (ProServe, Algorithm 2), which fills nodes up to the limit that deadlines
+set, to leave room on others."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class GoRouting(Router):
     """Picks among the nodes where a request adds almost the most gain.
 
     It takes the least loaded of the nearly idle ones. If none is nearly idle, it takes the most
-    loaded that is not full. If all are full, it takes the least loaded. If no node gains, it takes
-    any.
+    loaded that is not full. If all are full, it takes the least loaded. If the request adds no gain
+    on any node, it draws one at random.
 
     A node's gain is the gain of its waiting first tokens that will be on time. Each is assumed to
     come after all waiting prefills of the node (section 4.3, eq. 8).
@@ -24,7 +24,7 @@ class GoRouting(Router):
 
     alpha: a node is a candidate above this share of the best one's gain.
     mu: a node is lightly loaded below this share of the deadline of the first token.
-    lambda_: a node is full above this share of it, the request included.
+    lambda_: a node is full above this share of that deadline, the request included.
     """
 
     alpha: float = 0.95

@@ -1,4 +1,4 @@
-"""The orders of schedulers for agents' programs. A session is a program here.
+"""Orders requests as schedulers for agents' programs do. A session is a program here.
 
 All of them fill memory as ours do, and none needs a prediction.
 """
@@ -14,8 +14,8 @@ from sage_sched.session_returns import SessionReturns
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
 
-# The time-to-live of Continuum, which derives it from the durations of tool calls. The best of 6,
-# 12 and 30 s on the tuning half of the recorded sessions.
+# The time-to-live of Continuum. The paper derives it from the durations of tool calls. This is the
+# best of 6, 12 and 30 s on the tuning half of the recorded sessions.
 _TTL_S = 30.0
 # The rate of an absent session: low enough that admission sets no room aside for its KV. If it did,
 # sessions would take twice the time.
@@ -62,7 +62,7 @@ class _TimeToLive(SessionReturns):
 
 
 class Continuum(Policy):
-    """First come, first served by the start of the session. Its KV is kept for a while after an
+    """Serves sessions in the order in which they began. A session's KV is kept for a while after an
     answer (Continuum, arXiv 2511.02230)."""
 
     uses_clock = True
@@ -81,7 +81,7 @@ class Continuum(Policy):
 
 
 class ThunderAgent(Policy):
-    """Admits sessions in the order in which they began, while all of their KV fits. The others
+    """Admits sessions in the order in which they began, while all of their KV fits. Other sessions
     pause (ThunderAgent, arXiv 2602.13692)."""
 
     uses_clock = True

@@ -1,4 +1,4 @@
-"""The interface of routers."""
+"""Defines the interface of routers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routers for several engines, by name: stock ones, and one by predicted cost."""
+"""Finds routers for several engines by name: stock ones, and one by predicted cost."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class CacheAware(Router):
 
     If one node has both 64 more requests than another and half as many again, it picks the node
     with the fewest requests. Otherwise it picks the node with the longest cached prefix, if that is
-    at least 0.3 of the prompt. If it is shorter, it picks the node with the fewest requests
+    at least 0.3 of the prompt. If the prefix is shorter, it picks the node with the fewest requests
     (SGLang: with the smallest tree).
     """
 
@@ -78,10 +78,10 @@ class MinLoad(Router):
 class PredictedCost(Router):
     """Picks the node where the request costs all requests together the fewest seconds.
 
-    While the uncached part of its prompt is prefilled, it and all other requests there wait. Then
-    each of the others makes its steps longer, while both are predicted to run. It makes theirs
-    longer too, by an amount assumed to be equal. So a cached prefix attracts a request only by the
-    time that it saves.
+    While the uncached part of its prompt is prefilled, the request and all others at the node wait.
+    Then each of the others makes the request's steps longer, while both are predicted to run. The
+    request makes their steps longer too, by an amount assumed to be equal. So a cached prefix
+    attracts a request only by the time that it saves.
     """
 
     def pick(self, view: ClusterView) -> int:

@@ -1,4 +1,4 @@
-"""SageSched as published, without the bounds and costs of `sage`."""
+"""Implements SageSched as published, without the bounds and costs of `sage`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class SageSched(Policy):
     """Serves the smallest Gittins index of the predicted cost first, and preempts for a smaller one
     (SageSched, section 3.3).
 
-    There is no bound on waits, and a move costs nothing.
+    There is no bound on waits, and moving KV counts as free.
     """
 
     Parameters = SageSchedParameters

@@ -1,5 +1,5 @@
-"""SRPT by true remaining cost, as a reference. Simulated only, because no server knows true
-lengths."""
+"""Implements SRPT by true remaining cost, as a reference. It is only simulated, because no server
+knows true lengths."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sage_sched.policy import Policy
 from sage_sched.steps import ServerFacts, seconds_on
 from sage_sched.view import SchedulerView
 
-# Its name in the simulator. No server knows it.
+# The policy's name in the simulator. No server knows this name.
 ORACLE = "srpt-oracle"
 
 
@@ -38,7 +38,7 @@ class SrptOracle(Policy):
         self._cost = seconds_on(server)
 
     def on_arrival(self, job: Job) -> bool:
-        """Compute the cost. Raises ValueError unless its distribution is the truth."""
+        """Compute the job's cost. Raises ValueError unless the job's distribution is the truth."""
         if job.distribution is None or job.distribution.source != "truth":
             raise ValueError("srpt-oracle needs true lengths, which no server has")
         job.memo = self._spent(job, int(job.distribution.lengths[0]))

@@ -1,4 +1,5 @@
-"""SSJF and LPT: serve the shortest or the longest predicted answer first, without preemption."""
+"""Implements SSJF and LPT, which serve the shortest or the longest predicted answer first, without
+preemption."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from sage_sched.view import SchedulerView
 
 
 class Ssjf(Policy):
-    """Speculative shortest job first (Qiu et al. 2024), by the predicted mean length. Not
-    preemptive, and without a starvation bound."""
+    """Speculative shortest job first (Qiu et al. 2024), by the predicted mean length. It does not
+    preempt, and has no starvation bound."""
 
     def on_arrival(self, job: Job) -> bool:
         if job.distribution is None:
@@ -23,7 +24,8 @@ class Ssjf(Policy):
 
 
 class Lpt(Ssjf):
-    """Longest processing time first (Graham 1969), by the predicted mean length. Not preemptive."""
+    """Longest processing time first (Graham 1969), by the predicted mean length. It does not
+    preempt."""
 
     def key(self, job: Job, view: SchedulerView) -> float:
         return -super().key(job, view)

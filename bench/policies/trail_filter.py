@@ -1,4 +1,5 @@
-"""TRAIL's filter for the remaining length of an answer (Shahout et al., ICLR 2025, section 3.1)."""
+"""Implements TRAIL's filter for the remaining length of an answer (Shahout et al., ICLR 2025,
+section 3.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""UniBoost: first come, first served, with a boost for small requests. No prediction."""
+"""Implements UniBoost: first come, first served, with a boost for small requests and no
+prediction."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Our policies with one thing changed or left out. Those of ProServe (its Fig. 15) are simulated
-only."""
+"""Defines our policies with one thing changed or left out. The variants of ProServe (its Fig. 15)
+are only simulated."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from sage_sched.view import SchedulerView
 
 
 class UrgencyOrder(Urgency):
-    """urgency without preemption."""
+    """The policy urgency without preemption."""
 
     should_preempt = Policy.should_preempt
 
 
 class UrgencyArrival(Urgency):
-    """urgency, with the jobs of a bucket in order of arrival."""
+    """The policy urgency with the jobs of a bucket in order of arrival."""
 
     def key(self, job: Job, view: SchedulerView) -> float:
         return self._bucket(job)

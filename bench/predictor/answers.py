@@ -33,7 +33,7 @@ MIXED = "mixed"
 
 
 def stream(folder: Path, name: str, seed: int = 0) -> list[Observation]:
-    """Return the set of this name, or MIXED: equal numbers of each class of
+    """Return the answers of a set in random order. The set MIXED has equal numbers of each class of
     bench.workloads.datasets. Raises DatasetError, WorkloadError."""
     if name != MIXED:
         return shuffled(read(folder, name), seed)
@@ -62,7 +62,7 @@ def observations(dataset: str, filters: Mapping[str, str]) -> list[Observation]:
 
 
 def shuffled(observations: Sequence[Observation], seed: int) -> list[Observation]:
-    """Return them in random order, all answers to one prompt together."""
+    """Return the answers in random order, but all answers to one prompt together."""
     rng = np.random.default_rng(seed)
     prompts = list(dict.fromkeys(observation.prompt for observation in observations))
     place = {prompts[j]: i for i, j in enumerate(rng.permutation(len(prompts)))}

@@ -1,4 +1,4 @@
-"""The default predictor and its rivals, all with the same history."""
+"""Lists the default predictor and its rivals, which all have the same history."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEFAULT = "neighbours (default)"
 def _input_length(history: History, vector: NDArray[np.float32]) -> LengthDistribution | None:
     """Return the distribution of the 32 records of the nearest prompt length (SageSched, Fig. 9:
     length-only history)."""
-    # The first feature.
+    # The first feature is the prompt's length.
     of_length = history.features[: len(history), 0]
     distance = np.abs(of_length - vector[-history.features.shape[1]])
     slots = np.argsort(distance, kind="stable")[:32]

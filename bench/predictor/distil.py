@@ -1,7 +1,7 @@
 """Writes the shipped token vectors: `python -m bench.predictor.distil`.
 
-It takes all-MiniLM-L6-v2 from the package that `sage-sched[minilm]` installs, a minute of a core,
-and no network. predictor_store/predict/token_vectors.md describes the file.
+It needs all-MiniLM-L6-v2 from the package that `sage-sched[minilm]` installs and a minute of a
+core, but no network. predictor_store/predict/token_vectors.md describes the file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from predictor_store.predict import static_encoder
 from predictor_store.predict.minilm import sentence_transformer
 
-# All constants are the best or next to it on each of seven datasets (docs/predictor.md).
+# All constants are the best or next to the best on each of seven datasets (docs/predictor.md).
 _WHITENING = 0.25
 _RANK_POWER = 1.5
 _BATCH_SIZE = 512
@@ -48,7 +48,7 @@ def distilled(alone: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def rounded(vectors: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Return whole numbers, and the scale of each row."""
+    """Return the vectors as whole numbers, and the scale of each row."""
     scales = np.abs(vectors).max(1) / np.float32(_MOST)
     return np.rint(vectors / scales[:, np.newaxis]).astype(np.int8), scales
 

@@ -2,7 +2,8 @@
 
 It uses the sets of bench.predictor.answers, without the prompts that the benches serve, and writes
 only coefficients. Each set is centred, because its level depends on its model. `sage-sched bench
-predictor --data DIR` shows how well they rank the prompts of a set that they were not fitted to.
+predictor --data DIR` shows how well the coefficients rank the prompts of a set that they were not
+fitted to.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def read_sets(folder: Path, embedder: Embedder) -> dict[str, PromptSet]:
 
 
 def fit(used: Sequence[PromptSet], encoder: str) -> GeneralLength:
-    """Fit all prompts of these sets.
+    """Return a model of lengths fitted to all prompts of these sets.
 
     The spread of its predictions, and its errors, are right for held-out sets.
     """
@@ -125,7 +126,7 @@ def _quantiles(values: Array) -> Array:
 
 
 def write(general: GeneralLength, encoder: str, file: Path = SHIPPED_FILE) -> None:
-    """Write the fit to the file, next to those of the other encoders."""
+    """Write the fit to the file, next to the fits of the other encoders."""
     shipped = json.loads(file.read_text("ascii")) if file.exists() else {}
     shipped[encoder] = {name: _shown(value) for name, value in asdict(general).items()}
     file.write_text(json.dumps(shipped, indent=1) + "\n", "ascii")

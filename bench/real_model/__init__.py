@@ -1,1 +1,1 @@
-"""A real language model on a CPU: its files and its servers."""
+"""Fetches a real language model, and serves it on a CPU."""

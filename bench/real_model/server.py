@@ -1,4 +1,4 @@
-"""A server with the real model. `python -m bench.real_model.server [QUESTION]` asks it."""
+"""Serves the real model. `python -m bench.real_model.server [QUESTION]` asks it a question."""
 
 from __future__ import annotations
 

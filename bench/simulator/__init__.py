@@ -1,1 +1,1 @@
-"""A simulator of SGLang's scheduler that runs the policies themselves."""
+"""Simulates SGLang's scheduler, in which the policies themselves run."""

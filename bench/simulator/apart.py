@@ -50,7 +50,7 @@ def simulate_apart(
 
 
 class _Apart(Dispatcher):
-    """The engines. pair_of: the engines of each request."""
+    """The prefill engines and the decode engines, behind one router."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class _DecodeState(PlannedEngine):
 
 
 class _DecodeNode(Node):
-    """A decode engine in time. on_room: called with each admitted request, and the time."""
+    """Simulates one decode engine. on_room: called with each admitted request, and the time."""
 
     State = _DecodeState
     state: _DecodeState
@@ -196,7 +196,7 @@ class _DecodeNode(Node):
                 next_s = min(until_s, self._next_event_s())
                 if next_s == math.inf:
                     if state.queue or state.parked:
-                        raise RuntimeError("requests wait, and none gets in")
+                        raise RuntimeError("requests wait, but none can be admitted")
                     return
                 self.now_s = max(self.now_s, next_s)
             if len(state.parked) > num_parked:

@@ -21,9 +21,9 @@ from bench.simulator.run import check_requests, make_node, result_of
 from bench.simulator.state import Options
 from sage_sched.app.config import SageConfig
 
-# Seconds between two reports of a node to the router, which knows its own requests at once.
-# SGLang's own schedulers report every 15 decode steps, and routers poll servers every second or
-# less often.
+# Seconds between two reports of a node to the router. The router knows at once which requests it
+# sends itself. SGLang's own schedulers report every 15 decode steps, and routers poll servers every
+# second or less often.
 REPORT_S = 1.0
 
 
@@ -50,7 +50,8 @@ def simulate_cluster(
 
 class Dispatcher:
     """Sends requests to engines behind a router, and collects their results. A request that follows
-    another comes as soon as that one has ended. Raises ValueError, see check_requests."""
+    another comes when that one has ended and the pause is over. Raises ValueError, see
+    check_requests."""
 
     def __init__(self, engine: Engine, requests: Sequence[SimRequest]) -> None:
         self._began_s = time.perf_counter()
@@ -103,7 +104,7 @@ class Cluster(Dispatcher):
         heard_s = 0.0
         while self._comes_another():
             now_s, index = heapq.heappop(self._coming)
-            # The last report before it; earlier ones add nothing.
+            # The last report before the request; earlier reports add nothing.
             report_at_s = now_s // report_s * report_s
             if report_at_s > heard_s:
                 heard_s = report_at_s

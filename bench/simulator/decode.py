@@ -1,4 +1,4 @@
-"""The running batch: takes many decode steps at once, in closed form."""
+"""Models the running batch, which takes many decode steps at once, in closed form."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _EVER = 1 << 60
 class DecodeBatch:
     """Requests that get a token each in every step.
 
-    A leap of n steps costs the same for all n, because only values are kept that steps do not
-    change. These are, for each request, the step at which it finishes, its age less the step
+    A leap of n steps costs the same for all n, because the batch keeps only values that steps do
+    not change. These are, for each request, the step at which it finishes, its age less the step
     counter, and the step, modulo the page size, at which it needs a page.
 
     context_tokens: of the next step, including the tokens that it writes.
@@ -43,8 +43,8 @@ class DecodeBatch:
         return iter(self._members)
 
     def join(self, progress: Progress) -> None:
-        """Add a request whose prefill is done, or which is back on the device, with at least a
-        token to come."""
+        """Add a request whose prefill is done, or which is back on the device. At least one token
+        is still to come."""
         progress.age_offset = progress.generated_tokens - self.step
         progress.served_offset = progress.job.served_tokens - self.step
         progress.finish_step = progress.request.output_tokens - progress.age_offset

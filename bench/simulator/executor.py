@@ -1,4 +1,4 @@
-"""The simulated engine's actions in a scheduling pass."""
+"""Carries out a scheduling pass on the simulated engine."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class PlannedEngine(EngineState):
 
 
 def _admit(state: EngineState, budget: Budget, visible: Sequence[Progress]) -> PassResult:
-    """Admit as SGLang does. It looks up the first waiting requests in its radix tree every few
+    """Admit as SGLang does. SGLang looks up the first waiting requests in its radix tree every few
     passes, unless its policy has just done so (SchedulePolicy._touch_waiting_prefixes)."""
     if not (isinstance(state.policy, StockPolicy) and state.policy.asks_tree):
         if state.num_passes % _REFRESH_PASSES == 0:

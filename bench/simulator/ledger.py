@@ -1,4 +1,4 @@
-"""A router's knowledge: which requests were sent to which node, and their progress."""
+"""Keeps a router's knowledge: which requests were sent to which node, and their progress."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Newcomer:
     input_tokens, max_new_tokens: the length of its prompt, and the cap on its answer.
     distribution: its answer's predicted length; None if unknown.
     keys: the keys of its prompt's blocks (bench.simulator.prefix_index).
-    hints: give its deadlines.
+    hints: its hints, which give its deadlines.
     """
 
     input_tokens: int
@@ -148,7 +148,7 @@ class Ledger:
             self._free.append(slot)
 
     def report(self, node: int, ages: Mapping[Hashable, int], now_s: float) -> None:
-        """Take in a node's report of its requests, and their answers' tokens."""
+        """Take in a node's report of its requests, and of the tokens of their answers."""
         for rid in [rid for rid in self._sent[node] if rid not in ages]:
             self.ended(rid, node, now_s)
         for rid, age_tokens in ages.items():

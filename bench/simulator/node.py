@@ -29,7 +29,8 @@ from sage_sched.steps import attended_pairs
 
 
 class Node:
-    """SGLang's event loop, without overlap: requests that have come, a pass, a step.
+    """Simulates SGLang's event loop without overlap: it receives requests, makes a pass and runs a
+    step.
 
     Decode steps without an event between them are taken in one leap. Preemption is decided at every
     event, and whenever the age of a running request reaches a refresh boundary. on_finish is called
@@ -96,7 +97,7 @@ class Node:
             elif len(state.decode):
                 self._decode(until_s)
             else:
-                raise RuntimeError("requests wait, and none gets in")
+                raise RuntimeError("requests wait, but none can be admitted")
             if watch:
                 watch(state, before, after, self.num_outstanding - len(self._coming))
 

@@ -1,4 +1,4 @@
-"""The KV pool: pages that requests hold alone, and the radix tree that they share."""
+"""Models the KV pool: pages that requests hold alone, and the radix tree that they share."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ class KvPool:
     def hold(self, num_pages: int) -> None:
         """Take pages. Raises OutOfMemoryError if there are too few, as SGLang does."""
         if num_pages > self.room_pages:
-            raise OutOfMemoryError(f"out of KV memory: {num_pages} pages of {self.room_pages}")
+            raise OutOfMemoryError(
+                f"out of KV memory: {num_pages} pages are needed, {self.room_pages} are left"
+            )
         self.alone_pages += num_pages
         self.free_at_least(0)
 
@@ -83,7 +85,7 @@ class KvPool:
         self.tree.evict((self.pages(num_tokens) - free_pages) * self.page_size)
 
     def found_tokens(self, progress: Progress) -> int:
-        """Return the length of a waiting request's cached prefix, its last token never counted."""
+        """Return the length of a waiting request's cached prefix. Its last token never counts."""
         return self._match(progress)[1]
 
     def host_tokens(self, progress: Progress) -> int:
@@ -133,7 +135,7 @@ class KvPool:
         return True
 
     def publish(self, progress: Progress, num_tokens: int) -> None:
-        """Put the first num_tokens tokens of a sequence into the tree; they are computed."""
+        """Put the first num_tokens tokens of a sequence, which are computed, into the tree."""
         whole = num_tokens // self.page_size * self.page_size
         session = progress.request.hints.session
         node = self.tree.insert(cut(progress.sequence(), num_tokens), session)

@@ -1,4 +1,4 @@
-"""SGLang's admission of one pass, by memory.
+"""Admits the requests of one pass by memory, as SGLang does.
 
 It follows _get_new_batch_prefill_raw (managers/scheduler.py) and PrefillAdder
 (managers/schedule_policy.py). Under our policies sage_sched.headroom sets the memory to keep free.
@@ -39,7 +39,7 @@ class PassResult:
 
 
 class PrefillAdder:
-    """The budgets of one pass, SGLang's rem_total_tokens, rem_input_tokens, rem_chunk_tokens."""
+    """The budgets of one pass: SGLang's rem_total_tokens, rem_input_tokens and rem_chunk_tokens."""
 
     def __init__(self, state: EngineState, budget: Budget) -> None:
         self.state = state

@@ -1,4 +1,4 @@
-"""Engines to simulate; presets.toml has the numbers, each with its source."""
+"""Defines the engines to simulate. presets.toml has the numbers, each with its source."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sage_sched.steps import ServerFacts, StepTime
 
 # The share of a GPU's memory for weights and KV. SGLang picks 0.85 to 0.9 (mem_fraction_static).
 _MEMORY_SHARE = 0.88
-# The shares of the published bandwidth and arithmetic that kernels reach. Ours, as in
-# StepTimeConfig.
+# The shares of the published bandwidth and arithmetic that kernels reach. These are our
+# assumptions, as in StepTimeConfig.
 _BANDWIDTH_SHARE = 0.8
 _COMPUTE_SHARE = 0.5
 WRITE_POLICIES = ("write_through", "write_back")
@@ -41,8 +41,8 @@ class Engine:
     hicache_ratio: --hicache-ratio with --enable-hierarchical-cache: the size of host memory for
         evicted KV, in KV pools; 0 without it. hicache_write_policy: write_through or write_back.
     max_loras_per_batch: how many adapters may run at a time; the model itself counts as one.
-    slices: in how many parts a prefill of best effort is cut under policy qllm: 1, its layers, or
-        its layers times its experts. slice_overhead_s: the time of a cut.
+    slices: in how many parts a prefill of best effort is cut under policy qllm: 1, the model's
+        layers, or its layers times its experts. slice_overhead_s: the time of a cut.
     """
 
     step_time: StepTime

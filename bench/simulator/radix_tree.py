@@ -1,4 +1,4 @@
-"""SGLang's radix tree: decides which prefixes the KV pool keeps, and which are evicted next.
+"""Models SGLang's radix tree, which decides what the KV pool keeps and what is evicted next.
 
 It follows mem_cache/unified_radix_cache.py of 0.5.23, with the host memory of its hierarchical
 cache. A token is identified by its stream and its place there.
@@ -11,15 +11,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-# Some tokens of a stream: (stream, first, end). The tokens before a stream's are always the same.
+# Some tokens of a stream: (stream, first, end). In all sequences, the same tokens precede a stream.
 Span = tuple[int, int, int]
 
 
 class TreeNode:
-    """Some tokens of one stream, behind those of the parent.
+    """Some tokens of one stream, behind the tokens of the parent.
 
     num_locks: requests that hold it.
-    last_use: when it was matched last, a count.
+    last_use: the number of the match that used it last.
     on_device, on_host: where its KV is, in one of them or in both. If it is on the device, so are
         all nodes above it.
     session: the session that used it last, if it is in that session's latest sequence; else "".
@@ -40,7 +40,7 @@ class TreeNode:
         self.session = ""
 
     def __len__(self) -> int:
-        """Return its own tokens."""
+        """Return the number of its own tokens."""
         return self.end - self.first
 
     def path(self) -> Iterator[TreeNode]:
@@ -56,8 +56,8 @@ class HostTier:
     """Host memory for KV that the device evicts (--enable-hierarchical-cache).
 
     num_tokens: its size.
-    writes_back: KV is copied when the device evicts it, which waits. Else it is copied as soon as
-        it is computed, while other work goes on (--hicache-write-policy).
+    writes_back: whether KV is copied when the device evicts it, while the device waits. If not, KV
+        is copied as soon as it is computed, while other work goes on (--hicache-write-policy).
     """
 
     num_tokens: int
@@ -70,9 +70,9 @@ class RadixTree:
     locked_tokens, evictable_tokens: on the device, in nodes that some request holds, and in the
         others.
     host_tokens: in host memory.
-    waited_tokens: copied between the two while the device waited.
-    rate: the rate at which a session returns (sage_sched.session_returns), by which KV is evicted
-        first; None to evict by the last use alone.
+    waited_tokens: copied between device and host memory while the device waited.
+    rate: the rate at which a session returns (sage_sched.session_returns), by which KV is evicted,
+        the smallest first; None to evict by the last use alone.
     """
 
     def __init__(self, page_size: int, host: HostTier | None = None) -> None:
@@ -228,7 +228,7 @@ class RadixTree:
         return True
 
     def _make_host_room(self, num_tokens: int) -> bool:
-        """Evict leaves that are in host memory only, in the same order."""
+        """Evict leaves that are in host memory only, in the order of evict()."""
         assert self._host is not None
         while self.host_tokens + num_tokens > self._host.num_tokens and self._host_leaves:
             _, last_use, _, node = heapq.heappop(self._host_leaves)

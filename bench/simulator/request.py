@@ -1,4 +1,4 @@
-"""A request as the simulator knows it, and as a policy sees it."""
+"""Describes a request as the simulator knows it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SimRequest:
     follows: the index of an earlier request. This one comes pause_s after that one's answer, and
         its arrival_s counts for nothing until then. None if it comes at arrival_s.
     hints: the client's.
-    adapter: its LoRA; "" for the model itself.
+    adapter: its LoRA adapter; "" for the model itself.
     """
 
     arrival_s: float

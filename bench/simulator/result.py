@@ -1,4 +1,4 @@
-"""The result of a simulated run."""
+"""Computes the figures of a run."""
 
 from __future__ import annotations
 
@@ -140,8 +140,8 @@ class Served:
         }
 
     def good_share(self, ttft_s: float, tpot_s: float) -> float:
-        """Return the share of requests whose TTFT and mean time per further token are within
-        these."""
+        """Return the share of requests whose TTFT and mean time per further token are within these
+        limits."""
         later = np.maximum(self.answer_tokens - 1, 1)
         in_time = (self.ttlt_s - self.ttft_s) / later <= tpot_s
         return float((in_time & (self.ttft_s <= ttft_s)).mean())
@@ -200,8 +200,8 @@ class Result(Served):
 
     num_retractions: how often a request lost its KV.
     num_preemptions: how often a request was preempted.
-    preemptions: those of all requests, by whether memory ran out (else they were for a waiting
-        request), and by mode.
+    preemptions: the preemptions of all requests, by whether memory ran out (else they were for a
+        waiting request), and by mode.
     prefill_tokens: computed tokens, including recomputed ones.
     moved_tokens: swapped tokens, both ways.
     peak_host_tokens: the most KV of swapped-out requests at a time; for several engines, the sum.
@@ -233,7 +233,7 @@ class Result(Served):
 
 
 def alone_s(engine: Engine, input_tokens: int, output_tokens: int) -> float:
-    """Return the time to the last token on the idle engine."""
+    """Return the time to the last token of a request on an idle engine."""
     step_time, chunk = engine.step_time, engine.chunked_prefill_size
     seconds = 0.0
     for done in range(0, input_tokens, chunk):

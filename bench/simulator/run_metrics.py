@@ -1,4 +1,4 @@
-"""Metrics of a run that SGLang's benchmark does not have: waiting, drain, fairness."""
+"""Computes metrics of a run that SGLang's benchmark does not have: waiting, drain, fairness."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def _by_thirds(name: str, slowdown: Numbers, tokens: NDArray[np.int64]) -> dict[
 
 def largest_overtaking(arrival_s: Numbers, last_s: Numbers, alone_s: Numbers) -> float:
     """Return the largest overtaking of a request: the work of later arrivals that ended before it,
-    divided by the sum of its own work and the unfinished work at its arrival. Work: seconds alone.
-    A bound on regret bounds it."""
+    divided by the sum of its own work and the unfinished work at its arrival. Work is measured in
+    seconds alone on the engine. A bound on regret bounds this figure."""
     largest = 0.0
     for came_s, ended_s, own_s in zip(arrival_s, last_s, alone_s, strict=True):
         overtook = (arrival_s > came_s) & (last_s < ended_s)

@@ -1,4 +1,4 @@
-"""QLLM's idea: cut a prefill between layers and let other requests pass. SGLang cannot do that."""
+"""Cuts a prefill between layers to let other requests pass (QLLM). SGLang cannot do that."""
 
 from __future__ import annotations
 

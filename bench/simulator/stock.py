@@ -1,4 +1,4 @@
-"""SGLang's own policies, for simulated jobs: managers/schedule_policy.py of 0.5.23.
+"""Implements SGLang's own policies for simulated jobs, after managers/schedule_policy.py of 0.5.23.
 
 They are not in sage_sched's registry: a server runs SGLang's code for these names.
 """
@@ -107,7 +107,8 @@ class FcfsPolicy(StockPolicy):
 
 
 class LpmPolicy(StockPolicy):
-    """Longest cached prefix first. Without shared prefixes only retracted requests have one."""
+    """Longest cached prefix first. Without shared prefixes, only retracted requests have a cached
+    prefix."""
 
     asks_tree: ClassVar[bool] = True
     longest_sorted: ClassVar[float] = _LONGEST_SORTED
@@ -122,7 +123,7 @@ class HrrnPolicy(StockPolicy):
 
     SGLang adds batch.extend_num_tokens to its clock at every forward. A decode batch begins as a
     prefill batch, into which later ones are merged. It keeps the count of that first batch, so each
-    decode step adds it again. Ties by arrival; SGLang uses the random request id.
+    decode step adds it again. Here ties go by arrival; in SGLang they go by the random request id.
     """
 
     counts_stale_prefill: ClassVar[bool] = True

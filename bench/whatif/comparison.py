@@ -120,9 +120,9 @@ def _ratio(
 
 
 def _draws(num_requests: int, seed: int) -> Iterator[NDArray[np.int64]]:
-    """Yield indices of requests, _NUM_DRAWS times about as many as there are. They are blocks of
-    neighbours, because requests that came together waited together (circular block bootstrap,
-    Politis and Romano 1992)."""
+    """Yield indices of requests _NUM_DRAWS times, each time about as many as there are requests.
+    They are blocks of neighbours, because requests that came together waited together (circular
+    block bootstrap, Politis and Romano 1992)."""
     num_blocks = int(np.clip(np.sqrt(num_requests), _MIN_BLOCKS, _MAX_BLOCKS))
     within = np.arange(max(1, -(-num_requests // num_blocks)))
     rng = np.random.default_rng([seed, 7])
@@ -132,8 +132,8 @@ def _draws(num_requests: int, seed: int) -> Iterator[NDArray[np.int64]]:
 
 
 def sentence(rows: Sequence[Row], policy: str) -> str:
-    """Return the gain from this policy as a sentence, or its result if it is the first; "" if it is
-    not among them."""
+    """Return the gain from this policy as a sentence, or its result if it is the first policy; ""
+    if no row has it."""
     first = rows[0]
     row = next((row for row in rows if row.policy == policy), None)
     if row is None:

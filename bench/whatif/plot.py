@@ -1,4 +1,4 @@
-"""Draws the picture of what-if."""
+"""Draws the picture of `sage-sched whatif`."""
 
 from __future__ import annotations
 

@@ -60,10 +60,10 @@ def read_log(
     if not found:
         raise WorkloadError(_nothing_of_use(reader, sources))
     if len(found) == most:
-        lines.append(f"no more than {most} requests are read: --limit N takes another number")
+        lines.append(f"at most {most} requests are read; --limit N sets another limit")
     lines.append(span_of([each.arrival_s for each in found]))
     if len(sources) > 1 and max(each.arrival_s for each in found) < FIRST_S:
-        lines.append("note: the times of these files are no dates, so that they begin together")
+        lines.append("note: the times of these files are no dates, so all files begin together")
     cautions = [
         *cautions_of_times(
             [each.arrival_s for each in found],
@@ -93,7 +93,7 @@ def _requests_of(
     for place, request in source:
         if request.arrival is None and drawn is not None and not source.context.clock.said():
             request.arrival = next(drawn)
-            source.context.notes.add("arrivals are drawn at --rate, as it has none")
+            source.context.notes.add("arrivals are drawn at --rate, because it has none")
         try:
             logged = _logged(request, tokenizer, sessions)
         except RowError as error:

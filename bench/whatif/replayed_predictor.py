@@ -37,7 +37,7 @@ class ReplayedPredictor:
     """
 
     def __init__(self, config: SageConfig, store: Path | None) -> None:
-        """store: its folder, which is left as it is. Raises StoreError."""
+        """store: the folder of a store, which is not changed. Raises StoreError."""
         self._config = config.predictor
         encoder = config.predictor.encoder
         self._history = History.of_encoder(

@@ -9,7 +9,7 @@ from bench.simulator.presets import Engine
 from bench.simulator.result import alone_s
 from bench.whatif.log import Logged
 
-# Requests of a session that are scanned at most: one session may name a whole log.
+# At most this many earlier requests of a session are scanned, because a log may be one session.
 _MOST_BEFORE = 64
 
 

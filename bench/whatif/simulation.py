@@ -33,8 +33,8 @@ class Outcome:
     none.
 
     usual: as in Predictions.
-    ended_s: when the scheduler ended because KV memory ran out, as SGLang's does: then there are no
-        results. None if it served the whole log.
+    ended_s: when the scheduler ended because KV memory ran out, as SGLang's does; None if it served
+        the whole log. If it ended, there are no results.
     """
 
     policy: str
@@ -44,7 +44,7 @@ class Outcome:
 
 
 def most_tokens(engine: Engine, request: Logged) -> int:
-    """Return the longest answer that a request may have there, alone."""
+    """Return the longest answer that a request may have if it is alone on the engine."""
     return engine.kv_pool_tokens - engine.page_size - request.input_tokens - 1
 
 
@@ -107,7 +107,7 @@ def outcomes(
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """A request is good if its TTFT and its mean time per further token are within these."""
+    """A request is good if its TTFT and its mean time per further token are within these limits."""
 
     ttft_ms: float = 2000.0
     tpot_ms: float = 100.0
@@ -125,8 +125,8 @@ def shares_good(
     multiples: Sequence[float],
     slo: Slo,
 ) -> dict[str, list[float]]:
-    """Return, by policy, the share of good requests at each multiple of the log's rate; 0 if its
-    scheduler ends there.
+    """Return, by policy, the share of good requests at each multiple of the log's rate; 0 if the
+    policy's scheduler ends at that rate.
 
     as_logged: the outcomes at the log's own rate.
     """

@@ -1,1 +1,1 @@
-"""Prompts, answer lengths and arrival times."""
+"""Makes the requests of experiments: prompts, answer lengths and arrival times."""

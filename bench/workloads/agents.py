@@ -1,4 +1,4 @@
-"""Sessions of coding agents: each step waits for the answer to the one before.
+"""Makes sessions of coding agents, in which each step waits for the answer to the step before.
 
 A recorded session has no text. For each step it gives the start, the lengths of prompt and answer,
 and the length of the prefix that the prompt shares with the prompt of an earlier step.
@@ -37,7 +37,7 @@ _NUM_QUANTILES = 64
 class Step(NamedTuple):
     """One request of a session.
 
-    start_s: after the session's first.
+    start_s: seconds after the start of the session's first step.
     parent: the earlier step with which its prompt shares a prefix of shared_tokens; None if there
         is none.
     """
@@ -84,7 +84,7 @@ def held_out(session: Session) -> bool:
 
 
 def known_lengths(sessions: Sequence[Session], factor: float) -> LengthDistribution:
-    """Return the prediction of every answer, as quantiles of known ones."""
+    """Return the one prediction for every answer: quantiles of the known lengths."""
     lengths = [step.output_tokens / factor for session in sessions for step in session.steps]
     shares = (np.arange(_NUM_QUANTILES) + 0.5) / _NUM_QUANTILES
     quantiles = np.maximum(1, np.rint(np.quantile(lengths, shares))).astype(int)
@@ -157,7 +157,7 @@ def with_said_pauses(requests: Sequence[SimRequest], rng: np.random.Generator) -
 def _scaled(
     session: Session, factor: float, engine: Engine
 ) -> Iterator[tuple[tuple[int, int, int], float]]:
-    """Return (input, output, shared tokens), and the pause before it, of each step."""
+    """Yield, for each step, its (input, output, shared) tokens and the pause before it."""
     last_start_s = service_s = 0.0
     for step in session.steps:
         input_tokens = max(2, round(step.input_tokens / factor))

@@ -1,4 +1,4 @@
-"""Arrival times, at a mean rate of one per second; a run divides them by its rate."""
+"""Draws arrival times at a mean rate of one per second. A run divides them by its rate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sage_sched.fields import ConfigError
 # pulse: a few hundred Poisson arrivals, as in the paper; most requests are served after the last
 # has arrived. sustained: Poisson arrivals, long enough that the time after the last matters little.
 # bursts: as a pulse, but with gamma gaps that vary four times as much. crowds: 40 at once, at
-# Poisson's times. batch: all at once.
+# Poisson times. batch: all at once.
 LOADS = ("pulse", "sustained", "bursts", "crowds", "batch")
 # An experiment may use this too: a stretch of the arrival times in RECORDING.
 RECORDED = "recorded"

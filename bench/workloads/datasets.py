@@ -1,4 +1,5 @@
-"""Workloads of real prompts, from a folder of datasets; each says what of its lengths is real.
+"""Loads workloads of real prompts from a folder of datasets. Each function says which lengths are
+real.
 
 load_mixed: four classes, two of short and two of long answers.
 
@@ -14,7 +15,7 @@ A drawn length depends only on the prompt's hash. So within these two classes no
 better than the distribution of the class, and results understate the gain of predictors on real
 traffic.
 
-All raise WorkloadError, naming file and row, where one is unusable.
+All functions raise WorkloadError for an unusable file or row, and name it.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ _ASKS_TO_WRITE = re.compile(
 )
 # Longer answers are loops.
 _MOST_TOKENS = 4096
-# Popularity of the k-th prompt: k to the minus this.
+# The popularity of the k-th prompt is proportional to k ** -ZIPF.
 ZIPF = 1.0
-# Samples of one prompt that come together.
+# The number of samples of one prompt that arrive together.
 NUM_SAMPLES = 8
 # The levels of ServeGen's quantiles, and an end for the tail: twice its last quantile.
 _LEVELS = np.array([0.05, 0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99])
@@ -55,7 +56,7 @@ _LONGEST = 2.0
 
 
 def load_mixed(folder: Path) -> Workload:
-    """Return the four classes above."""
+    """Return the workload of the four classes that the module describes."""
     alpaca = list(rows_of(folder, "alpaca_eval", prompt=str, model=str, output_tokens=int))
     summaries = [
         row["output_tokens"]
@@ -117,7 +118,8 @@ def load_real(folder: Path) -> Workload:
 
 def load_repeated(folder: Path) -> Workload:
     """Return prompts that come again and again, some reworded, each time with another of
-    SAMPLED_MODEL's answers. Half of them are history, and the other half is for evaluation."""
+    SAMPLED_MODEL's answers. Half of the requests are history, and the other half is for
+    evaluation."""
     answers = _sampled_lengths(folder)
     known = {prompt: lengths for prompt, lengths in answers.items() if len(lengths) > 1}
     if not known:
@@ -168,10 +170,10 @@ def _sampled_lengths(folder: Path) -> dict[str, list[int]]:
 def load_reasoning(folder: Path) -> Workload:
     """Return math and code prompts with the answer lengths of a reasoning model.
 
-    The data has no reasoning model's answers to them. So each length comes from a reasoning model's
-    published traffic (ServeGen's deepseek-r1: quantiles per client and time of day). It is taken at
-    the rank of RANKED_MODEL's own answer to the same prompt among its answers. So a prompt predicts
-    its length as well as it predicted that model's.
+    The data has no reasoning model's answers to these prompts. So each length comes from a
+    reasoning model's published traffic (ServeGen's deepseek-r1: quantiles per client and time of
+    day). It is the quantile at the rank that RANKED_MODEL's own answer to the same prompt has among
+    that model's answers. So a prompt predicts this length as well as it predicts that model's.
     """
     own = {
         row["prompt"]: row["output_tokens"]

@@ -1,5 +1,5 @@
-"""Recorded requests without text: lengths alone, with deadlines. One third is the history for
-predictions, one third is for tuning, and one third is for reports."""
+"""Makes requests without text from recorded lengths, with deadlines. One third of a recording is
+the history for predictions, one third is for tuning, and one third is for reports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RECORDINGS = {
     "mooncake": ("trace_mooncake_synthetic.jsonl.gz", "input_tokens", "output_tokens", 8),
 }
 _MOST_INPUT, _MOST_OUTPUT = 8192, 2048
-# Past requests in a prediction: those with the nearest input lengths.
+# A prediction uses this many past requests, the ones with the nearest input lengths.
 _NUM_ALIKE = 64
 
 

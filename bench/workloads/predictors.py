@@ -25,7 +25,8 @@ from sage_sched.app.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution
 
 _CHUNK = 256
-# Past requests of the nearest input length in a prediction that ignores the prompt's words.
+# A prediction that ignores the prompt's words uses this many past requests, the ones with the
+# nearest input lengths.
 _NUM_ALIKE = 32
 
 Predict = Callable[[WorkloadRequest], LengthDistribution | None]
@@ -45,7 +46,7 @@ class Predictors:
     _input_tokens: dict[str, int] = field(default_factory=dict)
 
     def read(self, requests: Sequence[WorkloadRequest], encoder: str = DEFAULT_ENCODER) -> None:
-        """Embed these prompts and the history's, once."""
+        """Embed these prompts and the history's, each prompt only once."""
         prompts = [observation.prompt for observation in self.workload.observations()]
         prompts += [request.prompt for request in requests]
         new = [p for p in dict.fromkeys(prompts) if (encoder, p) not in self._vectors]
@@ -121,7 +122,7 @@ def of_all_records(history: History) -> LengthDistribution | None:
 def token_counter() -> Callable[[str], int]:
     """Return a counter that uses the packaged encoder's vocabulary."""
     tokenizer = Tokenizer.from_file(str(TOKENIZER_FILE))
-    # Trap: its file cuts and pads each text to 128 tokens.
+    # Trap: the tokenizer's file cuts and pads each text to 128 tokens.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return lambda prompt: len(tokenizer.encode(prompt).ids)
@@ -135,7 +136,7 @@ def truth(request: WorkloadRequest) -> LengthDistribution:
 def changed(
     predict: Predict, change: Callable[[LengthDistribution], LengthDistribution]
 ) -> Predict:
-    """Return the same predictions, each changed."""
+    """Return a predictor that changes each prediction of another."""
 
     def other(request: WorkloadRequest) -> LengthDistribution | None:
         found = predict(request)

@@ -1,4 +1,4 @@
-"""Requests from prompts with known answer lengths, predicted as a server would."""
+"""Makes requests from prompts with known answer lengths, and predicts them as a server would."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Prompts(Source):
     """A workload's requests. One half is for tuning.
 
     classes: the classes to draw from; all by default.
-    prompt_factor: a factor on input tokens, as if whole papers came.
+    prompt_factor: a factor on input tokens, for example from abstracts to whole papers.
     """
 
     def __init__(
@@ -120,7 +120,8 @@ class Prompts(Source):
         ]  # fmt: skip
 
     def _spans(self, prompt: str) -> tuple[Span, ...]:
-        """Return its tokens if other requests have the same prompt."""
+        """Return the prompt's tokens if other requests have the same prompt, and otherwise
+        nothing."""
         if self.workload.num_samples == 1:
             return ()
         num_tokens = self._factor * self._predictors.input_tokens(prompt)

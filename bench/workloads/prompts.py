@@ -1,4 +1,4 @@
-"""Workloads: prompts with the lengths of their answers."""
+"""Defines workloads: prompts with the lengths of their answers."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Workload:
         """Return the history, for warm_store: classes mixed, always in the same order.
 
         It has at most MAX_HISTORY_PER_CLASS of each class, so that no dataset crowds out the
-        others; of repeated prompts it has all.
+        others. Repeated prompts are not limited.
         """
         mixed = sorted(self.history, key=lambda request: stable_hash("order of " + request.prompt))
         most = len(mixed) if self.zipf else MAX_HISTORY_PER_CLASS

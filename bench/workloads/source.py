@@ -1,4 +1,4 @@
-"""The interface of sources, which make the requests of an experiment's loads."""
+"""Defines the interface of sources, which make the requests of an experiment's loads."""
 
 from __future__ import annotations
 

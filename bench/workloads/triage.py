@@ -1,4 +1,4 @@
-"""Requests with levels of urgency, as set by an expert, a nurse, a model or others."""
+"""Makes requests with levels of urgency, which an expert, a nurse, a model or others have set."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ SHARES = (0.10, 0.20, 0.30, 0.25, 0.15)
 
 
 class Urgent(Source):
-    """Triage prompts with levels of urgency by Arm.said_by. Their lengths do not depend on the
-    levels, and are predicted as well as usual. Their classes are the expert's levels, "1" to
-    "5"."""
+    """Triage prompts with levels of urgency from the source that Arm.said_by names. Their lengths
+    do not depend on the levels, and are predicted as well as usual. Their classes are the expert's
+    levels, "1" to "5"."""
 
     def __init__(self, data: Path, gain: float = USUAL_GAIN) -> None:
         """Read the lengths from the logs of Semantic Scheduling; half of them are the history of

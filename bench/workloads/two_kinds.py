@@ -1,4 +1,4 @@
-"""Two kinds of requests of synthetic lengths, one of which waits behind the other."""
+"""Makes requests of two kinds with synthetic lengths. One kind waits behind the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TwoKinds(Source):
     """A share of short prompts among long ones, all different.
 
     sensitive: the short ones are latency-sensitive (LS) and the others best effort (BE), and
-        answers have 32 tokens. Else all are equally urgent (classes "short" and "long"), with
+        answers have 32 tokens. If not, all are equally urgent (classes "short" and "long"), with
         log-normal answers. Servers do not know the length of an answer.
     """
 

@@ -1,1 +1,1 @@
-"""Real servers on a CPU, with the step times of a modelled GPU."""
+"""Runs real servers on a CPU with the step times of a modelled GPU."""

@@ -1,4 +1,5 @@
-"""Runs a preset's engine as servers on a device clock: flags, environment, settings and use."""
+"""Describes servers that run a preset's engine on a device clock: their flags, environment,
+settings and use."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from bench.simulator.presets import PRESETS, Engine
 from sage_sched.app.config import SageConfig
 from sage_sched.app.registry import policy_names, policy_type, section_of
 
-# A share of the device's time. A run that the host delayed for longer says nothing about the
+# A run that the host delayed for more than this share of the device's time says nothing about the
 # device.
 MAX_LATE_SHARE = 0.02
 
@@ -34,12 +35,12 @@ class Device:
         return cls(preset, speed, PRESETS[preset])
 
     def flags(self) -> tuple[str, ...]:
-        """The server flags of the engine."""
+        """Return the server flags of the engine."""
         engine = self.engine
         return (
-            # This saves the host work: it does not poll while idle, and sends tokens in groups,
-            # because the clock times them. From the 64th token on, the history knows that an answer
-            # goes on.
+            # These two flags save the host work: the server does not poll while idle, and sends
+            # tokens in groups, because the clock times them. From the 64th token on, the history
+            # knows that an answer goes on.
             "--sleep-on-idle", "--stream-interval", "64",
             "--max-total-tokens", str(engine.kv_pool_tokens),
             "--max-running-requests", str(engine.max_running_requests),
@@ -132,5 +133,5 @@ class DeviceUse:
         return (
             f"the host held the device up for {self.late_s:.1f} s of {self.device_s:.1f} s "
             f"({late_share:.1%}, allowed: {MAX_LATE_SHARE:.0%}; {self.num_late} of "
-            f"{self.num_steps} steps): it is overloaded, or --speed too high for it"
+            f"{self.num_steps} steps): the host is overloaded, or --speed is too high"
         )

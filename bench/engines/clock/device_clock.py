@@ -1,11 +1,11 @@
-"""The device clock: an SGLang plugin that ends each step when a modelled device's would.
+"""Implements the device clock, an SGLang plugin that ends each step when a modelled device would.
 
 Server, scheduler, HTTP, KV pool and a small model are real. The model computes on the host, and the
 scheduler sees the result when the modelled device would be done. Under overlap the scheduler's own
 work hides behind a step, as it does on a GPU.
 
-Installed by install(), in a folder of its own, for the servers that the bench starts: the product
-has no switch for it.
+install() puts the plugin into a folder of its own, for the servers that the bench starts. The
+product has no switch for it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class DeviceModel:
     swap_token_s: float
 
     def times(self, factor: float) -> DeviceModel:
-        """Multiply all times by a factor."""
+        """Return the model with all times multiplied by a factor."""
         coefficients = {name: s * factor for name, s in asdict(self.step_time).items()}
         return DeviceModel(StepTime(**coefficients), self.swap_token_s * factor)
 
@@ -74,7 +74,7 @@ class ClockStats:
 
 
 class DeviceClock:
-    """One device's time line.
+    """The time line of one device.
 
     Its host is late if it computes a step after the device would have finished it. It is also late
     if it launches a step, while there is work, after the step before has ended.
@@ -101,7 +101,7 @@ class DeviceClock:
         """Launch a step, and return the result of compute and when the device is done with it.
 
         overlaps: whether steps are launched while the one before runs. If not, the host's own work
-            between two steps is not late, but time without CPU is.
+            between two steps does not count as late, but time without CPU does.
         """
         work_s = self._model.step_s(batch)
         started_s = self._now()
@@ -151,9 +151,9 @@ def install(folder: Path, model: DeviceModel) -> dict[str, str]:
 
 
 def register() -> None:
-    """Install the clock in this process. Entry point of the group sglang.srt.plugins. Trap: SGLang
-    only logs failures here. The bench notices a failure because the server's state lacks the
-    clock."""
+    """Install the clock in this process. This is an entry point of the group sglang.srt.plugins.
+    Trap: SGLang only logs failures here. The bench notices a failure because the server's state
+    lacks the clock."""
     if f"{_MANAGERS}.scheduler" not in sys.modules:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -165,7 +165,7 @@ def register() -> None:
     written = json.loads(Path(os.environ[_MODEL_FILE]).read_text(encoding="utf-8"))
     model = DeviceModel(StepTime(**written["step_time"]), written["swap_token_s"])
     clock = DeviceClock(model)
-    seen = SimpleNamespace(device_s=0.0)  # device_s when the last result was
+    seen = SimpleNamespace(device_s=0.0)  # device_s as of the last result
 
     def around_run_batch(original: Any, self: Any, batch: Any, *args: Any, **kw: Any) -> Any:
         if batch.forward_mode.is_prebuilt() or batch.forward_mode.is_idle():
@@ -194,8 +194,8 @@ def register() -> None:
     def after_internal_state(result: Any, self: Any, recv_req: Any) -> None:
         result.internal_state[STATE] = asdict(clock.stats) | {"cpu_s": time.process_time()}
 
-    # Steps end when their results are seen, and take the device's time, even if the host was late.
-    # A copy takes the device's time, not the host's.
+    # For our meters, steps end when their results are seen, and take the device's time, even if the
+    # host was late. A copy takes the device's time, not the host's.
     step_meter.ends_with_launch = lambda device: False
     step_meter.time = SimpleNamespace(perf_counter=lambda: seen.device_s)  # type: ignore[attr-defined,assignment]
     swap_meter.time = SimpleNamespace(perf_counter=lambda: clock.stats.moved_s)  # type: ignore[attr-defined,assignment]

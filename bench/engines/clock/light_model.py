@@ -1,11 +1,11 @@
-"""A small model whose steps take little CPU, for servers on a device clock.
+"""Makes the steps of a small model take little CPU, for servers on a device clock.
 
-The clock gives the time of a step; the host must only be faster. SGLang's attention in plain
+The clock gives the time of a step, and the host must only be faster. SGLang's attention in plain
 PyTorch goes through a batch request by request, and most of the rest is logits over the whole
 vocabulary. Here attention covers only the newest tokens of each request, for all requests at once,
-and a decoded token is one of the most frequent words. Of a Llama of one layer, embeddings,
-attention and head are computed. A mixture of experts is computed whole, except for that attention.
-In a model of more layers the hidden states matter, so its attention covers all tokens.
+and a decoded token is one of the most frequent words. A Llama of one layer computes only
+embeddings, attention and head. A mixture of experts computes everything, with that attention.
+In any other model of several layers the hidden states matter, so its attention covers all tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from bench.engines.server.model import NUM_SPECIAL_TOKENS
 
 _BACKEND = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend"
-# The window of this process's model; all tokens, if its states matter.
+# How many of the newest tokens the attention of this process's model covers; all if its hidden
+# states matter.
 _attended = SimpleNamespace(num_tokens=16)
 _SPOKEN_TOKENS = 512
 

@@ -1,4 +1,4 @@
-"""Raises the priority over other processes of the host, so that a device clock is on time."""
+"""Raises the priority over other processes on the host, so that a device clock is on time."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def go_first() -> None:
 
 
 def take_place_of_session() -> None:
-    """Raise the priority of this process's session too, if the process has a raised one. A new
-    session needs it."""
+    """Raise the priority of this process's session too, if the process itself has a raised
+    priority. Each new session needs this call."""
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
     if niceness < 0:
         with contextlib.suppress(OSError):

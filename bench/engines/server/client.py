@@ -24,8 +24,8 @@ from bench.simulator.result import Served
 from sage_sched.gap import GAPS_PER_S
 from sage_sched.slo import Deadlines
 
-# SGLang's reason, in a stream with status 200, under --max-queued-requests.
-# Of SGLang's --max-queued-requests, for the request itself or for one of a lower priority.
+# SGLang's reasons in a stream with status 200 under --max-queued-requests: for the request itself,
+# or for one of a lower priority.
 _QUEUE_IS_FULL = {
     "The request queue is full.",
     "The request is aborted by a higher priority request.",
@@ -36,8 +36,8 @@ _QUEUE_IS_FULL = {
 class Answer:
     """The answer to one request, with times in real-time seconds since the run began.
 
-    seen: pairs of a time and the tokens of the answer that the client had, both rising.
-    late_s: how long after its time it was sent, because the client was busy.
+    seen: pairs of a time and the tokens of the answer that the client had by then, both rising.
+    late_s: how long after its due time it was sent, because the client was busy.
     error: "" if it went well or was refused. After an error only sent_s means anything.
     is_refused: whether the server refused it because of its load. It then has no tokens.
     """
@@ -76,7 +76,8 @@ class Answer:
         return tuple(gap for gap in pairwise(when) if gap[1] - gap[0] >= PAUSE_S)
 
     def token_s(self) -> NDArray[np.float64]:
-        """Return when each token came, spread evenly between two looks; shape (output_tokens,)."""
+        """Return when each token came, shape (output_tokens,). The tokens of one message are spread
+        evenly over the time since the message before."""
         when, counts = zip(*self.seen, strict=True)
         wanted = np.arange(1, self.output_tokens + 1)
         came_s: NDArray[np.float64] = np.interp(wanted, counts, when)
@@ -99,7 +100,8 @@ def problem_of(answers: Sequence[Answer]) -> str:
 def body_of(
     prompt: str | Sequence[int], output_tokens: int, max_new_tokens: int, **said: object
 ) -> dict[str, Any]:
-    """Return a request whose answer will have output_tokens, hidden from the scheduler.
+    """Return a request whose answer will have output_tokens, a number that is hidden from the
+    scheduler.
 
     prompt: a text or token ids.
     said: further custom_params.
@@ -135,8 +137,8 @@ def drive(
 
     follows: for each request, the index of the request whose answer it waits for, or None. With an
         index it is sent after that answer and its pause, not at its arrival time.
-    timeout_s: a request fails if it is not answered this long after the last arrival, and after it
-        was sent.
+    timeout_s: a request fails if it is not answered this long after the last arrival and after its
+        own sending.
     label: of the progress bar.
     speed: how many times faster than reality the server is. All times given and returned are in
         real time.
@@ -231,7 +233,7 @@ def as_seen(
     pairs = [pair for pair in zip(requests, answers, strict=True) if not pair[1].is_refused]
     num_refused = len(answers) - len(pairs)
     requests, answers = zip(*pairs, strict=True)
-    # Between two looks, tokens came evenly.
+    # Between two messages, tokens count as evenly spread.
     gaps_s = [np.diff(answer.token_s()) for answer in answers]
     return Served.of(
         alone_s,

@@ -1,4 +1,4 @@
-"""sage-sched bench fit: learns a server's step times, for the simulator."""
+"""Implements `sage-sched bench fit`, which learns a server's step times for the simulator."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def as_yaml(learned: dict[str, Any]) -> str:
-    """Return the section of a --sage-config file.
+    """Return the learned step times as a section of a --sage-config file.
 
     learned: the server's report (see patches.scheduler.calibration).
     """
@@ -57,7 +57,7 @@ def as_yaml(learned: dict[str, Any]) -> str:
 def learn(servers: PolicyServers, workload: Workload) -> dict[str, Any]:
     """Return the report of one server's scheduler after every load of PHASES.
 
-    The requests are of the history, because later comparisons need unseen prompts.
+    The requests come from the history, because later comparisons need unseen prompts.
     """
     servers = replace(servers, sage=replace(servers.sage, step_time=None))
     with servers.server("sage", "fit") as server:

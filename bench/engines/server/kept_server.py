@@ -1,4 +1,4 @@
-"""One server per policy, reset between runs."""
+"""Keeps one server per policy, and resets it between runs."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ def _late_predictions(counters: Mapping[str, Any], num_requests: int) -> str:
     if num_late <= MAX_LATE_SHARE * num_requests:
         return ""
     return (
-        f"{num_late} of {num_requests} requests went on without a prediction, which the host had "
-        "not ready: it is overloaded, or --speed too high for it"
+        f"{num_late} of {num_requests} requests went on without a prediction, because it was not "
+        "ready: the host is overloaded, or --speed is too high"
     )
 
 
@@ -128,7 +128,7 @@ def reset(server: Server) -> None:
     workers = _prediction_workers(server)
     if not workers:
         return
-    # It has learned in memory only; the next worker reads the store.
+    # The worker has learned in memory only. The next one reads the store.
     num_before = _num_restarts(server)
     for worker in workers:
         worker.kill()
@@ -140,8 +140,8 @@ def reset(server: Server) -> None:
 
 
 def hurry_predictions(server: Server) -> None:
-    """Make predictions at the priority of this process, not at the lowest. On a device clock the
-    engine's own time is modelled, so there are cores to spare for them."""
+    """Make the prediction workers run at the priority of this process, not at the lowest. On a
+    device clock the engine's own time is modelled, so there are cores to spare."""
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
     for worker in _prediction_workers(server):
         for thread in worker.threads():

@@ -1,4 +1,4 @@
-"""The options of commands that start servers, and the servers that they describe."""
+"""Adds the options of commands that start servers, and makes the servers that they describe."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Makes packages of benches and tests known to servers that are started with their environment:
-SGLang plugins, and policies of a third party. The product has no switch for them."""
+"""Registers SGLang plugins and third-party policies of benches and tests, for servers that are
+started with the returned environment. The product has no switch for them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def install(folder: Path, module: str) -> dict[str, str]:
 def install_as(
     folder: Path, name: str, source: str, group: str = "sglang.srt.plugins"
 ) -> dict[str, str]:
-    """Register a source, `module:attribute`, by name in a group of entry points. Two in one folder
-    share one environment."""
+    """Register a source, `module:attribute`, by name in a group of entry points. Sources in the
+    same folder share one environment."""
     info = folder.absolute() / f"{name}-1.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     (info / "METADATA").write_text(

@@ -20,9 +20,9 @@ from predictor_store.data.warm import Observation, warm_store
 from sage_sched.app.config import SageConfig
 from sage_sched.app.registry import policy_names
 
-# For a host without an accelerator. Float16, SGLang's choice for a float32 model, is 3 times slower
-# on a CPU. Memory that other processes take while a server starts looks like its weights to SGLang.
-# The fraction bounds that error.
+# These flags are for a host without an accelerator. Float16, SGLang's choice for a float32 model,
+# is 3 times slower on a CPU. Memory that other processes take while a server starts looks like its
+# weights to SGLang. The fraction bounds that error.
 CPU_ENGINE_FLAGS = (
     "--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32",
     "--mem-fraction-static", "0.5",
@@ -39,8 +39,8 @@ CPU_MODEL: dict[str, Any] = {
     "num_layers": 1, "hidden_size": 64, "num_heads": 2, "num_kv_heads": 1,
     "context_length": 32768,
 }  # fmt: skip
-# The same for every server. Streaming every token costs a small host more than decoding does. The
-# first and the last token are sent at once at any interval.
+# These flags are the same for every server. Streaming every token costs a small host more than
+# decoding does. The first and the last token are sent at once at any interval.
 COMMON_FLAGS = (
     "--enable-custom-logit-processor", "--stream-interval", "16", "--log-level-http", "warning",
 )  # fmt: skip
@@ -64,7 +64,7 @@ class PolicyServers:
 
     @property
     def speed(self) -> float:
-        """The factor by which they are faster than reality."""
+        """Return the factor by which the servers are faster than reality."""
         return 1.0 if self.device is None else self.device.speed
 
     def warm(self, observations: Sequence[Observation]) -> None:
