@@ -29,13 +29,12 @@ _MAX_ID_CHARS = 128
 
 
 def _clock() -> str:
-    """Return a name for the clock that time.monotonic() reads on this host, which counts from
-    boot."""
+    """Return a name for this host's time.monotonic() clock, which counts from boot."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:
         boot = ""
-    # Hosts that were restored from one image share the boot, but not the clock.
+    # Hosts restored from one image have the same boot id, but clocks of their own.
     return hashlib.blake2b(f"{boot}{platform.node()}".encode(), digest_size=6).hexdigest()
 
 
@@ -59,8 +58,8 @@ def encode_hints(hints: Hints) -> dict[str, Any]:
 
 
 def encode_asked(rid: str, came_s: float, begun_s: float) -> dict[str, Any]:
-    """Return the client's id of a request, when it came and when its HTTP process began to process
-    it, under a reserved key. Both times are on this host's clock."""
+    """Return, under a reserved key, a request's id as its client knows it, and the times when it
+    arrived and when its HTTP process began to process it. Both times are on this host's clock."""
     return {_ASKED: [short_id(rid), came_s, begun_s, CLOCK]}
 
 
@@ -119,7 +118,7 @@ def came_at_s(custom_params: object, now_s: float, clock: str = CLOCK) -> float:
     """Return when a request came. It is now_s if the stamp is absent, impossible, or of another
     host's clock (--nnodes).
 
-    clock: the name of the clock of now_s.
+    clock: the name of the clock that now_s was read from.
     """
     match custom_params.get(_ASKED) if isinstance(custom_params, Mapping) else None:
         case [str(), float() as came_s, float(), str() as theirs] if theirs == clock:

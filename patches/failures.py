@@ -8,8 +8,8 @@ logger = logging.getLogger(__name__)
 
 
 class Failures:
-    """Counts a policy's errors. An error costs a pass its order and nothing else; the first is
-    logged."""
+    """Counts a policy's errors. After an error, one pass serves requests by arrival; nothing else
+    is lost. Only the first error is logged."""
 
     def __init__(self) -> None:
         self.num_failures = 0
@@ -20,7 +20,7 @@ class Failures:
         self.num_failures += 1
         if self.num_failures == 1:
             logger.exception(
-                "the policy could not %s; first come, first served instead. "
+                "the policy could not %s; instead, requests go first come, first served. "
                 "Further failures are only counted (num_policy_errors).",
                 task,
             )

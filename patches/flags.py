@@ -14,18 +14,18 @@ FLAGS = {
     "the file that the environment variable SAGE_CONFIG names).",
     "--sage-trace": "where to write what happens to each request and why, as JSON lines (default: "
     "the file that the environment variable SAGE_TRACE names, or nowhere).",
-    "--sage-shadow": "Under one of SGLang's own policies: predict, write down what was predicted "
-    "and what came, and change nothing. `sage-sched whatif` reads the file; it holds no prompts.",
+    "--sage-shadow": "Under one of SGLang's own policies: predict lengths, write predicted and "
+    "real lengths to this file, and change nothing else. The file is for `sage-sched whatif`, and "
+    "holds no prompts.",
 }
 
 
 def named(argv: Sequence[str]) -> dict[str, Any]:
-    """Return the flags that argv gives, with their texts, under SGLang's names for them
-    (`tp_size`).
+    """Return the flags in argv by SGLang's names for them (`tp_size`), with unparsed values.
 
-    Flags count by their other names, by abbreviations and in the file of --config too. SGLang's own
-    parser finds them, so a server will resolve them in the same way. Without SGLang only our own
-    flags are known. Raises ValueError and OSError if the file of --config cannot be read.
+    This includes abbreviated flags, other names of flags, and flags in the --config file. SGLang's
+    own parser finds them, so a server will resolve them in the same way. Without SGLang only our
+    own flags are known. Raises ValueError and OSError if the --config file cannot be read.
     """
     parser = argparse.ArgumentParser(prog="sglang serve", add_help=False)
     with contextlib.suppress(ImportError):
@@ -49,5 +49,5 @@ def _merged(parser: argparse.ArgumentParser, argv: Sequence[str]) -> list[str]:
     place = importlib.import_module("sglang.srt.utils.server_args_config_parser")
     try:
         return list(place.ConfigArgumentMerger(parser).merge_config_with_args([*argv]))
-    except (yaml.YAMLError, AttributeError, RecursionError) as error:  # e.g. a key is no string
+    except (yaml.YAMLError, AttributeError, RecursionError) as error:  # e.g. a key is not a string
         raise ValueError(f"--config: {error}") from error

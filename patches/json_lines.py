@@ -15,7 +15,7 @@ from predictor_store.cached_file import own_file
 
 logger = logging.getLogger(__name__)
 
-# Lines that may wait for the disk; further ones are dropped.
+# The maximum number of lines that wait for the disk. Further lines are dropped.
 _MOST_WAITING = 100_000
 _WRITES_EVERY_S = 0.2
 

@@ -1,5 +1,5 @@
-"""Adds what a router asks to SGLang's reports: to the load of each replica (/v1/loads), and to the
-answer of a request that was degraded."""
+"""Extends SGLang's reports for routers: the load of each replica (/v1/loads) gets predicted times,
+and the answer to a degraded request says so."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from sglang.srt.managers import load_snapshot
 from sglang.srt.managers.load_snapshot import LoadSnapshot
 
-# In meta_info of an answer: a list of one overload.action.
+# A key of an answer's meta_info. Its value is a list of one overload.action.
 DEGRADED = "sage_overload"
 
 
@@ -31,7 +31,7 @@ class SageLoad(LoadSnapshot, omit_defaults=True):  # type: ignore[call-arg, misc
 
 
 def with_outlook(load: LoadSnapshot, outlook: dict[str, int] | None) -> LoadSnapshot:
-    """Return a load with an outlook, if there is one."""
+    """Return the load with the outlook added, if there is one."""
     if outlook is None:
         return load
     fields = {name: getattr(load, name) for name in LoadSnapshot.__struct_fields__}

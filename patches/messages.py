@@ -14,7 +14,7 @@ from sage_sched.overload.waits import Newcomer
 class Tick(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
     """Rank 0's clock, broadcast to all ranks with the requests.
 
-    clock: its name (patches.carrier).
+    clock: the clock's name (patches.carrier).
     """
 
     now_s: float
@@ -75,7 +75,7 @@ class EarlyAbort(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
     """An abort that may arrive before its request, from an HTTP process to all ranks.
 
     begins: a prefix of the ids of the aborted requests; "" for all.
-    sent_s: on the clock of the stamps.
+    sent_s: when it was sent, on the clock of the arrival stamps.
     """
 
     begins: str
@@ -92,7 +92,7 @@ _REFUSAL = "sage_"
 
 
 def in_abort(refusal: Refusal) -> dict[str, str | int]:
-    """Return a refusal as the reason of an AbortReq, which takes whole numbers."""
+    """Return a refusal as the reason of an AbortReq. Its numbers have to be whole."""
     predicted_ms, limit_ms = (round(1e3 * s) for s in (refusal.predicted_s, refusal.limit_s))
     retry_after_s = math.ceil(refusal.retry_after_s)
     return {

@@ -1,7 +1,8 @@
-"""The plugin's entry point: decides when which hooks are placed.
+"""The plugin's entry point: decides which hooks are placed, and when.
 
-Once installed, it adds its policies to the choices of --schedule-policy and checks the chosen
-policy. All other hooks are placed only under one of its policies, in the process that needs them.
+Once installed, the plugin adds its policies to the choices of --schedule-policy and checks the
+chosen policy. All other hooks are placed only under one of its policies, in the process that needs
+them.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _CONTROLLER_MODULE = "sglang.srt.managers.data_parallel_controller"
 def register() -> None:
     """Place the first hooks. Entry point of the group sglang.srt.plugins, called in every process.
 
-    Trap: SGLang only logs a failure in here. The policy is then no choice of --schedule-policy, and
-    SGLang itself refuses it.
+    Trap: SGLang only logs a failure in here. Then --schedule-policy does not know our policies, and
+    SGLang itself refuses them.
     """
     # Hooking imports the target's module, which should happen only in the process that runs it.
     first_hooks(sys.modules).apply()
@@ -71,8 +72,8 @@ def _add_flags(result: None, parser: Any) -> None:
     group = parser.add_argument_group(
         "sage-sched",
         f"--schedule-policy also takes {', '.join(policy_names())}. `sage-sched serve` "
-        "takes sage unless one is named. What each does is in docs/policies.md, the settings in "
-        "docs/settings.md.",
+        "uses sage unless one is named. docs/policies.md describes each policy, and "
+        "docs/settings.md the settings.",
     )
     for flag, what in FLAGS.items():
         group.add_argument(flag, metavar="FILE", help=what)
@@ -125,8 +126,8 @@ def _prepare(server_args: Any, config_path: str | None, trace_path: str | None) 
 def _prepare_shadow(server_args: Any, file: str, config_path: str | None) -> None:
     if _is_ours(server_args):
         raise ValueError(
-            f"--sage-shadow is for SGLang's own policies: {server_args.schedule_policy} predicts, "
-            "and uses it"
+            f"--sage-shadow is for SGLang's own policies: {server_args.schedule_policy} already "
+            "predicts, and uses its predictions"
         )
     check_release()
     refusals.refuse(server_args, "--sage-shadow", refusals.REFUSED_WITH_SHADOW)
@@ -136,7 +137,7 @@ def _prepare_shadow(server_args: Any, file: str, config_path: str | None) -> Non
 
 
 def _read_settings(server_args: Any, config_path: str | None) -> SageConfig:
-    # This attribute is no field of the record, but it travels to every process.
+    # This attribute is not a field of ServerArgs, but SGLang passes it on to every process.
     config = read_config(config_path or os.environ.get("SAGE_CONFIG"))
     server_args._sage_config = config
     return config

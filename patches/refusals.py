@@ -1,4 +1,4 @@
-"""Ways to run SGLang that the plugin does not support, each with the reason."""
+"""Refuses the ways to run SGLang that the plugin does not support, each with the reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NO_HOOKS = "no plugin is loaded in its processes"
 _NO_ANSWERS = "it gives no answers whose length could be predicted"
 _UNTRIED = "it has not been tried with sage-sched"
 
-# Refused with a policy of ours, with the reason.
+# The features that are refused under a policy of ours, each with the reason.
 REFUSED = {
     "SGLANG_RUST_SERVER": "its front end is not Python, so no prompt can be read",
     "SGLANG_HTTP_SERVER_APP_PATH and --tokenizer-worker-num above 1": _NO_HOOKS,

@@ -14,7 +14,7 @@ from sage_sched.errors import UserError
 
 _KEY_VARIABLE = "SAGE_ADMIN_KEY"
 _TIMEOUT_S = 60.0
-# More than the size of any answer or key.
+# No answer or key is larger than this.
 _MOST_BYTES = 64 * 2**20
 _MOST_KEY_CHARS = 4096
 
@@ -24,7 +24,7 @@ class NoAnswerError(UserError):
 
 
 class RefusedError(UserError):
-    """The server has refused. status: of HTTP."""
+    """The server has refused the request. status: the HTTP status."""
 
     def __init__(self, said: str, status: int) -> None:
         super().__init__(said)
@@ -49,8 +49,8 @@ def add_key(parser: argparse.ArgumentParser, whose: str) -> None:
 
 
 def key_of(file: str | None) -> str:
-    """Return the key in a file, or else in the environment; "" if there is none. Raises UserError,
-    which does not show it, and OSError."""
+    """Return the key in a file, or else in the environment; "" if there is none. Raises OSError,
+    and UserError, which does not show the key."""
     if file is None:
         place, key = f"environment variable {_KEY_VARIABLE}", os.environ.get(_KEY_VARIABLE, "")
     else:
@@ -64,7 +64,7 @@ def key_of(file: str | None) -> str:
 def ask(address: str, key: str, body: Any = None) -> Any:
     """Return a server's JSON answer to a GET, or to a POST of body.
 
-    Neither a proxy nor a redirect is followed, so the key reaches that server alone. Raises
+    No proxy is used and no redirect is followed, so the key reaches only that server. Raises
     NoAnswerError and RefusedError.
     """
     request = urllib.request.Request(
@@ -85,7 +85,7 @@ def ask(address: str, key: str, body: Any = None) -> Any:
         said = f"no server answers at {address}: {getattr(error, 'reason', error)}"
         raise NoAnswerError(f"{said}; is that its address?") from error
     except (http.client.HTTPException, ValueError, RecursionError) as error:
-        said = f"{address} does not answer as a server of SGLang does: {error!r:.200}"
+        said = f"{address} does not answer like an SGLang server: {error!r:.200}"
         raise NoAnswerError(said) from error
 
 

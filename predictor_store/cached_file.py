@@ -1,4 +1,5 @@
-"""Reads and writes our files in the user's cache. They are learned, so losing them does no harm."""
+"""Reads and writes our files in the user's cache. Their content is learned, so losing it does no
+harm."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ from pathlib import Path
 
 
 def expanded(path: str | Path) -> Path:
-    """Return the absolute path, with ~ as the home folder. Raises OSError if there is no such name
-    or home."""
+    """Return the absolute path, with ~ as the home folder. Raises OSError if the path is no file
+    name, or the home folder is unknown."""
     if "\0" in str(path):
-        raise OSError(f"{str(path)!r} is no name of a file")
+        raise OSError(f"{str(path)!r} is not a file name")
     try:
         return Path(path).expanduser().absolute()
     except RuntimeError as error:
@@ -58,5 +59,5 @@ def _open_own(path: str, flags: int) -> int:
     about = os.fstat(fd)
     if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
         os.close(fd)
-        raise OSError(f"{path} is no file of this user's own")
+        raise OSError(f"{path} is not a file of this user")
     return fd

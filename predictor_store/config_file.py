@@ -1,4 +1,4 @@
-"""Reads --sage-config."""
+"""Reads the configuration file that --sage-config names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read_config(path: str | None) -> SageConfig:
             raise ConfigError("its ending is not .toml, .yaml or .yml")
         sections = _sections(text, "TOML" if file.suffix == ".toml" else "YAML")
         if not isinstance(sections, dict):
-            raise ConfigError("it does not hold sections")
+            raise ConfigError("it has no sections")
         return SageConfig.parse(sections)
     except (OSError, UnicodeError, ConfigError) as error:
         raise ConfigError(f"--sage-config {path}: {error}") from error
@@ -36,5 +36,5 @@ def _sections(text: str, form: str) -> Any:
     try:
         return tomllib.loads(text) if form == "TOML" else yaml.safe_load(text) or {}
     except Exception as error:  # PyYAML raises any error of Python for dates, numbers and tags
-        # The error says which line. YAML's message has several lines.
+        # The error names the line. YAML's message has several lines, which are joined.
         raise ConfigError(f"it is not {form}: {' '.join(str(error).split())}") from error

@@ -1,4 +1,4 @@
-"""sage-sched settings: lists the settings."""
+"""Implements `sage-sched settings`, which lists the settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def listing(sections: Iterable[str]) -> str:
-    """Return the settings of some sections, or of all, with default, meaning and range."""
+    """Return the settings of some sections, or of all if none is given, with default, meaning and
+    range."""
     starts = tuple(f"{section}." for section in sections)
     lines = []
     for name, leaf in leaves(json_schema()):
@@ -41,7 +42,7 @@ def listing(sections: Iterable[str]) -> str:
 
 
 def add_listing(parser: argparse.ArgumentParser, *sections: str) -> None:
-    """Let a command's help list them."""
+    """Let a command's help list the settings of these sections."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = fill(parser.description or "")
     parser.epilog = f"settings:\n{listing(sections)}"

@@ -1,4 +1,4 @@
-"""Shared by all commands: checks options' values, and prints for people or programs."""
+"""Checks the options of all commands, and prints results for people or programs."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def server_url(text: str) -> str:
         is_server = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
         if is_server and url.isprintable() and not any(mark in url for mark in " ?#@"):
             return url.rstrip("/")
-    raise argparse.ArgumentTypeError(f"{text!r} is no address of a server, as localhost:30000")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a server address, such as localhost:30000")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add the option --json of a command that prints numbers."""
     parser.add_argument(
-        "--json", action="store_true", help="print JSON, for a program, in the place of text"
+        "--json", action="store_true", help="print JSON, for a program, instead of text"
     )
 
 
@@ -97,8 +97,8 @@ def _lines(found: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def keep_quiet() -> None:
-    """Keep packages quiet. Call it before they are imported: they then print no warnings about
-    themselves, do not use the network, and without a terminal show no progress bars."""
+    """Keep packages quiet. Call this before they are imported. They then print no warnings about
+    themselves, do not use the network, and show no progress bars without a terminal."""
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -107,8 +107,8 @@ def keep_quiet() -> None:
 
 
 def take_any_output() -> None:
-    """Make any output printable. Call it first: unencodable characters are then escaped, and output
-    to a closed stream is lost."""
+    """Make any output printable. Call this first. Unencodable characters are then escaped, and
+    output to a closed stream is lost."""
     # Otherwise the next opened file, such as a store, would become stdout or stderr.
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)

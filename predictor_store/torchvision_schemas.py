@@ -1,7 +1,7 @@
 """Lets a CUDA build of torchvision be imported together with a CPU build of torch.
 
 torchvision registers shape functions for operators that its CUDA library would define. Without
-these its import fails, and with it the import of any transformers model.
+these operators its import fails, and so does the import of any transformers model.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib.util
 from functools import cache
 from pathlib import Path
 
-# Only their names matter: without the library they cannot be called.
+# Only the names of the operators matter: without the library they cannot be called.
 _OPERATORS = (
     "nms", "qnms", "roi_align", "qroi_align", "_roi_align_backward", "roi_pool",
     "_roi_pool_backward", "ps_roi_align", "_ps_roi_align_backward", "ps_roi_pool",

@@ -107,7 +107,7 @@ def test_documented_installs_are_complete(built: tuple[Path, Path], tmp_path: Pa
     assert not (tmp_path / "whatif" / "whatif.svg").exists()
     assert 'pip install "sage-sched[plots]"' in done.stderr
     assert "--sage-config" in done.stdout
-    assert "cannot be looked at" not in done.stdout
+    assert "cannot be checked" not in done.stdout
     assert "ok    hooks" in done.stdout
 
 

@@ -15,8 +15,8 @@ from predictor_store.predict.asked import NOTHING_ASKED, OWN, SHAPED, Asked, Sco
 _EFFORTS = {"minimal": -1, "low": -1, "high": 1, "xhigh": 1, "ultra": 1, "max": 1}
 _THINKING_ARGUMENTS = ("enable_thinking", "thinking")
 _CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
-# _STOPS end an answer in the model's own words. _SHAPES change its words, so they tell nothing
-# about answers without them. A cap has a field of its own.
+# _STOPS end an answer, but its words are the model's own. _SHAPES change its words, so its length
+# says nothing about answers without them. A cap has a field of its own.
 _STOPS = ("stop", "stop_token_ids", "stop_regex")
 _SHAPES = (*_CONSTRAINTS, "logit_bias", "ignore_eos", "min_new_tokens")
 _CHARS_PER_TOKEN = 4
@@ -47,8 +47,8 @@ def asked_of(obj: GenerateReqInput, of_chat: Asked | None, tenant: str = "") -> 
     """Read a GenerateReqInput, whose sampling parameters are not validated yet.
 
     tenant: "" unless its source is trusted. Sessions of different tenants are different, even if
-        their clients use one name. So are sessions of different scopes, because a limit on one
-        answer says nothing about the length of another.
+        their clients use one name. Sessions of different scopes are different too, because a limit
+        on one answer says nothing about the length of another.
     """
     sampling = obj.sampling_params if isinstance(obj.sampling_params, dict) else {}
     asked = of_chat or NOTHING_ASKED
@@ -66,8 +66,8 @@ def asked_of(obj: GenerateReqInput, of_chat: Asked | None, tenant: str = "") -> 
 
 
 def scope_of(obj: GenerateReqInput, eos_ids: Collection[int] = ()) -> Scope:
-    """Return the scope of requests that the answer is evidence for. The sampling parameters are not
-    validated yet.
+    """Return the scope of a request's answer, which says for which requests its length is evidence.
+    The sampling parameters are not validated yet.
 
     eos_ids: tokens that end every answer.
     """

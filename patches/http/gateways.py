@@ -9,7 +9,7 @@ from typing import Any
 # give the same hint, the last one in this table counts.
 HEADERS = {
     "x-session-id": "session",  # OpenCode
-    "session-id": "session",  # Codex, as is the next one
+    "session-id": "session",  # Codex, like the next one
     "thread-id": "session",
     "x-claude-code-session-id": "session",
     "x-dynamo-session-id": "session",
@@ -19,13 +19,13 @@ HEADERS = {
     "x-llm-d-inference-fairness-id": "tenant",
     "x-smg-tenant-id": "tenant",
 }
-# The same for fields of `nvext.agent_hints` (NVIDIA Dynamo). `expected_tokens` is no hint but the
-# expected length of the answer.
+# The same mapping for fields of `nvext.agent_hints` (NVIDIA Dynamo). `expected_tokens` is no
+# hint but the expected length of the answer.
 AGENT_HINTS = {"priority": "priority", "osl": "expected_tokens"}
 # Headers that name an SLO class. The first one present counts.
 CLASS_HEADERS = ("x-smg-priority", "x-llm-d-inference-objective")
 _PARSED: Mapping[str, type[Any]] = {"priority": int, "ttft_slo_ms": float, "tpot_slo_ms": float}
-# Whole numbers: their name in a message, the minimum and the maximum. Trap: a priority beyond
+# For each whole number: its name in messages, its minimum and its maximum. Trap: a priority beyond
 # SGLang's range ends a scheduler, and SGLang checks only the one in the body.
 _NUMBERS = {
     "priority": ("a priority", -(2**63), 2**63 - 1),

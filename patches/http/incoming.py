@@ -39,9 +39,9 @@ class Incoming:
         back), by time.monotonic. 0 until then.
     is_internal: see is_internal().
     is_dry_run: whether it only asks how long it would take.
-    told: the place for a refusal, and for what its HTTP answer says otherwise
-        (patches/http/refused.py); None if it needs none.
-    tell_at_tokens: the age at which the history gets a message that the answer goes on.
+    told: the place for a refusal, or for a note that the request was degraded, until its HTTP
+        answer is sent (patches/http/refused.py); None if it needs none.
+    tell_at_tokens: the age in tokens at which the history is told that the answer goes on.
     """
 
     text: str | None = None
@@ -106,7 +106,7 @@ chat_hooks = Hooks()
 def _after_chat(
     result: tuple[GenerateReqInput, object], self: object, request: Any, *args: Any, **kw: Any
 ) -> None:
-    # This is the best place to read a chat's text.
+    # A chat's text is read here, because SGLang's own request has only the whole prompt.
     kept = incoming(result[0])
     kept.text, kept.asked = last_user_text(request.messages), asked_of_chat(request)
 

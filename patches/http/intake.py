@@ -1,4 +1,5 @@
-"""Handles an incoming request: strip, validate, hint, predict, let SGLang tokenize it, encode."""
+"""Handles an incoming request: strips and validates it, makes its hints, and asks for its
+prediction. Once SGLang has tokenized it, puts hints and prediction into custom_params."""
 
 from __future__ import annotations
 
@@ -134,7 +135,7 @@ def _predict(
     kept = incoming(obj)
     if kept.is_internal or not ours.predicts:
         return
-    if text is None:  # otherwise a client could avoid being ranked
+    if text is None:  # without the prior, clients could keep requests unranked
         kept.prediction = asyncio.get_running_loop().create_future()
         kept.prediction.set_result(Prediction(None, ours.client.prior))
         return

@@ -1,8 +1,8 @@
-"""Answers refused requests with status 429, the time to come back, and the reason; answers dry
-runs; tells in a header that a request was degraded.
+"""Answers refused requests with status 429, a Retry-After header and the reason. It also answers
+dry runs, and adds a header to the answers of degraded requests.
 
 SGLang's own answer to an aborted request has no such header. For a stream it comes too late,
-because a stream has begun by then, with status 200.
+because the stream has begun by then, with status 200.
 """
 
 from __future__ import annotations
@@ -112,14 +112,15 @@ def note_refusal(manager: TokenizerManager, abort: AbortReq) -> None:
 
 
 def note_degraded(state: Any, info: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """Record that a request was degraded, and return what SGLang's meta_info gets of its
-    scheduler's additions.
+    """Record whether a request was degraded. Return the scheduler's additions that SGLang is to put
+    into its meta_info.
 
-    state: the request's ReqState. info: lists of the additions of a batch. index: its place there.
+    state: the request's ReqState. info: the additions for a batch, as lists by name. index: the
+        place of the request in these lists.
     """
     how = info[DEGRADED][index] if DEGRADED in info else []
     told = incoming(state.obj).told
     if how and told is not None:
         told[DEGRADED] = how[0]
-    # Else all requests of the batch would have the field.
+    # Otherwise all requests of the batch would have the field.
     return {name: values for name, values in info.items() if how or name != DEGRADED}

@@ -43,7 +43,7 @@ class UrgencyGuess:
             level = self._head.level(text)
         except Exception:
             if not self._num_failed:
-                logger.exception("how urgent a prompt is cannot be guessed: it is served as most")
+                logger.exception("cannot guess how urgent a prompt is: it gets the default urgency")
             self._num_failed += 1
             return hints
         self._num_guessed[level] += 1

@@ -39,12 +39,12 @@ _SAMPLING_NUMBERS = {
 }
 _MOST_BIAS = _MOST_EMBEDDING = 1e4
 _MOST_SAMPLES = 4096
-# Fields that SGLang sets itself, the first ones on its routes for scores. It would look up a
-# client's values out of range, or in vain.
+# Fields that SGLang sets itself, the first ones on its routes for scores. With a client's values,
+# its look-ups would be out of range, or would find nothing.
 _OF_SCORES = ("multi_item_delimiter_indices", "token_indices_to_pool")
 _OF_SGLANG = ("lora_id",)
 _SCORING_ROUTES = ("v1_score_request", "v1_decisions_request", "v1_rerank_request")
-# SGLang looks sessions up by these, or cuts their prompts there, without a check of their types.
+# SGLang looks up sessions by the ids, and cuts their prompts at the offset, without type checks.
 _SESSION_FIELDS = {"id": str, "rid": str, "offset": int}
 # With this field, SGLang takes the other sampling parameters unchecked, for example a temperature
 # of 0. It refuses the field on /generate only, and since 0.5.23.
@@ -149,7 +149,7 @@ def check_tokenized(
     _check_regex(tokenized.sampling_params)
     if (getattr(tokenized.sampling_params, "beam_width", None) or 1) > 1:
         raise ValueError(
-            "beam_width above 1: beam search is not served here, as it can end the server where "
+            "beam_width above 1: beam search is not supported, because it can end the server when "
             "its slots are full"
         )
 

@@ -92,17 +92,17 @@ def plugin() -> str:
 
 
 def hooks() -> str:
-    """Check all our modules, hooked places of SGLang, and calls."""
+    """Check that all our modules, our hooks and our calls fit SGLang."""
     define_missing()  # as the platform does: importing SGLang needs them
     if found := misfits():
-        raise FaultError(found, "see release; another plugin may have changed it too")
+        raise FaultError(found, "see `release` above; another plugin may have changed SGLang too")
     return f"{len(targets())}, and all fit"
 
 
 def store(config: SageConfig) -> str:
     """Check that this process can read the store now, and write to it."""
     if config.predictor.service:
-        return Note("the predictor service's own")
+        return Note("the predictor service has it")
     folder = folder_of(config.store)
     exists = next(path for path in (folder, *folder.parents) if os.path.exists(path))
     can_write = exists.is_dir() and os.access(exists, os.W_OK | os.X_OK)
@@ -112,7 +112,7 @@ def store(config: SageConfig) -> str:
             "name another in store.path, or set store.on_disk = false",
         )
     encoder, num_records = config.predictor.encoder, 0
-    with _fault_of(StoreError, "do as it says, or name another folder in store.path"):
+    with _fault_of(StoreError, "do what the message says, or name another folder in store.path"):
         if has_store(folder):
             as_it_is = replace(config.store, on_disk=False)
             with Store(as_it_is, fingerprint(encoder), dimension(encoder)) as opened:
@@ -126,11 +126,11 @@ def store(config: SageConfig) -> str:
     if (pid := lock.holder(folder)) is not None:
         raise FaultError(
             f"{folder} is in use by process {pid}",
-            "end that server, or give this one another store.path; several servers share one "
-            "predictor by predictor.service",
+            "end that server, or give this one another store.path; several servers can share one "
+            "predictor through predictor.service",
         )
     if (free := shutil.disk_usage(exists).free) < _LEAST_FREE_BYTES:
-        raise FaultError(f"{free / 1e6:.0f} MB are free on its disk", "make room there")
+        raise FaultError(f"{free / 1e6:.0f} MB are free on its disk, too few", "make room there")
     return said
 
 
@@ -146,7 +146,7 @@ def predictor(config: SageConfig) -> str:
         Embedder(encoder, num_threads=1).embed(["Is anybody there?"])
         GeneralLength.shipped(encoder)
     except Exception as error:  # a missing package, a missing or damaged file of the encoder
-        do = "install sage-sched anew; if sage-sched in the user's cache is damaged, remove it"
+        do = "reinstall sage-sched; if its folder in the user's cache is damaged, remove that"
         raise FaultError(f"the encoder {encoder!r} cannot be loaded: {error!r}", do) from error
     return f"encoder {encoder!r} works"
 
@@ -158,18 +158,18 @@ def gpu(flags: Mapping[str, Any]) -> str:
     wanted = _whole(flags, "tp_size", 1)
     num_seen = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
     if flags.get("device") == "cpu" or os.environ.get("SGLANG_PLATFORM") == "sage_cpu":
-        return Note(f"the CPU is asked for; {num_seen} accelerators are seen")
+        return Note(f"the flags ask for the CPU; torch sees {num_seen} accelerators")
     if not num_seen:
         built = "without CUDA" if torch.version.cuda is None else f"for CUDA {torch.version.cuda}"
         raise FaultError(
             f"torch sees none (torch {torch.__version__}, built {built})",
-            "see that `nvidia-smi` works here, and install torch for your driver's CUDA; without a "
-            "GPU, give --device cpu",
+            "check that `nvidia-smi` works here, and install torch for your driver's CUDA; without "
+            "a GPU, give --device cpu",
         )
     if wanted is not None and wanted > num_seen:
         raise FaultError(
-            f"--tp-size is {wanted}, and {num_seen} are seen",
-            "ask for no more than there are, or see CUDA_VISIBLE_DEVICES",
+            f"--tp-size is {wanted}, but torch sees {num_seen}",
+            "lower it, or check CUDA_VISIBLE_DEVICES",
         )
     return f"{num_seen}, the first: {torch.cuda.get_device_name(0)}"
 
@@ -179,7 +179,7 @@ def host_memory(asked_gib: float) -> str:
     free_gib = free_bytes() / 2**30
     if asked_gib > free_gib:
         raise FaultError(
-            f"host_pool_gib is {asked_gib:g}, for each rank, and {free_gib:.1f} GiB are free",
+            f"host_pool_gib is {asked_gib:g} for each rank, but {free_gib:.1f} GiB are free",
             "lower it, or leave it out",
         )
     taken = f"{asked_gib:g} GiB a rank" if asked_gib else f"{SHARE * free_gib:.1f} GiB"
@@ -200,9 +200,9 @@ def chunks(config: SageConfig, flags: Mapping[str, Any]) -> str:
     bound_s = max(decode.max_gap_ms / 1e3, least_bound_s(decode_s, step_time, decode.cuts))
     beside = step_time.tokens_within(min(bound_s - decode_s, chunk_s), 0)
     return Note(
-        f"a chunk of {num_tokens} tokens takes {1e3 * chunk_s:.0f} ms, of which each chunk of any "
-        f"size takes {1e3 * step_time.prefill_base_s:.0f}; beside running answers, "
-        f"{beside:.0f} tokens at most go at a time (decode.max_gap_ms)"
+        f"a chunk of {num_tokens} tokens takes {1e3 * chunk_s:.0f} ms, of which "
+        f"{1e3 * step_time.prefill_base_s:.0f} ms do not depend on its size; while answers run, a "
+        f"chunk has at most {beside:.0f} tokens (decode.max_gap_ms)"
     )
 
 
@@ -219,9 +219,9 @@ def flags(argv: Sequence[str], with_settings: bool) -> str:
     """Check that SGLang's own parser accepts the flags. with_settings: whether our settings can be
     read."""
     if not argv:
-        return Note("none given: `sage-sched doctor FLAGS` looks at a server's")
+        return Note("none given; `sage-sched doctor FLAGS` checks those of a server")
     if not with_settings:
-        return Note("not looked at, as the settings cannot be read")
+        return Note("not checked, because the settings cannot be read")
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
@@ -235,4 +235,4 @@ def flags(argv: Sequence[str], with_settings: bool) -> str:
     except SystemExit as refusal:
         last = (printed.getvalue().strip().splitlines() or [""])[-1]
         raise FaultError(last if isinstance(refusal.code, int) else refusal.code, do) from None
-    return f"taken; --schedule-policy {server_args.schedule_policy}"
+    return f"accepted; --schedule-policy {server_args.schedule_policy}"

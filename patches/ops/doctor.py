@@ -1,8 +1,8 @@
-"""sage-sched doctor: will a server start here, and if not, why not?
+"""sage-sched doctor: checks whether a server would start here, and says what prevents it.
 
-Looks at the settings, SGLang's release, the hooks, the store, the predictor, the GPU, host memory
-and the flags, and says of each fault what to do. Starts no server, and changes nothing. Exit
-status: 0 if there is no fault, 1 if there is one.
+It checks the settings, SGLang's release, the hooks, the store, the predictor, the GPU, host memory
+and the flags, and says how to mend each fault. It starts no server and changes nothing. The exit
+status is 1 if there is a fault, otherwise 0.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def findings(argv: Sequence[str]) -> Iterator[Finding]:
         except FaultError as fault:
             yield from (Finding("FAULT", about, line, fault.do) for line in fault.said)
         except Exception as error:  # a broken installation may raise anything
-            what = f"cannot be looked at: {error!r}"
+            what = f"cannot be checked: {error!r}"
             yield Finding("FAULT", about, what, "report this, with the message")
         else:
             yield Finding("note" if isinstance(found, Note) else "ok", about, found)

@@ -1,4 +1,4 @@
-"""Lists everything that does not fit the installed SGLang: `python -m patches.ops.fit`.
+"""Lists our code that does not fit the installed SGLang: `python -m patches.ops.fit`.
 
 A server stops at the first misfit. This tool finds all of them, whatever the release number, so it
 also shows the work that a new release needs.
@@ -22,8 +22,8 @@ from sage_sched.app.config import SageConfig
 # This module places hooks when it is imported.
 _NOT_IMPORTED = ("patches.http.worker",)
 _MANAGERS = "sglang.srt.managers"
-# In the order of a server's start. Hooks are a list, or the result of a function with these
-# arguments.
+# All hooks, in the order in which a server's start places them. An entry names a list of hooks, or
+# a function that returns one, with its arguments.
 _HOOKS: tuple[tuple[Any, ...], ...] = (
     (
         "patches.plugin:first_hooks",

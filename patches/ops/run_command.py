@@ -1,4 +1,5 @@
-"""`sage-sched run MODULE [args]`: runs any Python launcher of SGLang with our policies.
+"""Implements `sage-sched run MODULE [args]`, which runs any Python launcher of SGLang with our
+policies.
 
 `dynamo.sglang` and others build SGLang's argument parser before SGLang has loaded its plugins, so
 they refuse `--schedule-policy sage`. This command loads the plugins first, then runs the module as
@@ -19,7 +20,7 @@ _RUN = (
 
 
 def run(argv: Sequence[str]) -> int:
-    """Become the launcher argv[0], with the other arguments as its own."""
+    """Replace this process by the launcher argv[0], with the other arguments as its own."""
     if not argv or argv[0].startswith("-"):
         print(_USAGE, file=sys.stderr)
         return 0 if {"-h", "--help"} & {*argv} else 2

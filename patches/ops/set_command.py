@@ -1,4 +1,4 @@
-"""`sage-sched set`: changes the settings of a running server."""
+"""Implements `sage-sched set`, which changes the settings of a running server."""
 
 from __future__ import annotations
 

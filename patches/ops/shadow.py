@@ -9,7 +9,7 @@ FILE has a JSON line per request, for `sage-sched whatif`:
     is_cut: whether the cap or the client ended the answer.
     prediction: as in LengthDistribution.as_fields; null if it came too late.
 
-FILE holds no prompts. A failure here costs the record, not the request.
+FILE holds no prompts. A failure here loses a record, never a request.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _after_init(_: None, self: Manager, server_args: ServerArgs, *args: Any, **k
 def _before_init_state(
     self: Manager, obj: GenerateReqInput, request: Any = None, *args: Any, **kw: Any
 ) -> None:
-    """Ask for predictions; nothing waits for them."""
+    """Ask for predictions. No request waits for them."""
     if not isinstance(obj, GenerateReqInput):
         return
     for part in new_parts(self, obj, request):

@@ -1,4 +1,4 @@
-"""The platform's class, in a file of its own because importing it imports SGLang."""
+"""Defines the platform's class, in its own file because importing this file imports SGLang."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Recorder:
         """Start recording. Raises OSError.
 
         layers: the layers to record.
-        about: facts of the model.
+        about: facts about the model.
         """
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._folder, self._max_bytes = folder, max_bytes
@@ -105,7 +105,7 @@ class Recorder:
                 self._written_bytes += len(content)
         except OSError as error:
             self._is_stopped = True
-            logger.error("hidden states are recorded no longer: %s", error)
+            logger.error("hidden states are no longer recorded: %s", error)
 
     def _next_segment(self) -> None:
         self._segment, self._written_bytes = self._segment + 1, 0

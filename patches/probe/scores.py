@@ -22,10 +22,10 @@ from sage_sched.probe import Refiner, from_steps, in_steps
 
 logger = logging.getLogger(__name__)
 
-# Undelivered scores to keep. SGLang may skip broadcasts.
+# The maximum number of undelivered scores, which are kept because SGLang may skip broadcasts.
 _MAX_PENDING = 65_536
 # A message costs every rank a broadcast, and numpy's calls cost the same for few rows as for many.
-# With more running requests than this, scores are sent every few passes, and some tokens late.
+# With more running requests than this, scores are sent only every few passes, some of them late.
 MANY_RUNNING = 128
 PASSES_A_MESSAGE = 4
 
@@ -64,14 +64,14 @@ class Probing(Listener):
         self._num_running = 0
         self._num_held_back = 0
         self._refiner: Refiner | None = None
-        # Weak references, so that it keeps no request alive.
+        # Weak references, so that this keeps no request alive.
         self._jobs: WeakValueDictionary[int, Job] = WeakValueDictionary()
         self.switched("", policy, Limits(), ())
 
     def switched(
         self, name: str, policy: Policy, limits: Limits, unfinished: Sequence[Req]
     ) -> None:
-        """Refine the jobs of another policy, for which why_no_probe has returned ""."""
+        """Refine jobs for another policy. why_no_probe must have returned "" for it."""
         self._policy, self._refiner = policy, None
         if policy.refiner is not None and self.probe is not None:
             self._refiner = policy.refiner(self.probe.edges)
@@ -87,8 +87,8 @@ class Probing(Listener):
             self._jobs[job.arrival] = job
 
     def weights_updated(self) -> None:
-        """Stop using the probe, which was trained on other weights. From now on only the prompt
-        counts."""
+        """Stop using the probe, which was trained on other weights. From now on, predictions
+        come from the prompt alone."""
         self.is_stale = True
         if self._refiner is not None:
             logger.warning("the model's weights were updated: its probe is not used any more")
@@ -112,7 +112,7 @@ class Probing(Listener):
                 self.recorder.read(batch, commits, states)
         except Exception:
             # Scores may be on their way to the ranks, so this rank still takes them in.
-            logger.exception("hidden states are read no longer")
+            logger.exception("hidden states are no longer read")
             self._reads, self.recorder = False, None
 
     def _score(self, batch: Batch, commits: Sequence[Any], logits: Any) -> None:

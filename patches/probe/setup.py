@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 # Used only to ask a policy whether it needs a probe.
 _ANY_SERVER = ServerFacts(1, 1, StepTimeConfig().step_time(), 0.0)
-# Layers to record at most, evenly from the first to the last but one.
+# The maximum number of recorded layers, evenly spaced from the first to the last but one.
 _NUM_RECORDED = 6
 # Features with which hidden states cannot be read, and why.
 _REFUSALS = {
@@ -92,7 +92,7 @@ def model_shape(folder: Path) -> tuple[int, int]:
     try:
         return int(config["num_hidden_layers"]), int(config["hidden_size"])
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{folder}/config.json does not say how large it is: {error!r}") from error
+        raise ValueError(f"{folder}/config.json gives no model size: {error!r}") from error
 
 
 def recorded_layers(num_layers: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The step times of a server: configured, or learned on rank 0 and broadcast to all ranks."""
+"""Keeps the step times of a server: configured, or learned on rank 0 and broadcast to all ranks."""
 
 from __future__ import annotations
 
@@ -100,7 +100,8 @@ class Calibration(Listener):
         logger.info("step times are %s now: %s", self.source, self.step_time)
 
     def pace(self) -> float:
-        """Return seconds of the step times per real second: 1 if they are learned."""
+        """Return how many seconds pass by the step times in one real second; 1 if they are
+        learned."""
         return 1.0 if self._learns else 1 / self._learner.factor(self.step_time)
 
     def stats(self) -> dict[str, Any]:

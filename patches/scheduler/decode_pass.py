@@ -58,7 +58,7 @@ class _DecodePass(Pass):
         scheduler = self._scheduler
         beside, fitting = [*self.running.reqs, *queues.held(scheduler)], 0
         # SGLang does not check adapters here, because it admits nothing else meanwhile. Trap: too
-        # many adapters end it.
+        # many adapters end the scheduler.
         for req in requests:
             if not has_adapter(scheduler, req, [*beside, *requests[:fitting]]):
                 break
@@ -74,7 +74,7 @@ class _DecodePass(Pass):
         room.open_to(visible)
         self._prealloc.num_reserved_decode_tokens = self._state.headroom.num_steps
         swapped_out = self._prealloc.retracted_queue
-        if self._preemption is not None:  # else SGLang resumes them before it admits others
+        if self._preemption is not None:  # if it is off, SGLang resumes them first
             self._prealloc.retracted_queue = []
         try:
             self._original(self.running)

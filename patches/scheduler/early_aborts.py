@@ -1,4 +1,4 @@
-"""Aborts that reach the schedulers before their requests.
+"""Keeps aborts that reach the schedulers before their requests.
 
 A request waits in its HTTP process for its prediction. Meanwhile an abort, from that process or
 another one (--tokenizer-worker-num), matches nothing in the schedulers. SGLang sends it only once,
@@ -21,8 +21,8 @@ _MOST, _KEPT_S = 4096, 600.0
 
 
 class EarlyAborts:
-    """The early aborts of one scheduler. All ranks get the same aborts and requests in the same
-    order, and use the times in them."""
+    """Keeps the early aborts of one scheduler. All ranks get the same aborts and requests in the
+    same order, and use the times in them."""
 
     def __init__(self) -> None:
         self._sent_s: dict[str, float] = {}
@@ -42,8 +42,9 @@ class EarlyAborts:
         self._expire(abort.sent_s)
 
     def after(self, scheduler: Scheduler, request: TokenizedGenerateReqInput) -> None:
-        """Abort a request that has just come, if an abort of its id was sent after it came. An
-        earlier abort was for another request with the same id.
+        """Abort a request that has just reached the scheduler, if an abort of its id was sent after
+        the request arrived at its HTTP process. An earlier abort was for another request with the
+        same id.
 
         An abort of all requests spares requests that a pause held back, because their processing
         had not begun.

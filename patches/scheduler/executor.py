@@ -136,8 +136,8 @@ class Pass:
     def _retract_for_chunk(self, budget: Budget) -> list[Req]:
         """Retract requests until the next chunk has room, and return them.
 
-        If it still has none, the chunked prompt is retracted too: streaming sessions keep their KV
-        when they are retracted.
+        If the chunk still has no room, the chunked prompt is retracted too. This can happen because
+        streaming sessions keep their KV when they are retracted.
         """
         scheduler, running = self._scheduler, self.running
         if _has_room_for_chunk(scheduler, running, budget):
@@ -171,8 +171,8 @@ def _has_nothing_to_plan(scheduler: Scheduler, running_batch: Batch) -> bool:
 def _can_park(scheduler: Scheduler, running_batch: Batch) -> bool:
     """Whether a prompt may wait between two chunks while others decode.
 
-    It may not if they need its memory, because SGLang does not retract it. Nor may it if a prefill
-    delayer is used, which all ranks have to call in every pass.
+    It may not wait if they need its memory, because SGLang does not retract a chunked prompt. It
+    may not wait either if a prefill delayer is used, which all ranks have to call in every pass.
     """
     return scheduler.prefill_delayer is None and running_batch.check_decode_mem()
 

@@ -107,8 +107,8 @@ def _arrivals(hooks: Hooks) -> None:
 
     @hooks.at(f"{_SCHEDULER}.init_req_max_new_tokens", AFTER, "req")
     def after_init_max_new_tokens(result: None, self: Scheduler, req: Req) -> None:
-        # Every new request passes here last, in order of arrival, and its cap is known from here
-        # on. Trap: requests that are about to be aborted pass twice.
+        # This is the last place that every new request passes, in order of arrival. From here on
+        # its cap is known. Trap: requests that are about to be aborted pass twice.
         if not hasattr(req, "sage"):
             self.sage.listeners.arrived(req)
 
@@ -126,7 +126,7 @@ def _arrivals(hooks: Hooks) -> None:
 
     @hooks.at("sglang.srt.session.session_controller.Session.create_req", AFTER)
     def after_create_turn(req: Req, self: Any, *args: Any, **kw: Any) -> None:
-        # SGLang refuses a turn while another one runs. The refused turn must leave the session.
+        # SGLang refuses a turn while another one runs. The refused turn must leave its session.
         # Otherwise SGLang would free the session for a third turn when it matches the refused turn
         # with the tree, and two turns would share its KV.
         if self.streaming and req.to_finish is not None:
@@ -242,7 +242,7 @@ def _steps(hooks: Hooks, process: _Process) -> None:
         try:
             stats = self.sage.stats()
         except Exception as error:  # a query must not end the scheduler
-            logger.exception("/server_info lacks what sage-sched counts")
+            logger.exception("/server_info lacks the counters of sage-sched")
             stats = {"slo": {}, "error": repr(error)}
         result.internal_state["sage"] = stats
 
@@ -278,7 +278,7 @@ def _weights_and_states(hooks: Hooks, process: _Process) -> None:
 
 
 def _apart(hooks: Hooks, process: _Process) -> None:
-    """Support prefill and decode on separate servers.
+    """Support disaggregation: prefill and decode on separate servers.
 
     On a prefill server a request ends when the KV of its prompt has been sent. On a decode server a
     pass admits prompts to the KV pool, prefills nothing, and has queues of its own.

@@ -1,4 +1,4 @@
-"""Host memory for the KV of swapped-out requests."""
+"""Decides how much host memory the KV of swapped-out requests may take."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import psutil
 
-# Share of the memory that is free at the start. The rest is for reloaded models, page cache and
-# others.
+# The share that swapped-out KV may take of the memory that is free at the start. The rest is for
+# reloaded models, the page cache and other programs.
 SHARE = 0.25
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -26,7 +26,7 @@ def free_bytes(cgroup: Path = _CGROUP) -> int:
             cached = int(stat["inactive_file"]) + int(stat["active_file"])
             free = min(free, int(limit) - current + cached)
     except (OSError, ValueError, KeyError):
-        pass  # without a limit on the container
+        pass  # the container has no memory limit
     return max(0, free)
 
 

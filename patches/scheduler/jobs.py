@@ -70,7 +70,7 @@ class Jobs(Listener):
         if self._needs_clock:
             self._undated.append((job, req))
         self._rank(job)
-        # The wait for its prediction counts too.
+        # A request waits since it arrived: its wait for a prediction counts too.
         came_s = came_at_s(req.sampling_params.custom_params, time.monotonic())
         req.sage = RequestState(job, Waits(came_s, since_s=came_s))
         if job.is_ranked:
@@ -170,7 +170,7 @@ class Jobs(Listener):
         counted when the step began.
 
         The work for a request is final when it ends (sage_sched.starvation_bound), although under
-        overlap it is in one more step.
+        overlap the request is in one more step.
         """
         num_tokens = getattr(result, "accept_lens", None)
         if num_tokens is None or batch.forward_mode.is_extend_without_speculative():
@@ -207,7 +207,7 @@ class Jobs(Listener):
         try:
             self._policy.on_end(req.sage.job, self.now_s)
         except Exception:
-            self._failures.count("take in an end")
+            self._failures.count("record the end of a request")
 
     def stats(self) -> dict[str, Any]:
         """Return counters for /server_info."""

@@ -19,12 +19,13 @@ from sage_sched.plan import PreemptionMode
 
 logger = logging.getLogger(__name__)
 
-# Often enough for a scrape every five seconds. A queue of a thousand requests takes 10 ms.
+# Often enough for a scrape every five seconds. With a thousand waiting requests, one report takes
+# 10 ms.
 _INTERVAL_S = 2.0
 
 
 class SchedulerMetrics(Listener):
-    """The series of one scheduler. Only the rank by which SGLang reports has any."""
+    """The series of one scheduler. Only the rank that reports SGLang's metrics has any."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler

@@ -19,7 +19,7 @@ from patches.scheduler import queues
 from patches.scheduler.request import PredictedTimes
 from sage_sched.overload import Decision
 
-# The latest requests that the ratios cover.
+# The ratios cover this many of the latest requests.
 _NUM_COMPARED = 500
 # How often the outlook is renewed.
 _OUTLOOK_S = 0.25
@@ -54,8 +54,8 @@ class OverloadGate(Listener):
 
     def turns_away(self, req: Req) -> bool:
         """Return whether a request that begins to wait is refused, or was a dry run. If so, its
-        client has got the reason, and the caller must release it. A request that waits again is
-        never refused."""
+        client has been told the reason, and the caller must release the request. A request that
+        waits again is never refused."""
         if req.sage.predicted_times is not None or req.output_ids:
             return False
         if req.to_finish is not None or req.finished():
@@ -114,8 +114,8 @@ class OverloadGate(Listener):
         return bool(self._scheduler.sage.calibration.source != "shipped")
 
     def ticked(self, now_s: float) -> None:
-        """Renew the outlook from time to time. All ranks do, because this also renews the rows of
-        jobs by which they decide."""
+        """Renew the outlook from time to time. All ranks do so, because this also renews the
+        rows of jobs by which they decide."""
         if not self._is_on:
             self.outlook = None
         elif not 0 <= now_s - self._looked_s < _OUTLOOK_S:

@@ -53,7 +53,8 @@ def preemption_of(
 class Preemption:
     """Preemption on one scheduler.
 
-    num_preemptions: by whether memory ran out (else it was for a waiting request), and by mode.
+    num_preemptions: the number of preemptions by reason and by mode. The reason is True if memory
+        ran out, and False if a waiting request took the place.
     """
 
     def __init__(self, scheduler: Scheduler, config: PreemptionConfig) -> None:

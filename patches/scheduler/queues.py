@@ -10,20 +10,20 @@ from patches.scheduler.kv_copy import swapped
 
 
 def only_prefills(scheduler: Scheduler) -> bool:
-    """Whether its requests move to a decode server with their first token."""
+    """Whether this server's requests move to a decode server with their first token."""
     return bool(scheduler.server_args.disaggregation_mode == "prefill")
 
 
 def only_decodes(scheduler: Scheduler) -> bool:
-    """Whether the KV of its prompts comes from a prefill server."""
+    """Whether the KV of this server's prompts comes from a prefill server."""
     return bool(scheduler.server_args.disaggregation_mode == "decode")
 
 
 def waiting(scheduler: Scheduler) -> list[Req]:
     """Return the requests that a plan puts in order.
 
-    On a decode server they are swapped out, or their prompt has no room yet. If preemption is off
-    there, SGLang alone resumes the requests that it retracts.
+    On a decode server these are swapped out, or their prompts have no room yet. If preemption is
+    off there, SGLang alone resumes the requests that it retracts.
     """
     if not only_decodes(scheduler):
         return scheduler.waiting_queue
@@ -38,8 +38,8 @@ def in_host_memory(scheduler: Scheduler) -> list[Req]:
 
 
 def held(scheduler: Scheduler) -> list[Req]:
-    """Return the requests that hold KV and do not run yet: their prompt's KV is on its way, or has
-    come."""
+    """Return the requests that hold KV but do not run yet: the KV of their prompts is on its way,
+    or has arrived."""
     if not only_decodes(scheduler):
         return []
     on_the_way = [entry.req for entry in scheduler.disagg_decode_transfer_queue.queue]
@@ -74,7 +74,7 @@ def sort_by_arrival(scheduler: Scheduler) -> None:
 class Room:
     """Decides which waiting requests SGLang's DecodePreallocQueue may admit in a pass.
 
-    refused: the last request that asked, if the KV pool had no room.
+    refused: the last request that asked to enter, if the KV pool had no room for it.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A scheduler's state for one request."""
+"""Defines a scheduler's state for one request."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sage_sched.slo import Deadlines
 
 @dataclass(slots=True)
 class Waits:
-    """The waits of a request, by this rank's clock. For traces and SGLang's timeouts, not for
-    plans.
+    """The waits of a request, by this rank's clock. Traces and SGLang's timeouts use them; plans do
+    not.
 
     came_s: its arrival.
     since_s: when its current wait began; None while it runs.
@@ -99,7 +99,7 @@ class TokenTimes:
 class PredictedTimes(NamedTuple):
     """The predicted times of a request, from at_s on this rank's clock.
 
-    came_s: the stamp of its call. Prompts of one list and samples share it.
+    came_s: the arrival stamp of its API call, which all prompts and samples of the call share.
     """
 
     ttft_s: float
@@ -128,8 +128,9 @@ class RequestState:
     predicted_times: PredictedTimes | None = None
 
     def is_of_other_call(self, came_s: float | None) -> bool:
-        """Whether it is of another call than one of this stamp. A call cannot wait until its own
-        prompts have gone: an idle server would refuse a long list again and again."""
+        """Whether the request belongs to another API call than the one with this stamp. Only other
+        calls' requests justify a refusal: otherwise an idle server would refuse a long list of
+        prompts again and again."""
         times = self.predicted_times
         return came_s is None or times is None or times.came_s != came_s
 

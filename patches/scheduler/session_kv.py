@@ -1,4 +1,4 @@
-"""Makes SGLang's radix tree evict the KV of sessions that return last.
+"""Makes SGLang's radix tree evict first the KV of the sessions that will probably return last.
 
 A session's latest sequence is marked on the tree's nodes. SGLang evicts leaves by a strategy's
 priority, smallest first (mem_cache/evict_policy.py); our priority comes before the server's own.
@@ -31,7 +31,8 @@ class SessionKv:
         tree: Any = scheduler.tree_cache
         self._scheduler = scheduler
         self._core: Any = None
-        # The nodes of each session's latest sequence, as weak references. The oldest are dropped.
+        # The nodes of each session's latest sequence, as weak references. The oldest sessions are
+        # dropped.
         self._latest: dict[str, list[ref[Any]]] = {}
         self._kept: dict[str, int] = {}
         self._due: deque[str] = deque()  # sessions to count next

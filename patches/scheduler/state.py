@@ -171,7 +171,8 @@ class SchedulerState:
         self.end_finished(batch.reqs)
 
     def end_finished(self, reqs: Iterable[Req]) -> None:
-        """End the requests that have finished. Under overlap a request is in one more batch."""
+        """End the requests that have finished. Under overlap these are in one more batch, but end
+        once."""
         for req in reqs:
             if req.finished():
                 self.end(req, isinstance(req.finished_reason, FINISH_ABORT))
@@ -216,7 +217,7 @@ class SchedulerState:
         try:
             order = retention_order(jobs, default, self.policy, view)
         except Exception:
-            self.failures.count("choose whom to retract")
+            self.failures.count("choose requests to retract")
             order = list(default)
         # Retract requests with input_embeds last: SGLang restarts their answers, although the
         # client has seen tokens.
@@ -243,8 +244,8 @@ def _warn_of_tpot(scheduler: Scheduler, config: SageConfig) -> None:
     if config.slo.has_tpot_slo and does_both and not scheduler.is_mixed_chunk:
         logger.warning(
             "some classes have a TPOT SLO, and without --enable-mixed-chunk running requests "
-            "wait while others are prefilled. A TPOT below %d times the duration of a decode step "
-            "plus the fixed time of a prefill cannot be kept then",
+            "wait while others are prefilled. Then a TPOT below %d times the duration of a decode "
+            "step plus the fixed time of a prefill cannot be kept",
             FEW_CUTS,
         )
 

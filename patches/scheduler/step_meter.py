@@ -78,7 +78,7 @@ class StepMeter:
         return [*work[:4], *(self._mean_tokens * n for n in work[4:])]
 
     def interrupted(self) -> None:
-        """Do not report the current step: something else takes time."""
+        """Do not report the current step, because something else takes time during it."""
         self._since_s = None
 
 

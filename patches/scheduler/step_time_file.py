@@ -45,14 +45,14 @@ class StepTimeFile:
         try:
             written = json.loads(read_own(self.path, _MAX_FILE_BYTES))
             if written["server"] != self._server:
-                raise ValueError("it is of another server")
+                raise ValueError("it is for another kind of server")
             section = written["step_time"]
             parsed: StepTimeConfig = parse_section(StepTimeConfig, "step_time", section)
             return parsed.step_time()
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            logger.warning("step times are learned anew, as %s is no use: %r", self._name, error)
+            logger.warning("step times are learned anew: %s is unusable (%r)", self._name, error)
             return None
 
     def write(self, step_time: StepTime) -> None:
@@ -65,7 +65,7 @@ class StepTimeFile:
         except OSError as error:
             self._can_be_written = False
             logger.warning(
-                "step times are not kept, as %s cannot be written: %s", self._name, error
+                "step times are not kept, because %s cannot be written: %s", self._name, error
             )
 
 

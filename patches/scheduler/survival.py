@@ -65,7 +65,7 @@ def why_none_is_preemptible(scheduler: Scheduler) -> str | None:
     if reason := next((reason for reason, holds in reasons.items() if holds), None):
         return reason
     flags = sorted(_set_flags(scheduler.server_args) - _FLAGS)
-    return f"--{flags[0].replace('_', '-')}, which has not been tried with it" if flags else None
+    return f"--{flags[0].replace('_', '-')}, which is untried with preemption" if flags else None
 
 
 def why_not_preemptible(req: Req) -> str | None:

@@ -32,7 +32,7 @@ def switch(scheduler: Scheduler, message: SetSettings) -> SettingsNow:
     except Exception as error:
         logger.exception("settings could not be changed")
         refusal = f"the change failed: {error!r}"
-    # Another package's policy may return text that no message can hold.
+    # Another package's policy may return text that no message can carry.
     refusal = refusal.encode(errors="backslashreplace").decode()
     return SettingsNow(settings=json.dumps(scheduler.sage.settings.shown()), refusal=refusal)
 
@@ -50,7 +50,7 @@ def _switch(scheduler: Scheduler, changes: object, now_s: float, clock: str) -> 
     except Exception as error:  # another package's policy, or a stock one that cannot run here
         raise ConfigError(f"schedule_policy {name} cannot be set up: {error}") from error
     reason = why_no_probe(policy, state.probing)
-    require(not reason, "schedule_policy", name, f"none that needs a probe, as {reason}")
+    require(not reason, "schedule_policy", name, f"a policy without a probe, because {reason}")
     unfinished = sorted(_unfinished(scheduler), key=lambda req: req.sage.job.arrival)
     state.jobs.dated(unfinished, now_s, clock)
     state.switch(settings, policy, unfinished)

@@ -72,8 +72,8 @@ def _adapters(
 ) -> Callable[[int], bool]:
     """Return SchedulerView.has_adapter, or adapters_in_order. SGLang is asked once per adapter.
 
-    If SGLang itself drains adapters for waiting requests (--lora-drain-wait-threshold), by each
-    rank's clock, it is not asked.
+    SGLang is not asked if it drains adapters for waiting requests itself
+    (--lora-drain-wait-threshold), because it does so by each rank's own clock.
     """
     if not scheduler.enable_lora or scheduler.lora_drainer is not None:
         return lambda position: True
@@ -92,8 +92,8 @@ def _adapters(
 
 
 def num_arrivals(scheduler: Scheduler, jobs: Jobs) -> int:
-    """Return the number of requests that have arrived and that plans see, or have seen before they
-    ended."""
+    """Return the number of requests that have arrived, without those that no plan sees at present
+    (queues.unseen)."""
     return jobs.num_arrivals - len(queues.unseen(scheduler))
 
 
@@ -105,8 +105,8 @@ def _free_slots(scheduler: Scheduler, running_batch: Batch) -> int:
 
 
 def is_full(scheduler: Scheduler, running_batch: Batch) -> bool:
-    """Whether SGLang will keep its mark of a full batch. It removes the mark before every pass if
-    the batch is empty or attention is hybrid."""
+    """Whether SGLang will admit nothing because of batch_is_full. It resets this flag before every
+    pass if the batch is empty or attention is hybrid."""
     is_lifted = running_batch.is_empty() or scheduler.is_hybrid_swa
     return running_batch.batch_is_full and not is_lifted
 

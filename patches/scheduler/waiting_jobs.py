@@ -1,4 +1,4 @@
-"""The jobs of the waiting queue."""
+"""Keeps the jobs of the waiting queue."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sage_sched.plan import Plan
 
 
 class WaitingJobs(Listener):
-    """The jobs of the waiting queue, kept from pass to pass. Most of a long queue is as the last
-    plan left it, and is not touched.
+    """The jobs of the waiting queue, kept from pass to pass. Most of a long queue stays as the
+    last plan left it, and costs no work.
 
     jobs: in the order of the queue.
     begun: requests with output tokens.

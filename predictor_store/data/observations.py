@@ -69,13 +69,13 @@ class Observations:
 
     def _observation(self, request: LoggedRequest) -> Observation:
         if not request.prompt:
-            why = "they are token ids: --tokenizer reads them" if request.ids else ""
+            why = "its prompt is token ids, which --tokenizer decodes" if request.ids else ""
             raise RowError("without a prompt", why)
         length = request.output_tokens
         if length is None and not request.output:  # an answer that calls a tool has no text
             raise RowError("without an answer length")
         if length is None and not self._has_tokenizer:
-            raise RowError("without an answer length", "--tokenizer counts its text")
+            raise RowError("without an answer length", "--tokenizer counts the tokens of its text")
         if length == 0:
             raise RowError("with no tokens", "its answer has none")
         cap = request.cap_tokens

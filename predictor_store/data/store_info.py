@@ -1,4 +1,4 @@
-"""sage-sched store info: shows the contents of a store."""
+"""Implements `sage-sched store info`, which shows the contents of a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""sage-sched warm: fills a store from prompts and lengths that were observed elsewhere."""
+"""Implements `sage-sched warm`, which fills a store from prompts and lengths observed elsewhere."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def warm_store(
     """Put observations, oldest first, into the store in the folder path. Return the number of its
     records.
 
-    Makes the store if there is none. If it is killed, the store is valid and has some of them.
-    Raises StoreError, also if the disk is full.
+    Makes the store if there is none. If the process is killed, the store is valid and has some of
+    the observations. Raises StoreError, also if the disk is full.
     """
     config = dataclasses.replace(config, path=str(path))
     with Store(config, fingerprint(encoder), dimension(encoder)) as store:
@@ -68,7 +68,7 @@ def warm_store(
                 store.flush(now=True)
                 if store.write_error is not None:
                     raise StoreError(
-                        f"cannot write the store {path}: {store.write_error}. It holds what was "
+                        f"cannot write the store {path}: {store.write_error}. It has what was "
                         "written before"
                     )
                 progress.update(len(chunk))
@@ -85,13 +85,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_store(parser)
     parser.add_argument(
         "--capacity", type=at_least_one, metavar="N",
-        help="records that the store keeps; default: as it was, or "
+        help="the number of records that the store keeps; default: as before, or "
         f"{StoreConfig().capacity} in a new one",
     )  # fmt: skip
     parser.add_argument(
         "--tokenizer", metavar="MODEL_PATH",
-        help="the served model's folder: output is counted with its tokenizer, and prompts that "
-        "are token ids are read",
+        help="the served model's folder, whose tokenizer counts the tokens of answers and decodes "
+        "prompts that are token ids",
     )  # fmt: skip
     parser.add_argument(
         "--limit", type=at_least_one, metavar="N", help="take a uniform sample of N rows"
@@ -181,16 +181,16 @@ def load_tokenizer(model_path: str) -> Any:
     name = str(folder) if is_folder else model_path
     try:
         return AutoTokenizer.from_pretrained(name, local_files_only=True)
-    # transformers raises any error that its layers raise.
+    # transformers passes on any error of the packages that it uses.
     except Exception as error:
         reason = " ".join(str(error).split())
         if not is_folder and isinstance(error, OSError):
-            reason = "it is no folder here, and not in this host's cache of Hugging Face's hub"
+            reason = "it is neither a folder nor in this host's cache of Hugging Face's hub"
         raise DatasetError(f"cannot load a tokenizer from {model_path}: {reason}") from error
 
 
 def quantiles(lengths: list[int]) -> dict[str, float]:
-    """Return the mean, and quantiles by name."""
+    """Return the mean and some quantiles, by name."""
     found = np.quantile(lengths, [0.1, 0.5, 0.9, 0.99, 1.0]).tolist()
     names = ("mean", "p10", "p50", "p90", "p99", "max")
     return dict(zip(names, [float(np.mean(lengths)), *found], strict=True))

@@ -15,10 +15,10 @@ UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _LEAST_RATE = 0.05
 # A unit that makes the log faster than this is implausible.
 MOST_RATE = 1000.0
-# Fewer numbers do not show their unit.
+# With fewer numbers, the unit cannot be guessed.
 _LEAST_NUMBERS = 20
 _SAMPLE = 20_000
-# Times of day of a log, in seconds since 1970: 2001 to 2100.
+# Numbers in this range, the years 2001 to 2100, are taken for seconds since 1970.
 FIRST_S, LAST_S = 1e9, 4.1e9
 _NUMBER = re.compile(r"\s*[-+]?\d+(\.\d*)?([eE][-+]?\d+)?\s*")
 _MALFORMED = "with a time that cannot be read"
@@ -27,8 +27,8 @@ _MALFORMED = "with a time that cannot be read"
 class Clock:
     """Reads times, and reports their unit once all are read.
 
-    unit: the one given by --time-unit.
-    zone: of dates without one; None means UTC, and the summary says so.
+    unit: the unit that --time-unit gives.
+    zone: the zone of dates without one; None means UTC, and the summary says so.
     """
 
     def __init__(self, unit: str | None = None, zone: tzinfo | None = None) -> None:
@@ -87,15 +87,15 @@ class Clock:
         if len(numbers) < _LEAST_NUMBERS:
             usual = self._usual or "s"
             rate /= UNITS[usual]
-            return usual, "" if _LEAST_RATE <= rate <= MOST_RATE else "too few to tell"
+            return usual, "" if _LEAST_RATE <= rate <= MOST_RATE else "too few times to tell"
         if self._usual:
             return self._usual_or_seconds(rate, self._is_fractional(numbers))
         if rate >= _LEAST_RATE or (self._is_fractional(numbers) and rate >= _LEAST_RATE / 10):
-            return "s", "" if rate > 1 or self._is_fractional(numbers) else "as most logs have it"
+            return "s", "" if rate > 1 or self._is_fractional(numbers) else "most logs use it"
         for unit in ("ms", "us", "ns"):
             if rate / UNITS[unit] >= _LEAST_RATE:
                 return unit, f"in seconds it would be {rate:.2g} requests/s"
-        return "s", "none fits"
+        return "s", "no unit fits"
 
     def _usual_or_seconds(self, rate: float, is_fractional: bool) -> tuple[str, str]:
         usual_rate = rate / UNITS[self._usual]
@@ -105,13 +105,13 @@ class Clock:
         return self._usual, f"in s it would be {rate:.2g} requests/s" if fits_seconds else ""
 
     def said(self) -> str:
-        """Return the unit and zone, for people; "" if there were no times."""
+        """Return the unit and zone as text for the user; "" if there were no times."""
         if self._numbers:
             unit, why = self.guess()
-            usual = ", as usual in this format" if unit == self._usual else ""
+            usual = ", usual in this format" if unit == self._usual else ""
             return f"numbers in {unit}{usual}" + (f" (a guess: {why})" if why else "")
         if self.known_unit:
-            how = "as --time-unit says" if self._told_unit else "as the format has it"
+            how = "as --time-unit says" if self._told_unit else "as the format defines"
             return f"numbers in {self.known_unit}, {how}"
         if self.num_naive and not self.num_zoned:
             return f"dates without a zone, read as {self._zone or 'UTC'}"
@@ -121,11 +121,11 @@ class Clock:
         """Return doubts that the user should settle."""
         found = []
         if self._numbers and (why := self.guess()[1]):
-            found.append(f"the unit of its times is a guess ({why}): name it with --time-unit")
+            found.append(f"the unit of its times is a guess ({why}): set it with --time-unit")
         if self.num_naive and self.num_zoned and self._zone is None:
             found.append(
                 f"{self.num_zoned} times have a zone and {self.num_naive} have none, which are "
-                "read as UTC: name their zone with --tz"
+                "read as UTC: set their zone with --tz"
             )
         return found
 

@@ -1,4 +1,4 @@
-"""Reads data sets of conversations: the first question and its answer."""
+"""Reads the first question and its answer from data sets of conversations."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ def chat_of(row: Mapping[str, Any]) -> list[Any]:
 
 
 def reader_of(*times: str) -> Callable[[Row, Context], Iterator[LoggedRequest]]:
-    """Return the reader of a format. times: fields of the conversation's time."""
+    """Return the reader of a format. times: fields that may have the
+    conversation's time."""
 
     def read(row: Row, context: Context) -> Iterator[LoggedRequest]:
         chat = chat_of(row.data)
         prompt, output = first_exchange(chat)
         if not prompt:
-            raise RowError("without a question of a human", f"{chat!r:.60}")
+            raise RowError("without a question from a human", f"{chat!r:.60}")
         when = row.find("arrival", *times) if times else None
         yield LoggedRequest(
             arrival=None if when is None else context.clock.read(when),

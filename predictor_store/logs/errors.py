@@ -1,4 +1,4 @@
-"""Defines the errors of a file, and of a row in it."""
+"""Defines the errors of a file, and of its rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class DatasetError(UserError):
 class RowError(Exception):
     """One row is left out.
 
-    kind: the reason in the words of the summary: "that failed" in "12 that failed". detail: the
+    kind: the reason, worded for the summary: "that failed", as in "12 that failed". detail: the
         values of this row.
     """
 

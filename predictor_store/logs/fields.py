@@ -21,7 +21,7 @@ _MOST_TOKENS = 2**31
 
 
 class Row:
-    """A row of a log. usage: the field taken for each meaning, over all rows."""
+    """A row of a log. usage: the field that was taken for each meaning in any row."""
 
     def __init__(self, data: Mapping[str, Any], usage: dict[str, str]) -> None:
         self.data = data
@@ -86,7 +86,7 @@ def parsed(value: Any) -> Any:
 
 
 def whole(value: Any, name: str) -> int:
-    """Return a number of tokens. Raises RowError."""
+    """Return a value as a number of tokens. Raises RowError if it is none."""
     try:
         # A table gives a column with gaps as floats, and CSV gives texts.
         number = float(value)
@@ -98,7 +98,7 @@ def whole(value: Any, name: str) -> int:
 
 
 def duration_s(value: Any, name: str, unit: str) -> float:
-    """Return a duration in seconds. Raises RowError."""
+    """Return a value as a duration in seconds. Raises RowError if it is none."""
     try:
         number = float(value) * UNITS[unit]
     except (TypeError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""sage-sched formats: lists the formats of logs that whatif and warm read."""
+"""Implements `sage-sched formats`, which lists the formats of logs that whatif and warm read."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from predictor_store.terminal import add_json, print_json
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "List the formats that whatif and warm recognise, with a row of each. Files are JSON "
-        "lines, JSON arrays or objects, CSV or Parquet, as they are or in gzip or zstd."
+        "List the formats that whatif and warm recognise, with an example row of each. Files are "
+        "JSON lines, JSON arrays or objects, CSV or Parquet; gzip and zstd are unpacked."
     )
     add_json(parser)
 

@@ -8,19 +8,20 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-# The text before a value of an array, or after its last.
+# The text before a value of an array, or after the last value.
 _BETWEEN = re.compile(r"\s*(\[\s*\]|[\[\],])\s*")
 # Characters read at a time.
 _CHARS = 2**20
 # Longer values are refused.
 MOST_CHARS = 2**29
-# The longest number or word of JSON. An error this near to the end may be a truncated one.
+# The longest number or word of JSON. If an error is this near to the end, the number or word there
+# may be truncated.
 _TOKEN_CHARS = 40
 
 
 def json_values(pieces: Iterator[str], *, is_array: bool) -> Iterator[Any]:
-    """Yield the values. Holds little more than one value at a time. Raises ValueError if the text
-    is no such JSON."""
+    """Yield the values, and hold little more than one at a time in memory. Raises ValueError if the
+    text is no such JSON."""
     decode = json.JSONDecoder().raw_decode
     text, at, number, is_whole = "", 0, 0, False
     while True:
@@ -28,7 +29,7 @@ def json_values(pieces: Iterator[str], *, is_array: bool) -> Iterator[Any]:
             begin, is_end = _begin(text, at, number, is_array)
             if is_end:
                 if is_array and (text[begin:] or any(piece.strip() for piece in pieces)):
-                    raise ValueError("something follows the array")
+                    raise ValueError("there is more text after the array")
                 if is_array or is_whole:
                     return
             row, end = decode(text, begin)
@@ -37,8 +38,8 @@ def json_values(pieces: Iterator[str], *, is_array: bool) -> Iterator[Any]:
         except (ValueError, RecursionError) as error:
             if len(text) - at > MOST_CHARS:
                 raise ValueError(
-                    f"value {number + 1} has more than {MOST_CHARS} characters: write JSON lines, "
-                    "a row each"
+                    f"value {number + 1} has more than {MOST_CHARS} characters: write JSON "
+                    "lines, one row each"
                 ) from error
             if is_whole or not _may_go_on(error, text):
                 raise ValueError(f"after value {number}: {error}") from error

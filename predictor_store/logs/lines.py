@@ -14,9 +14,9 @@ from tqdm import tqdm
 from predictor_store.logs.errors import DatasetError
 
 GZIP, ZSTD, PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
-_ARCHIVES = {b"PK\x03\x04": "a zip archive", b"\x1f\x9d": "compressed by an old tool"}
+_ARCHIVES = {b"PK\x03\x04": "a zip archive", b"\x1f\x9d": "compressed by `compress`"}
 _WIDE = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
-# The longest line: bench_serving writes a run in a line.
+# The longest line. It is this long because bench_serving writes a whole run in one line.
 MOST_LINE_CHARS = 2**26
 
 
@@ -25,7 +25,7 @@ def text_lines(file: IO[bytes], encoding: str = "utf-8-sig") -> Iterator[str]:
 
     They end with a line feed, a carriage return or both. A byte that is not UTF-8 spoils only its
     own line. Overlong lines are split, so that a damaged or hostile file takes no more memory than
-    another.
+    any other.
     """
     text = io.TextIOWrapper(file, encoding, "replace", newline=None)
     while line := text.readline(MOST_LINE_CHARS):

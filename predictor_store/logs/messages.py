@@ -51,7 +51,7 @@ def text_of(content: Any) -> str | None:
 
 
 def is_turn(value: Any) -> bool:
-    """Whether it may be a turn of a conversation, or a pair of turns."""
+    """Whether a value may be a turn of a conversation, or a pair of turns."""
     if isinstance(value, Mapping):
         names = {str(name).lower() for name in value}
         return not names.isdisjoint((*_ROLES, *_HUMAN)) and not names.isdisjoint(
@@ -99,8 +99,8 @@ def first_exchange(chat: Any) -> tuple[str, str | None]:
 
 
 def last_exchange(chat: Any) -> tuple[str, str | None]:
-    """Return the last question of a human and the answer if it is there. A server predicts the last
-    answer from this question."""
+    """Return the last question of a human, and the answer if there is one. A server predicts the
+    last answer from this question."""
     turns = turns_of(chat)
     answer = turns.pop()[1] if turns and turns[-1][0] == "assistant" else None
     asked = next((text for speaker, text in reversed(turns) if speaker == "user" and text), "")
@@ -204,8 +204,7 @@ def _langfuse_tokens(
 
 
 def num_answers(response: Any) -> int:
-    """Return the number of a response's answers: usage counts the tokens of all choices of a
-    request."""
+    """Return the number of a response's answers. The usage counts the tokens of all of them."""
     choices = response.get("choices") if isinstance(response, Mapping) else None
     return max(1, len(choices)) if isinstance(choices, list) else 1
 
@@ -220,7 +219,6 @@ def was_cut(reason: Any) -> bool:
 
 
 def cap_of(row: Row, *places: str) -> int | None:
-    """Return the most tokens that a request asks for, from any of these objects; None if it does
-    not say."""
+    """Return the cap of a request's answer, from any of these objects; None if there is none."""
     paths = [f"{place}.{name}" if place else name for place in places for name in CAPS]
     return row.tokens("cap", *paths)

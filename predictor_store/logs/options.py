@@ -14,10 +14,10 @@ from predictor_store.logs.registry import BY_NAME
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=sorted(BY_NAME), default="", metavar="NAME",
-        help="the format of the logs, as `sage-sched formats` names it (default: it is recognised)",
+        help="the format of the logs, as `sage-sched formats` names it (default: recognise it)",
     )  # fmt: skip
     parser.add_argument(
-        "--time-unit", choices=UNITS, help="the unit of plain numbers as times (default: a guess)"
+        "--time-unit", choices=UNITS, help="the unit of plain numbers as times (default: guess it)"
     )
     parser.add_argument(
         "--tz", type=_zone, metavar="ZONE",
@@ -40,5 +40,5 @@ def _zone(text: str) -> tzinfo:
         return ZoneInfo(text)
     except (ValueError, OSError, KeyError) as error:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no time zone, such as Europe/Berlin or +02:00"
+            f"{text!r} is not a time zone like Europe/Berlin or +02:00"
         ) from error

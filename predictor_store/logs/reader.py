@@ -22,7 +22,7 @@ from predictor_store.logs.request import LoggedRequest
 from predictor_store.logs.rows import raw_rows
 from sage_sched.fields import MALFORMED
 
-# Rows from which a format is recognised.
+# The number of rows from which a format is recognised.
 _NUM_LOOKED_AT = 32
 _MOST_SEEN = 40
 
@@ -31,10 +31,10 @@ _MOST_SEEN = 40
 class ReadOptions:
     """A user's options for all files.
 
-    format: its name, "" to recognise it.
-    time_unit: of plain numbers.
-    zone: of dates without one.
-    filters: values, as text, that fields must have.
+    format: the format's name; "" to recognise it.
+    time_unit: the unit of times that are plain numbers.
+    zone: the zone of dates without one.
+    filters: by field, the value that it must have, as text.
     """
 
     format: str = ""
@@ -67,9 +67,9 @@ class Counts:
 
 @dataclass(slots=True)
 class Source:
-    """One file.
+    """One file of requests.
 
-    seen: names of its fields. used: the field that was taken for each meaning.
+    seen: the names of its fields. used: the field that was taken for each meaning.
     """
 
     path: str
@@ -85,7 +85,7 @@ class Source:
         for place, raw in raw_rows(self.path):
             if isinstance(raw, RowError) or not isinstance(raw, Mapping):
                 self.counts.read += 1
-                error = raw if isinstance(raw, RowError) else RowError("that is no object")
+                error = raw if isinstance(raw, RowError) else RowError("that is no JSON object")
                 self.counts.leave_out(place, error)
                 continue
             for row in rows_within(raw, self.format):
@@ -158,7 +158,7 @@ class LogReader:
 
 
 def _files_in(path: str) -> list[str]:
-    """Return the files of a folder, without hidden ones; [] if it is no folder. Raises
+    """Return the files of a folder, without hidden ones; [] if the path is no folder. Raises
     DatasetError."""
     try:
         folder = expanded(path)
@@ -192,8 +192,8 @@ def _unknown(path: str, first: Sequence[tuple[str, Any]]) -> str:
     fields = ", ".join(sorted(seen)[:_MOST_SEEN]) or "none"
     return (
         f"{path} is in no known format (fields seen: {fields}{wrong}). `sage-sched formats` lists "
-        "the formats, --format names one. A CSV file begins with the names of its columns; call "
-        "your own arrival_s, input_tokens, output_tokens, prompt, output"
+        "the formats, and --format chooses one. A CSV file must begin with its columns' names; "
+        "name yours arrival_s, input_tokens, output_tokens, prompt, output"
     )
 
 

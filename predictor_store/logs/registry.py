@@ -32,7 +32,7 @@ from predictor_store.logs.formats import (
     wildchat,
 )
 
-# If several recognise a row, the first one reads it.
+# If several formats recognise a row, the first one reads it.
 FORMATS: tuple[Format, ...] = (
     sglang.FORMAT, shadow.FORMAT, bench_serving.FORMAT, aiperf.FORMAT, guidellm.FORMAT,
     inference_perf.FORMAT, dynamo.FORMAT, bailian.FORMAT, mooncake.FORMAT, weka.FORMAT,
@@ -41,7 +41,7 @@ FORMATS: tuple[Format, ...] = (
     ultrachat.FORMAT, openai_chat.FORMAT, sharegpt.FORMAT, table.FORMAT,
 )  # fmt: skip
 BY_NAME = {each.name: each for each in FORMATS}
-# Objects and lists that exports put around rows.
+# The names of objects and lists that exports put around rows.
 _AROUND = (
     "row", "_source", "hits", "event", "standard_logging_object", "record", "log", "json",
     "jsonPayload", "data", "value",
@@ -57,8 +57,8 @@ def format_of(row: Mapping[str, Any]) -> Format | None:
 def rows_within(
     row: Mapping[str, Any], wanted: Format | None = None, level: int = 0
 ) -> list[Mapping[str, Any]]:
-    """Return the row or, if no format recognises it, the rows inside it, as exports have them in a
-    list or an object.
+    """Return the row. If no format recognises it, return the rows inside it, which exports put into
+    a list or an object.
 
     wanted: the only format that counts.
     """

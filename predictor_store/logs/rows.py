@@ -1,7 +1,7 @@
 """Reads the raw rows of a file, each with its place.
 
-A file may be JSON lines, a JSON array, JSON over many lines, CSV, Parquet or a server's log; gzip
-and zstd too.
+A file may be JSON lines, a JSON array, JSON over many lines, CSV, Parquet or a server's log, also
+compressed by gzip or zstd.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class CsvRow(dict[str, Any]):
 def raw_rows(dataset: str) -> Rows:
     """Yield (place, row) for each row of a file. Raises DatasetError.
 
-    place is "file:line" or "file: row number", from 1. The row is a RowError if it cannot be read.
+    place is "file:line" or "file: row number", counted from 1. The row is a RowError if it cannot
+    be read.
     """
     try:
         path = expanded(dataset)

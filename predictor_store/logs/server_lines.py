@@ -14,7 +14,7 @@ from typing import Any
 from predictor_store.logs.errors import RowError
 
 _LINE = re.compile(r"\[\d{4}-\d\d-\d\d ")
-# The most text of possible noise lines that is held back, and the overhead of each line.
+# At most this many characters of possible noise are held back; each line costs _STRAY_CHARS more.
 _MOST_STRAY_CHARS, _STRAY_CHARS = 2**24, 200
 _TEXT_FORMAT = "] Finish: obj="
 
@@ -28,7 +28,7 @@ def without_noise(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, st
     """Yield numbers and lines of a server's log, without warnings and progress bars between its own
     lines.
 
-    All lines of any other file are yielded; lines that begin no JSON object come last.
+    All lines of any other file are yielded, those that begin no JSON object last.
     """
     strays, num_chars, is_log = list[tuple[int, str]](), 0, False
     for number, line in numbered:
@@ -40,7 +40,7 @@ def without_noise(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, st
         elif not is_log:
             strays.append((number, line))
             num_chars += len(line) + _STRAY_CHARS
-            if num_chars > _MOST_STRAY_CHARS:  # no log has more before its first line
+            if num_chars > _MOST_STRAY_CHARS:  # no server's log begins with more noise
                 yield from strays
                 strays.clear()
                 num_chars = 0
@@ -57,6 +57,6 @@ def rows_of_line(line: str) -> list[Any]:
             return [RowError("that is no JSON", str(error))]
         if _TEXT_FORMAT in line:
             return [
-                RowError("in SGLang's text format", "it is not read: --log-requests-format json")
+                RowError("in SGLang's text format", "unreadable; use --log-requests-format json")
             ]
         return []

@@ -20,7 +20,7 @@ _LEAST_RATE, _LONG_S = 0.01, 3600.0
 # Limits of plausibility, for the share of answers of one length, the rank correlation of places and
 # arrivals, and the ratio of the log's span to the span of its middle 98 %.
 _SAME_SHARE, _LEAST_ORDER, _FAR = 0.9, 0.3, 100.0
-# Fewer requests do not show any of this.
+# With fewer requests, none of this can be seen.
 _LEAST_REQUESTS = 20
 
 
@@ -65,7 +65,7 @@ def counts_of(sources: Sequence[Source]) -> str:
 
 
 def span_of(arrivals_s: Sequence[float]) -> str:
-    """Return the time that a log takes, its rate, and, if its times are dates, begin and end."""
+    """Return a log's span and rate, and its begin and end if its times are dates."""
     first_s, last_s = min(arrivals_s), max(arrivals_s)
     rate = f", {len(arrivals_s) / (last_s - first_s):.3g} requests/s" if last_s > first_s else ""
     dates = ""
@@ -83,8 +83,8 @@ def cautions_of_times(arrivals_s: Sequence[float], *, is_ordered: bool) -> list[
     span_s = float(times.max() - times.min())
     if span_s == 0.0:
         return [
-            "all requests arrive at once: if that is not so, its times are missing, or they are in "
-            "another field"
+            "all requests arrive at once: if that is wrong, its times are missing, or in another "
+            "field"
         ]
     found, rate = [], times.size / span_s
     if times.size >= _LEAST_REQUESTS:
@@ -92,17 +92,17 @@ def cautions_of_times(arrivals_s: Sequence[float], *, is_ordered: bool) -> list[
         if is_slow or rate > MOST_RATE:
             found.append(
                 f"{times.size} requests in {span_s:.3g} s are {rate:.2g} requests/s: if that is "
-                "not so, name the unit of its times with --time-unit"
+                "wrong, set the unit of its times with --time-unit"
             )
         low, high = np.percentile(times, [1, 99])
         if span_s > _FAR * (high - low) > 0:
             found.append(
-                f"some times lie far from the others: the log takes {span_s:.3g} s, and its middle "
-                f"98 % {high - low:.3g} s"
+                f"some times lie far from the others: the log spans {span_s:.3g} s, but its middle "
+                f"98 % only {high - low:.3g} s"
             )
         if is_ordered and _rank_correlation(times) < _LEAST_ORDER:
             found.append(
-                "its rows are in no order of arrival: check that the right field is taken for it"
+                "its rows are not in order of arrival: check the field that is read as the arrival"
             )
     return found
 
@@ -119,11 +119,11 @@ def cautions_of_lengths(output_tokens: Sequence[int], num_cut: int) -> list[str]
     are = f"{num_longest} of {num_answers} answers have {longest} tokens"
     if num_cut > num_longest:
         are = f"{num_cut} of {num_answers} answers are cut by their cap or client"
-    return [f"{are}: their own lengths are unknown, and no prediction can be judged by them"]
+    return [f"{are}: their full lengths are unknown, so they cannot show how good predictions are"]
 
 
 def _rank_correlation(times: NDArray[np.float64]) -> float:
-    """Return the rank correlation between places in the log and times. Newest first counts as an
-    order too."""
+    """Return the rank correlation of places in the log with times, without its sign: newest first
+    is an order too."""
     ranks = np.argsort(np.argsort(times, kind="stable"), kind="stable")
     return abs(float(np.corrcoef(ranks, np.arange(times.size))[0, 1]))

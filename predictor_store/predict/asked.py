@@ -11,13 +11,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-# Raise it if the meaning of the numbers changes, so that no store mixes old and new ones.
+# Increase this if the meaning of the numbers changes, so that no store mixes old and new ones.
 VERSION = 1
 _NUM_SYSTEM = 8
 NUM_FEATURES = 16 + _NUM_SYSTEM
 # The first numbers separate records; see kind_of.
 _NUM_KIND = 5
-# More of a session's answers do not improve predictions.
+# The number of a session's answers that are kept. More would not improve predictions.
 NUM_RECENT = 15
 _Number = Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]
 _Name = Annotated[str, msgspec.Meta(max_length=200)]
@@ -28,7 +28,7 @@ class Session:
     """The answers of a session so far.
 
     lengths: the lengths of the last NUM_RECENT uncut answers, in tokens, the newest last.
-        total_tokens: the length of the last prompt with its answer.
+    total_tokens: the length of the last prompt with its answer.
     """
 
     num_answers: int = 0
@@ -36,8 +36,8 @@ class Session:
     total_tokens: int = 0
 
     def after(self, input_tokens: int, output_tokens: int, *, cut: bool = False) -> Self:
-        """Return the session after one more answer. cut: whether the answer would have been longer,
-        by an unknown length."""
+        """Return the session after one more answer. cut: whether the answer was cut off; then its
+        full length is unknown."""
         lengths = self.lengths if cut else (*self.lengths, max(output_tokens, 1))[-NUM_RECENT:]
         return type(self)(self.num_answers + 1, lengths, input_tokens + output_tokens)
 
@@ -53,9 +53,9 @@ class Scope(NamedTuple):
 
     adapter: the LoRA adapter; "" for none.
     limits: names the request's other options that decide where an answer ends; "" for none.
-    end: OWN if an answer ends by itself, and so helps to predict any request. STOPPED if one of the
-        limits ended it: without them it would have been longer. SHAPED if its words are not the
-        model's own choice, so that it does not help to predict other requests.
+    end: OWN if an answer ends by itself, so that it helps to predict any request. STOPPED if one of
+        the limits ended it, so that it would have been longer without them. SHAPED if its words are
+        not the model's own choice, so that it does not help to predict other requests.
     """
 
     adapter: str = ""
@@ -84,11 +84,11 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     thinks: 1 if thinking is asked for, -1 if it is forbidden.
     effort: 1 for more than usual, -1 for less.
     tool_choice: 1 if a tool must be used, -1 if none may be used.
-    is_constrained: to a JSON schema, a grammar and so on.
-    num_turns: messages of a chat.
-    input_tokens: of the whole prompt, approximately.
+    is_constrained: whether the answer must follow a JSON schema, a grammar or the like.
+    num_turns: the number of messages of a chat.
+    input_tokens: the approximate length of the whole prompt.
     max_tokens: the cap.
-    num_stops: stop strings.
+    num_stops: the number of stop strings.
     system: names the system prompt.
     session: names the conversation.
     """
@@ -106,7 +106,7 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     session: _Name = ""
 
     def features(self, session: Session = NEW_SESSION) -> NDArray[np.float32]:
-        """Return features, float32, shape (NUM_FEATURES,), each of the order of 1. All 0 if no
+        """Return features of about the size of 1, float32, shape (NUM_FEATURES,). All are 0 if no
         field is set."""
         thinks, effort, choice = np.sign([self.thinks, self.effort, self.tool_choice])
         kind = (thinks, effort, self.num_tools > 0, choice, self.is_constrained)
@@ -134,8 +134,8 @@ NOTHING_ASKED = Asked()
 
 
 def kind_of(features: NDArray[np.float32]) -> int:
-    """Return a number for thinking, effort, tools, tool choice and format. They can change the
-    length of an answer to the same words considerably."""
+    """Return a number that stands for thinking, effort, tools, tool choice and format. These can
+    change the length of an answer to the same words considerably."""
     return int(features[:_NUM_KIND].astype(np.int64) @ 3 ** np.arange(_NUM_KIND))
 
 

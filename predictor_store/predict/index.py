@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 class VectorIndex:
     """Embeddings of unit length, by slot, from 0 to len(self) - 1.
 
-    columns: the numbers of an embedding that a search reads, which decides its duration. The found
-    embeddings are then ordered by all numbers. None: a search reads all.
+    columns: the columns of the embeddings that a search reads; the fewer, the faster it is. The
+        found embeddings are then ordered by all columns. None: a search reads all columns.
     """
 
     def __init__(self, dimension: int, columns: NDArray[np.int64] | None = None) -> None:
@@ -50,8 +50,8 @@ class VectorIndex:
     def nearest(
         self, embedding: NDArray[np.float32], num_nearest: int
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Return cosines, float32, falling, and slots, int64: num_nearest each, or as many as there
-        are."""
+        """Return the cosines (float32, falling) and slots (int64) of num_nearest embeddings, or of
+        all if there are fewer."""
         k = min(num_nearest, len(self))
         if k == 0:
             return np.empty(0, np.float32), np.empty(0, np.int64)
@@ -66,8 +66,8 @@ class VectorIndex:
 
 
 def _codes_of(index: faiss.IndexScalarQuantizer) -> NDArray[np.uint8]:
-    """Return the index's memory, shape (n, dimension), 128 above the numbers themselves. Do not
-    keep it: the index moves it when it grows."""
+    """Return the index's memory, shape (n, dimension), with 128 added to each number. Do not
+    keep the array: a growing index moves its memory."""
     if index.ntotal == 0:
         return np.empty((0, index.code_size), np.uint8)
     codes = faiss.rev_swig_ptr(index.codes.data(), index.ntotal * index.code_size)
@@ -75,16 +75,16 @@ def _codes_of(index: faiss.IndexScalarQuantizer) -> NDArray[np.uint8]:
 
 
 def empty_index(dimension: int) -> faiss.IndexScalarQuantizer:
-    """Return an index for integers from -128 to 127. A search takes a quarter of the time that
-    float32 takes, because it has a quarter to read."""
+    """Return an index for integers from -128 to 127. A search reads a quarter of the bytes that it
+    would read with float32, and takes a quarter of the time."""
     return faiss.IndexScalarQuantizer(
         dimension, faiss.ScalarQuantizer.QT_8bit_direct_signed, faiss.METRIC_INNER_PRODUCT
     )
 
 
 def steps_per_unit(dimension: int) -> np.float32:
-    """Return the factor of a unit vector's numbers before rounding. About one in a thousand numbers
-    is cut off. A cosine is off by 0.001."""
+    """Return the factor by which a unit vector is multiplied before rounding. About one in a
+    thousand numbers is clipped. A cosine is off by about 0.001."""
     return np.float32(127 * max(1.0, dimension**0.5 / 12))
 
 
@@ -95,8 +95,9 @@ def embeddings(codes: NDArray[np.int8]) -> NDArray[np.float32]:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Limit FAISS to one thread. It would search with all of OpenMP's threads, even for one vector.
-    They would take the engine's cores, and hang in a forked process whose parent has used them."""
+    """Limit FAISS to one thread. Otherwise it searches with all of OpenMP's threads, even for one
+    vector. These would take the engine's cores, and would hang in a forked process whose parent has
+    used them."""
     num_threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
     try:

@@ -11,15 +11,18 @@ from numpy.typing import NDArray
 from predictor_store.torchvision_schemas import define_missing
 from sage_sched.errors import UserError
 
-# The length that the model was trained with (model card). It accepts 256, at over twice the time.
+# The length that the model was trained with (model card). It accepts 256 tokens, but then takes
+# more than twice as long.
 MAX_TOKENS = 128
 # The BLAKE2b digest of the packaged weights.
 WEIGHTS_DIGEST = "56e564c86a427631"
 
 
 class MiniLM:
-    """Encodes texts by MiniLM. The first one on a machine takes seconds to load. num_threads: None
-    for all cores."""
+    """Encodes texts by MiniLM, which takes seconds to load for the first time on a machine.
+
+    num_threads: None for all cores.
+    """
 
     num_dimensions = 384
     searched: NDArray[np.int64] | None = None

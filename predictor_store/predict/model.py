@@ -41,12 +41,12 @@ def folder_of_model(config: StoreConfig, model: str) -> Path:
     name = quote(model, safe=" ", errors="surrogatepass")
     if len(name) > _MAX_NAME_CHARS:
         name = name[:_MAX_NAME_CHARS] + hashlib.sha256(name.encode("ascii")).hexdigest()[:16]
-    # No name is "." or "..", or the name of a file of the store.
+    # The prefix keeps the name from being ".", ".." or the name of a file of the store.
     return folder_of(config) / f"model {name}"
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """Counters since the process began. num_records and num_unwritten are present values.
+    """Counters since the process began, except num_records and num_unwritten, which are current.
 
     quality: see RollingQuality.summary.
     """
@@ -81,7 +81,7 @@ class ModelHistory:
             self._store.close()
             raise
         self._history.fit()
-        # The engine goes first. On Linux, nice() affects the calling thread alone.
+        # The engine has priority. On Linux, nice() affects only the calling thread.
         self._fitter = ThreadPoolExecutor(1, initializer=lambda: os.nice(_NICENESS))
         self._fit: tuple[Fitting, Future[Any]] | None = None
         # Some count clients' messages; see Worker.
@@ -111,17 +111,18 @@ class ModelHistory:
         return Forecast(said, self.prior)
 
     def served(self, forecast: Forecast) -> LengthDistribution | None:
-        """Return the distribution for the request: the blind one while predictions are worse than
-        it."""
+        """Return the distribution for the request. While predictions are worse than the blind
+        distribution, return that one."""
         return forecast.blind if self._quality.widened else forecast.said
 
     def goes_on(self, record: Record, place: Place | None) -> Place | None:
         """Record that an answer has this many tokens and is still growing. Return the place of its
         record.
 
-        Short answers end first. Without this, a young history would know only these, and its
-        predictions would be too short. record: a censored one. place: the result of the previous
-        goes_on() for this answer.
+        Short answers end first. Without this, a young history would know only short answers, and
+        its predictions would be too short.
+
+        record: a censored record. place: the result of the previous goes_on() for this answer.
         """
         self.counts["num_going_on"] += 1
         if place is not None:
@@ -140,15 +141,15 @@ class ModelHistory:
             )
             if len(self._sessions) > _MAX_SESSIONS:
                 self._sessions.popitem(last=False)
-        # The full length of a cut answer is unknown. Answers that clients can end at will are
-        # judged only if enough of the same scope have been seen; otherwise one client could spoil
-        # the figures.
+        # Predictions of cut answers are not judged, because the full length is unknown. Predictions
+        # of answers that clients can end at will are judged only if enough of the same scope have
+        # been seen; otherwise one client could spoil the figures.
         is_judged = not record.censored and self._history.knows(Scope.read(record.scope))
         if is_judged and self._quality.add(forecast, record.output_tokens):
             if self._quality.widened:
                 logger.warning(
                     "predictions of %d answers were worse than none: until they are better, "
-                    "requests go by the distribution of all lengths", WINDOW,
+                    "requests get the distribution of all lengths", WINDOW,
                 )  # fmt: skip
             else:
                 logger.warning("predictions are better than none again, and are used")
@@ -159,7 +160,7 @@ class ModelHistory:
         self.counts["num_recorded"] += 1
 
     def commit(self) -> bool:
-        """Write the ended answers. Return whether the prior is a new one."""
+        """Write the ended answers. Return whether the prior has changed."""
         self._store.flush()
         self._refit()
         if self._num_new * 100 <= len(self._history):

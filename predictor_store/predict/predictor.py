@@ -13,9 +13,9 @@ from predictor_store.predict.history import SAME_COSINE, History
 from predictor_store.predict.regression import PRIOR_WORTH, LengthScore
 from sage_sched.distribution import LengthDistribution, Source
 
-# The number of past prompts, the most similar ones, that a prediction uses.
+# A prediction uses this many past prompts, the most similar ones.
 NUM_NEAREST = 256
-# Distinct lengths that are sent with a request.
+# The maximum number of distinct lengths that are sent with a request.
 MAX_ATOMS = 64
 # How fast weight falls with distance in meaning, in the near and in the wide neighbourhood.
 # _WIDE_WORTH: how many near records weigh as much as all wide ones.
@@ -23,7 +23,7 @@ _NEAR_SLOPE, _WIDE_SLOPE = 15.0, 5.0
 _WIDE_WORTH = 16.0
 # How fast weight falls with distance in score, as a share of the score's error. It falls more
 # slowly if fewer than _NUM_IN_SCORE records are that near. Otherwise one unrelated record would
-# decide for an outlier.
+# decide the prediction for an outlier.
 _SCORE_SHARE = 0.3
 _NUM_IN_SCORE = 8
 # This many similar records of this server weigh as much as all records from elsewhere.
@@ -32,8 +32,8 @@ _FOREIGN_WORTH = 32.0
 _SESSION_WORTH = 16.0
 # This many records of the same kind (asked.kind_of) weigh as much as all records of other kinds.
 _OTHER_WORTH = 4.0
-# This many similar records weigh as much as general lengths, which are left out if they would weigh
-# next to nothing.
+# This many similar records weigh as much as general lengths. If general lengths would weigh next to
+# nothing, they are left out.
 _GENERAL_WORTH = 8.0
 _LEAST_GENERAL = 0.01
 
@@ -48,11 +48,11 @@ class GeneralPart(NamedTuple):
 def predict(
     history: History, vector: NDArray[np.float32], scope: str = ""
 ) -> LengthDistribution | None:
-    """Return the prediction from the NUM_NEAREST nearest records, by _weights, and from general
-    lengths.
+    """Return the prediction from the NUM_NEAREST nearest records, weighted by _weights, and from
+    general lengths; None if there are neither.
 
-    None if there are no records and no general lengths. scope: a name of asked.Scope. An answer
-    with other limits counts as ended only if it ended by itself.
+    scope: the name of an asked.Scope. An answer with other limits counts as complete only if it
+        ended by itself.
     """
     of = Scope.read(scope)
     adapter, limits = history.number_of(of.adapter), history.number_of(of.limits)
@@ -76,7 +76,7 @@ def predict(
 
 
 def within_session(said: LengthDistribution, lengths: Sequence[int]) -> LengthDistribution:
-    """Mix a prediction with the session's last answers, of these lengths in tokens."""
+    """Return a prediction mixed with the lengths of the session's last answers, in tokens."""
     if not lengths:
         return said
     own = LengthDistribution.from_samples(lengths, "history")
@@ -87,8 +87,8 @@ def within_session(said: LengthDistribution, lengths: Sequence[int]) -> LengthDi
 def prior(history: History) -> LengthDistribution | None:
     """Return the distribution for any prompt: all records, equally weighted, and general lengths.
 
-    None if there are neither. Answers that were ended by limits count as longer, unless there are
-    no others.
+    None if there are neither. Answers that limits have ended count as cut off, unless there are no
+    others.
     """
     strange = history.strange(history.number_of(""))
     if strange.all():
@@ -113,9 +113,10 @@ def _weights(
     are neither.
 
     There are four neighbourhoods, from narrow to wide: the same prompt, prompts near in meaning and
-    in score, prompts less near in meaning, and all prompts. Each counts in proportion to its
-    evidence. Records of one prompt share weight: one prompt that was asked a hundred times is one
-    neighbour. All constants are the best or next to it on each of six datasets (docs/predictor.md).
+    in score, prompts less near in meaning, and all prompts. Each weighs in proportion to its
+    evidence. Records of one prompt share their weight: a prompt that was asked a hundred times is
+    one neighbour. Each constant is the best or nearly the best one on each of six datasets
+    (docs/predictor.md).
     """
     same = cosines >= SAME_COSINE
     alike = 1 / np.sqrt(history.num_of_same_prompt(slots))
@@ -144,7 +145,7 @@ def _nearness_in_score(
     distance = np.abs(history.scores[slots] - score.of(history.described(vector[np.newaxis])))
     last = min(_NUM_IN_SCORE, distance.size) - 1
     width = max(_SCORE_SHARE * score.spread, float(np.partition(distance, last)[last]))
-    # Not 0: nearness in meaning distinguishes the far ones.
+    # Above 0, so that nearness in meaning still distinguishes records that are far in score.
     return np.maximum(np.exp(-0.5 * np.square(distance / width)), 1e-9)
 
 

@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 
 # With fewer distinct prompts a regression fits noise.
 MIN_PROMPTS = 30
-# Anything from 1 to 10 does as well (leave-one-prompt-out error on six datasets).
+# Values from 1 to 10 are equally good (leave-one-prompt-out error on six datasets).
 _RIDGE = 3.0
-# This many repeated answers show how much answers to one prompt differ.
+# Fewer repeated answers do not show how much answers to one prompt differ.
 _MIN_REPEATS = 20
 PRIOR_WORTH = 3.0
 # Scales a prompt's term of general lengths, relative to the numbers of its vector.
 _GENERAL_SCALE = 3.5
 _LEAST_WORTH, _MOST_WORTH = 0.5, 8.0
-# Fitted by bench/predictor/general.py; by encoder.
+# The shipped regressions by encoder, fitted by bench/predictor/general.py.
 SHIPPED_FILE = Path(__file__).with_name("general_length.json")
 # No answer is predicted to be longer.
 _MOST_TOKENS = 2.0**20
@@ -33,12 +33,12 @@ _MOST_TOKENS = 2.0**20
 class LengthScore:
     """Ridge regression on a server's own answers.
 
-    A score is no prediction. It finds prompts whose answers have similar lengths. The lengths of
-    these records then show the score's errors, too.
+    A score is not used as a prediction. It finds prompts whose answers have similar lengths. A
+    prediction from these lengths then includes the errors of the score.
 
     weights: float64, shape (dimension + 1,), the last for the constant.
-    center: mean logarithm.
-    spread: standard deviation of the error at prompts left out.
+    center: the mean logarithm.
+    spread: the standard deviation of the error for prompts that were left out of the fit.
     rest_worth: how many answers to the very same prompt weigh as much as all other prompts; small
         if answers to one prompt hardly differ.
     """
@@ -84,9 +84,9 @@ class LengthScore:
 
 
 def _rest_worth(deviations: NDArray[np.float64], counts: NDArray[np.int64], spread: float) -> float:
-    """Return half an answer, plus twice the ratio of the variance within prompts to the variance
-    between them. (To estimate only the mean of a normal distribution, that ratio once would be
-    right. The shape of a distribution needs more answers.)"""
+    """Return LengthScore.rest_worth: 0.5, plus twice the ratio of the variance within prompts to
+    the variance between them. The ratio itself would be right for estimating only the mean of a
+    normal distribution; the shape of a distribution needs more answers."""
     num_repeats = int((counts - 1).sum())
     if num_repeats < _MIN_REPEATS:
         return PRIOR_WORTH
@@ -97,16 +97,16 @@ def _rest_worth(deviations: NDArray[np.float64], counts: NDArray[np.int64], spre
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GeneralLength:
-    """Predicts a length before any answer has ended: a level, which differs from server to server,
-    a term for the prompt, and an error.
+    """Predicts a length before any answer has ended. The logarithm of a length is the sum of a
+    level, which differs from server to server, a term for the prompt, and an error.
 
     fingerprint: the fingerprint of the embedder that made the vectors.
     weights: float64, shape (dimension,), for a prompt's term.
-    errors: float64, rising, equally likely.
-    level: the level before any answer has ended.
+    errors: equally likely errors, float64, rising.
+    level: the level that is assumed before any answer has ended.
     level_worth: how many ended answers weigh as much as this level.
-    logs: float64, rising: equally likely logarithms of an answer's length, if prompt and server are
-        unknown.
+    logs: equally likely logarithms of an answer's length if prompt and server are unknown, float64,
+        rising.
     """
 
     fingerprint: str
@@ -136,8 +136,8 @@ class GeneralLength:
         return total / (self.level_worth + excess.size)
 
     def lengths(self, added: float, excess: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return the tokens of an answer, equally likely. The fewer answers have ended, the wider
-        they are."""
+        """Return equally likely lengths of an answer in tokens. The fewer answers have ended, the
+        more these lengths vary."""
         level = self.level_after(excess)
         widened = np.sqrt(1 + 1 / (self.level_worth + excess.size))
         return _tokens(level + added + widened * self.errors)
@@ -154,7 +154,7 @@ class GeneralLength:
         return LengthScore(weights, self.level, float(self.errors.std()), PRIOR_WORTH)
 
     def of_any_prompt(self) -> NDArray[np.int64]:
-        """Return the tokens of an answer to an unknown prompt, equally likely."""
+        """Return equally likely lengths, in tokens, of an answer to an unknown prompt."""
         return _tokens(self.logs)
 
 

@@ -1,4 +1,4 @@
-"""Makes sentence vectors without a transformer: means of token vectors, in well under a
+"""Makes sentence vectors without a transformer, as means of token vectors, in well under a
 millisecond.
 
 The token vectors are distilled from MiniLM and shipped; token_vectors.md says how.
@@ -22,13 +22,14 @@ TOKENIZER_FILE = Path(__file__).with_name("tokenizer.json")
 # The digest of the shipped file; `python -m bench.predictor.distil` prints it.
 _DIGEST = "35fd684424aea95a963c9b2842a853a1b7840e8dadf97bf1a9c94caf1c66e97f"
 MAX_TOKENS = 400
-# A prompt states its task at its beginning, so its first tokens count once more, by themselves.
+# A prompt states its task at its beginning, so the mean of its first tokens is a second part of the
+# vector.
 _NUM_FIRST = 12
 _FIRST_WEIGHT = 0.7
 # The dimensions of a token's vector.
 NUM_DIMENSIONS = 384
-# Part of the encoder's fingerprint. Raise it if vectors are made differently, so that a store of
-# old ones is not read.
+# Part of the encoder's fingerprint. Increase this if vectors are made differently, so that a
+# store of old vectors is not read.
 _RECIPE = 1
 
 
@@ -56,7 +57,7 @@ class StaticEncoder:
         encoded = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         vectors = np.empty((len(texts), self.num_dimensions), np.float32)
         for vector, each in zip(vectors, encoded, strict=True):
-            ids = each.ids or [0]  # an empty prompt counts as one of padding
+            ids = each.ids or [0]  # an empty prompt is treated as one padding token
             tokens = self._rounded[ids] * self._scales[ids, np.newaxis]
             whole, first = np.split(vector, 2)
             whole[:] = _unit(tokens.mean(0))
@@ -66,7 +67,7 @@ class StaticEncoder:
 
 
 def _unit(vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    # Above 0: no sum of token vectors of real text vanishes in float32.
+    # The norm is above 0: no sum of token vectors of real text vanishes in float32.
     return vector / np.linalg.norm(vector)
 
 

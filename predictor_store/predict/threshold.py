@@ -1,4 +1,4 @@
-"""Predicts as SageSched's published predictor does."""
+"""Predicts by the rule of the predictor in SageSched's paper."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def predict_by_threshold(
     """Return the distribution of answers to prompts of at least this cosine, all with the same
     weight (section 3.1).
 
-    If there are too few, warm records (in the paper, requests of public datasets) are searched too.
-    If these are too few as well, all records count. None if there are no records.
+    If too few prompts match, warm records (in the paper, requests of public datasets) are searched
+    too. If still too few match, all records are used. Return None if there are no records.
     """
     cosines, slots = history.nearest(vector, max(1, len(history)))
     matches = slots[cosines >= cosine]

@@ -1,4 +1,4 @@
-"""Trains probes of hidden states: their file, recordings to train them on, and the training.
+"""Trains probes of hidden states, and reads and writes their files and recordings.
 
 Import from `file` (ProbeFile, and a model's fingerprint), `recording`, and `command`.
 """

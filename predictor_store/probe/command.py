@@ -1,4 +1,4 @@
-"""sage-sched train-probe: trains a probe on recorded hidden states and writes its file."""
+"""Implements `sage-sched train-probe`, which trains a probe on recorded hidden states."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from predictor_store.terminal import add_json, print_found, speaker
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recording", type=Path, metavar="DIR", help="the folder in probe.record")
+    parser.add_argument("recording", type=Path, metavar="DIR", help="the folder of probe.record")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, write, report. Raises RecordingError, or TrainingError if the recording is not
-    usable."""
+    """Train a probe, write it and report its quality. Raises RecordingError, or TrainingError if
+    the recording is not usable."""
     from predictor_store.probe.training import TrainingError, train
 
     say = speaker(args)

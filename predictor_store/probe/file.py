@@ -1,5 +1,5 @@
-"""Reads and writes the file of a probe: a small network that reads a model's hidden states, and the
-fingerprint of that model."""
+"""Reads and writes the file of a probe: a small network that reads a model's hidden states. Also
+makes the fingerprint of that model."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ FORMAT = "sage-sched probe 3"
 # The required values of the metadata.
 _ALLOWED = {"format": FORMAT, "pooling": "last"}
 _ARRAYS = ("w1", "b1", "w2", "b2")
-# No probe has larger sizes. A file with larger ones is not read further.
+# No probe has larger sizes. A file that claims larger ones is not read further.
 _MOST_HIDDEN, _MOST_BINS = 65_536, 256
 _MODELS_FILES = ("config.json", "tokenizer.json")
-# Blocks read from each file of weights, besides its header, which names all tensors.
+# The number of blocks that are read from each file of weights, besides its header, which names all
+# tensors.
 _NUM_BLOCKS = 256
 _BLOCK_BYTES = 4096
 
@@ -64,7 +65,7 @@ class ProbeFile:
         return log_p
 
     def write(self, path: Path) -> None:
-        """Write it as safetensors, with everything but the arrays as metadata."""
+        """Write the probe as safetensors, with everything but the arrays as metadata."""
         from safetensors.numpy import save_file
 
         about = {
@@ -105,7 +106,7 @@ class ProbeFile:
         if not (
             0 < hidden <= _MOST_HIDDEN and 0 < inner <= _MOST_HIDDEN and 1 < bins <= _MOST_BINS
         ):
-            raise ValueError(f"it is of {hidden} inputs, {inner} inner units and {bins} bins")
+            raise ValueError(f"it has {hidden} inputs, {inner} inner units and {bins} bins")
         shapes = {"w1": (inner, hidden), "b1": (inner,), "w2": (bins, inner), "b2": (bins,)}
         for name, shape in shapes.items():
             if arrays[name].shape != shape or arrays[name].dtype != np.float32:
@@ -127,7 +128,7 @@ def fingerprint(folder: Path) -> str:
     """
     digest = hashlib.sha256()
     if not (folder / _MODELS_FILES[0]).is_file():
-        raise ValueError(f"{folder} is no folder of a model: it has no {_MODELS_FILES[0]}")
+        raise ValueError(f"{folder} is not a model's folder: it has no {_MODELS_FILES[0]}")
     for name in _MODELS_FILES:
         if (folder / name).is_file():
             digest.update(name.encode() + (folder / name).read_bytes())

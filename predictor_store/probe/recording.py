@@ -32,13 +32,13 @@ def row_type(num_layers: int, hidden_size: int) -> np.dtype[np.void]:
 def about_recording(
     folder: Path, about: dict[str, Any], opener: Callable[[str, int], int] | None = None
 ) -> None:
-    """Write down the states' layers, hidden_size and fingerprint. Raises OSError, and
-    RecordingError if the folder holds states of another model or other layers."""
+    """Record the layers, hidden_size and fingerprint of the states in their folder. Raises OSError,
+    and RecordingError if the folder holds states of another model or other layers."""
     path = folder / _ABOUT
     if path.exists():
         known = json.loads(path.read_text())
         if known != about:
-            raise RecordingError(f"{folder} holds states of {known}, and these are of {about}")
+            raise RecordingError(f"{folder} holds states of {known}, but these are of {about}")
         return
     with open(path, "w", opener=opener) as file:
         json.dump(about, file)
@@ -49,10 +49,10 @@ class Recording:
     """Rows of states, and the answers that they belong to.
 
     states: float16, (rows, layers, hidden).
-    ages: of each row, in tokens.
+    ages: the age of each row, in tokens.
     answer: the position of each row's answer.
-    lengths, is_cut, caps, forecasts: of each answer.
-    prompts: of each answer, as numbers that are equal for equal prompts.
+    lengths, is_cut, caps, forecasts: one value for each answer.
+    prompts: the prompt of each answer, as numbers that are equal for equal prompts.
     """
 
     layers: tuple[int, ...]

@@ -23,7 +23,7 @@ _TRAIL_BINS, _TRAIL_TOKENS = 10, 512
 _RATE = 1e-2
 _MOST_TOKENS = 1 << 24
 _BATCH_ROWS = 512
-# Rows of one answer are much alike, so more of them add little.
+# The maximum number of rows. Rows of one answer are much alike, so more of them would add little.
 _MOST_ROWS = 400_000
 _PATIENCE = 3
 
@@ -34,8 +34,8 @@ class TrainingError(UserError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A probe, and the quality of predictions on prompts that it has not seen: "prompt", from the
-    prompt and the age; "probe", from the hidden states alone."""
+    """A probe, and the quality of predictions on prompts that it has not seen. The predictions
+    "prompt" use the prompt and the age, "probe" only the hidden states."""
 
     probe: ProbeFile
     qualities: dict[str, Quality]
@@ -86,7 +86,8 @@ def _fit(
     say: Callable[[str], None],
     name: str,
 ) -> tuple[float, list[NDArray[np.float32]]]:
-    """Return the best epoch's loss on the second of data, and its network."""
+    """Return the network of the best epoch, after its loss. The loss is measured on the second item
+    of data."""
     torch.manual_seed(seed)
     (states, bins, is_cut), chosen_by = [
         (torch.as_tensor(a), torch.as_tensor(b), torch.as_tensor(c)) for a, b, c in data

@@ -1,4 +1,4 @@
-"""The HTTP process's client of the prediction worker: never blocks its event loop."""
+"""Lets an HTTP process ask the prediction worker, without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from sage_sched.distribution import SOURCES, LengthDistribution
 logger = logging.getLogger(__name__)
 
 _LATENCY_WINDOW = 1_000
-# The time that a server waits for a service before it starts without it.
+# A server waits this long for a service, then starts without it.
 _SERVICE_PATIENCE_S = 3.0
-# Each worker counts from its start; stats() adds up all workers.
+# Each worker counts from its own start; stats() adds up the counts of all workers.
 _TOTALS = (
     "num_recorded", "num_going_on", "num_unrecorded", "num_dropped", "num_malformed", "num_lost",
 )  # fmt: skip
@@ -39,7 +39,7 @@ _TOTALS = (
 class Prediction:
     """The prediction for an answer when its prompt arrives.
 
-    handle: names the answer when its length is reported; None: do not report it.
+    handle: names the answer when its length is reported. None if it must not be reported.
     distribution: None if nothing is known.
     """
 
@@ -64,7 +64,7 @@ class PredictorClient:
             self._lose,
         )
         self._link: Link | None = None
-        # The link that is read, its own descriptor, and the loop that reads it.
+        # The loop that reads, the link that it reads, and a descriptor for it.
         self._reading: tuple[asyncio.AbstractEventLoop, Link, int] | None = None
         self._waiting: dict[int, asyncio.Future[Prediction]] = {}
         self._is_silent = False
@@ -79,7 +79,7 @@ class PredictorClient:
     def start(self) -> None:
         """Block until the worker is ready. Raises StoreError, PredictorError.
 
-        A missing service is no error: until it is there, requests get general lengths.
+        A missing service is not an error: until it answers, requests get general lengths.
         """
         if self._is_own:
             self._supervisor.start()
@@ -148,16 +148,16 @@ class PredictorClient:
             self._counts["num_unrecorded"] += 1
 
     def goes_on(self, handle: int, input_tokens: int, output_tokens: int) -> None:
-        """Report that an answer has this many tokens already. Never blocks, never raises. It may be
-        lost."""
+        """Report that an answer has this many tokens already. Never blocks, never raises. The
+        report may be lost."""
         self._send(GoesOn(handle, int(input_tokens), int(output_tokens)))
 
     def stats(self) -> dict[str, Any]:
-        """Return the counters since start.
+        """Return the counters since the start, and current values.
 
-        Not counted since start, but true now: the latencies, quality (RollingQuality.summary),
-        num_awaited (pending predictions), num_records and num_unwritten. The numbers of a service
-        are for all its clients with this model.
+        Current are the latencies, quality (RollingQuality.summary), num_awaited (pending
+        predictions), num_records and num_unwritten. The numbers of a service are for all its
+        clients with this model.
         """
         latencies = self._latencies_ms or [0.0]
         counts = dict.fromkeys([f"num_predicted_{source}" for source in (*SOURCES, "none")], 0)
@@ -229,7 +229,7 @@ class PredictorClient:
         match message:
             case Predicted(handle, lengths):
                 self._is_silent = False
-                # After its deadline the request has gone on.
+                # A request whose deadline has passed no longer waits.
                 answer = self._waiting.get(handle)
                 if answer is not None and not answer.done():
                     answer.set_result(Prediction(handle, lengths.read() if lengths else None))

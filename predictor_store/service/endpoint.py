@@ -25,16 +25,16 @@ from sage_sched.errors import UserError
 TOKEN_VARIABLE = "SAGE_PREDICTOR_TOKEN"
 _MIN_TOKEN_CHARS = 16
 _MAX_TOKEN_BYTES = 4096
-# The messages that wait for one peer, at either end. Further messages are refused or dropped. A
-# usual prompt has 1 KB, the longest 16 KB.
+# The maximum number of messages that wait for one peer, at either end. Further messages are refused
+# or dropped. A usual prompt has 1 KB, the longest 16 KB.
 _HIGH_WATER_MARK = 10_000
 # A connection must prove its key within this time.
 _HANDSHAKE_MS = 10_000
 _BACKLOG = 1024
 _HEARTBEAT_MS = 10_000
-# After this much silence, the other host counts as gone.
+# After this much silence, the other host is considered gone.
 _GONE_MS = 60_000
-# The time for the last messages of a closed socket.
+# A closed socket may send its last messages for this long.
 _LINGER_MS = 1_000
 LOST = (
     zmq.EVENT_DISCONNECTED
@@ -69,7 +69,7 @@ def token_of(config: PredictorConfig) -> str:
         return ""
     if len(token) < _MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable():
         raise PredictorError(
-            f"the token of {named} must have {_MIN_TOKEN_CHARS} printable ASCII characters at least"
+            f"the token of {named} must have at least {_MIN_TOKEN_CHARS} printable ASCII characters"
         )
     return token
 
@@ -101,7 +101,7 @@ def close(router: zmq.Socket[bytes]) -> None:
     """Stop listening, and remove the file of a Unix socket."""
     at = router.getsockopt_string(zmq.LAST_ENDPOINT)
     if at.startswith("ipc://"):
-        # While it listens, no other service takes the path.
+        # The file is removed first: while this service listens, no other one takes the path.
         Path(at.removeprefix("ipc://")).unlink(missing_ok=True)
     router.close()
 
@@ -110,8 +110,8 @@ def connect(address: Address, token: str = "") -> zmq.Socket[bytes]:
     """Return a connected DEALER, which does not reconnect; its monitor socket reports when it is
     LOST.
 
-    It sends nothing until the service has proven that it knows the token. Raises OSError;
-    PermissionError if the socket is another user's, who would learn prompts.
+    It sends nothing until the service has proven that it knows the token. Raises OSError, and
+    PermissionError if the socket belongs to another user, who would learn prompts.
     """
     if not address.is_tcp:
         path = expanded(address.path)
@@ -155,7 +155,7 @@ def _service_key(token: str) -> bytes:
 
 
 def _tcp_endpoint(address: Address) -> str:
-    # ZeroMQ looks up no names to bind to.
+    # ZeroMQ binds only to addresses, not to names.
     (_, _, _, _, at), *_ = socket.getaddrinfo(
         address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
@@ -175,8 +175,8 @@ def _bind_path(router: zmq.Socket[bytes], path: Path) -> None:
 
 @contextlib.contextmanager
 def _in_turn(folder: Path) -> Iterator[None]:
-    """Let one service at a time begin to listen in this folder. While one finds a socket dead,
-    another could put its own there. Goes on after a few seconds in any case."""
+    """Let one service at a time begin to listen in this folder, but wait a few seconds at most.
+    Otherwise a service could remove a live socket that has just replaced a dead one."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         for _ in range(_MOST_TURNS):
@@ -191,13 +191,13 @@ def _in_turn(folder: Path) -> Iterator[None]:
 
 
 def remove_dead(path: Path) -> None:
-    """Remove the file that a killed service left. Raises PredictorError if it is anything else."""
+    """Remove the file that a killed service left. Raises PredictorError for any other file."""
     try:
         about = path.lstat()
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(about.st_mode) or about.st_uid != os.geteuid():
-        raise PredictorError(f"{path} is there, and is no socket of this user's own: move it away")
+        raise PredictorError(f"{path} exists, but is not a socket of this user: move it away")
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:

@@ -1,4 +1,4 @@
-"""Connects a server to its prediction worker, and holds the worker's process if it is its own."""
+"""Connects a server to its prediction worker, and holds the process of a server's own worker."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _CLOSE_TIMEOUT_SECONDS = 10
 class Link:
     """A connection to a worker. Threads may share it, taking turns.
 
-    process: None for a service, which was started elsewhere. first: the worker's first message,
-    when it was ready.
+    process: the worker's process; None for a service, which was started elsewhere. first: the
+        worker's first message, which it sent when it was ready.
     """
 
     first: Welcome
@@ -48,10 +48,10 @@ class Link:
         return True
 
     def heard(self) -> Iterator[messages.ToClient]:
-        """Yield the messages that have come.
+        """Yield the messages that have arrived.
 
-        Read it whenever readable_fd is readable, and after each say(): ZeroMQ wakes a reader once.
-        Raises ValueError if the other side is no worker.
+        Call this whenever readable_fd is readable, and after each say(), because ZeroMQ wakes a
+        reader once. Raises ValueError if the other side is no worker.
         """
         while True:
             with self._lock:
@@ -85,7 +85,7 @@ class Link:
             self.kill()
             self._monitor.close()
             if isinstance(error, ValueError):
-                raise PredictorError(f"this is no predictor service: {error}") from error
+                raise PredictorError(f"this is not a predictor service: {error}") from error
             raise
 
     def _next(self, deadline_s: float) -> messages.ToClient:
@@ -102,13 +102,14 @@ class Link:
         raise PredictorError("the prediction worker does not answer")
 
     def wait(self) -> None:
-        """Block until the worker is gone or this is closed, and disconnect. For one thread."""
+        """Block until the worker is gone or this link is closed, and disconnect. Only one thread
+        may call this."""
         recv_monitor_message(self._monitor)
         self._hang_up()
         self._monitor.close()
 
     def close(self) -> None:
-        """Block until the worker has handled all messages; then a server's own worker ends."""
+        """Block until the worker has handled all messages. A server's own worker then ends."""
         deadline_s = time.monotonic() + _CLOSE_TIMEOUT_SECONDS
         if self.say(Goodbye()):
             while time.monotonic() < deadline_s and self._dealer.poll(
@@ -137,13 +138,13 @@ class Link:
 
 def _why(event: int) -> str:
     if event == zmq.EVENT_CLOSED:
-        return "it is not there"
-    return "it hangs up: its token is another, or it is no predictor service of this release"
+        return "no service listens there"
+    return "it hangs up: its token differs, or it is no predictor service of this release"
 
 
 def start_worker(config: SageConfig) -> Link:
-    """Start a process that ends with this one. Blocks until it is ready. Raises StoreError,
-    PredictorError."""
+    """Start a worker process that ends with this process. Blocks until it is ready. Raises
+    StoreError, PredictorError."""
     path = private_path()
     process = OwnProcess(config, path)
     return _greeted(Address(path=path), "", "", process, START_TIMEOUT_SECONDS)

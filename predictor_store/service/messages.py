@@ -2,8 +2,8 @@
 each.
 
 A client sends Hello first and receives Welcome or Refused. It then sends Predict, Finished and
-GoesOn. It ends with Goodbye, which comes back when all before it is written. The worker sends
-Predicted, and News once a second. Handles are each client's own.
+GoesOn. It ends with Goodbye, which the worker sends back when it has written everything
+before it. The worker sends Predicted, and News once a second. Each client chooses its own handles.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from predictor_store.predict.features import MAX_EXCERPT_CHARS
 from predictor_store.predict.model import Stats
 from sage_sched.distribution import LengthDistribution
 
-# Raise it if a message changes. Hello and Refused never change, so that both sides can name both
-# versions.
+# Increase this if a message changes. Hello and Refused never change, so that both sides can name
+# both versions.
 VERSION = 5
 MAX_SCOPE_CHARS = 1_000
-# Twice the longest Predict: four bytes a character, and Asked.
+# Twice the size of the longest Predict, which has four bytes per character, and Asked.
 MAX_BYTES = 1 << 16
 
 _Tokens = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -48,7 +48,7 @@ class Predict(_Message):
 
 
 class Finished(_Message):
-    """Reports an ended answer. censored: it was cut off. stopped: see
+    """Reports an ended answer. censored: whether it was cut off. stopped: see
     predictor_store.predict.asked.Scope."""
 
     handle: _Handle

@@ -1,4 +1,4 @@
-"""A server's own prediction worker: a process that ends with this one."""
+"""Runs a server's own prediction worker, in a process that ends with this one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CLOSE_TIMEOUT_SECONDS = 10.0
 WORKER_MODULE = "predictor_store.service.worker_process"
 # The line that a worker writes when it listens.
 READY = "ready\n"
-# It must not take cores from the engine, nor use the network.
+# The worker must not take cores from the engine, nor use the network.
 _ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 _FOLDER_PREFIX, _SOCKET_NAME = "sage-sched-", "predictor.socket"
 _LEAST_AGE_S = 60.0
@@ -38,8 +38,8 @@ class OwnProcess:
             "store": dataclasses.asdict(config.store),
             "predictor": dataclasses.asdict(config.predictor) | {"service": path},
         }
-        # -P: modules are not looked for in the directory that the server was started in, which may
-        # have a queue.py, for example. The folder of this package is added: it may be on no path.
+        # -P: Python must not look for modules in the directory where the server was started, which
+        # may have a queue.py, for example. This package may be on no path, so its folder is added.
         folders = (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", WORKER_MODULE, str(os.getpid()), json.dumps(sections)],
@@ -76,11 +76,11 @@ class OwnProcess:
         return self._process.pid
 
     def wait(self) -> None:
-        """Block until it has ended."""
+        """Block until the worker has ended."""
         self._process.wait()
 
     def close(self) -> None:
-        """Let it write the messages that it has received. Blocks until it has ended."""
+        """Let the worker write the messages that it has received. Blocks until it has ended."""
         self._process.terminate()
         try:
             self._process.wait(_CLOSE_TIMEOUT_SECONDS)
@@ -100,10 +100,11 @@ def private_path() -> str:
 
 
 def _remove_left() -> None:
-    """Remove folders of this user's servers that were killed together with their workers."""
+    """Remove the folders that were left by this user's servers if they and their workers were
+    killed."""
     for left in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*/{_SOCKET_NAME}"):
         with contextlib.suppress(OSError, PredictorError):
-            # A new folder may be about to be used.
+            # A newer folder may belong to a worker that is just starting.
             if time.time() - left.lstat().st_mtime > _LEAST_AGE_S:
                 remove_dead(left)
                 left.parent.rmdir()

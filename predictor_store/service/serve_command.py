@@ -1,4 +1,4 @@
-"""sage-sched predictor serve: serves one predictor to many servers."""
+"""Implements `sage-sched predictor serve`, which serves one predictor to many servers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         f"token from {_TOKEN}",
     )
     parser.add_argument(
-        "--sage-config", metavar="FILE", help="settings, of which [store] and [predictor] count"
+        "--sage-config", metavar="FILE", help="settings; only [store] and [predictor] are used"
     )
     add_listing(parser, "store", "predictor")
 

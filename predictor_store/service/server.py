@@ -16,14 +16,14 @@ from predictor_store.service.messages import Goodbye, Hello, Refused
 from predictor_store.service.worker import Outgoing, Worker
 
 _REPORT_SECONDS = 1.0
-# Messages taken at a time. Then a batch of prompts is embedded.
+# At most this many messages are received before a batch of prompts is embedded.
 _MOST_TAKEN = 1_000
-# Batches that are embedded after it has been stopped.
+# At most this many batches are embedded after the server has been stopped.
 _MOST_LAST = 100
 
 
 class Server:
-    """Serves a worker's clients in one thread. It closes the router at its end."""
+    """Serves a worker's clients in one thread, and closes the router at the end."""
 
     def __init__(
         self,
@@ -34,8 +34,8 @@ class Server:
     ) -> None:
         """Make a server.
 
-        parent: the id of a process; when that ends, this server stops. beside: runs in the same
-        loop, until it is cancelled.
+        parent: the id of a process; when that ends, this server stops. beside: a function whose
+            coroutine runs in the same loop, until it is cancelled.
         """
         self._worker = worker
         self._router = router
@@ -61,8 +61,8 @@ class Server:
                 self._loop.call_soon_threadsafe(self._worker.heard.set)
 
     def run(self) -> None:
-        """Serve until stop(), or until the parent has ended. Then it no longer listens."""
-        # Always asyncio's own loop: uvloop, which the process may prefer, has another clock.
+        """Serve until stop(), or until the parent has ended. Afterwards the router is closed."""
+        # Use asyncio's own loop: uvloop, which the process may prefer, has another clock.
         try:
             with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
                 runner.run(self._run())

@@ -1,4 +1,4 @@
-"""Keeps one prediction worker: if it is lost, opens another after growing pauses."""
+"""Keeps one prediction worker running: if it is lost, opens another one after growing pauses."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from sage_sched.app.config import SageConfig
 
 logger = logging.getLogger(__name__)
 
-# Pauses are 1, 2, 4 ... seconds up to this. A worker that has lived this long counts as sound.
+# Pauses are 1, 2, 4 ... seconds, up to this maximum. After a worker that has lived this long, they
+# begin at 1 again.
 _MAX_BACKOFF_SECONDS = 60.0
 
 
 class Watched(Protocol):
     """A worker's process, or a link to it.
 
-    wait blocks until it is lost. close blocks until it has written its records. kill ends it at
-    once.
+    wait blocks until the worker is lost. close blocks until it has written its records. kill ends
+    it at once.
     """
 
     def wait(self) -> None: ...
@@ -61,8 +62,8 @@ class Supervisor(Generic[_Worker]):
         threading.Thread(target=self._keep, args=(self._open(),), daemon=True).start()
 
     def seek(self, patience_s: float) -> None:
-        """Start like start(), but raise nothing, and block for patience_s at most. A thread then
-        keeps trying until there is a worker."""
+        """Do the same as start(), but raise nothing, and block for at most patience_s. A thread
+        then keeps trying until there is a worker."""
         is_settled = threading.Event()
 
         def keep() -> None:
@@ -72,7 +73,7 @@ class Supervisor(Generic[_Worker]):
 
         threading.Thread(target=keep, daemon=True).start()
         if not is_settled.wait(patience_s):
-            self._report(f"it has not answered in {patience_s:.0f} s")
+            self._report(f"no answer within {patience_s:.0f} s")
 
     def close(self) -> None:
         """Block until the worker has written its records. From now on no worker is opened."""
@@ -116,7 +117,7 @@ class Supervisor(Generic[_Worker]):
             return None
         if self._last_warning:
             self._last_warning = ""
-            logger.warning("the prediction worker is there")
+            logger.warning("the prediction worker is ready")
         return worker
 
     def _report(self, why: str) -> None:

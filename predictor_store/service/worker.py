@@ -1,6 +1,6 @@
 """Does the work of a prediction worker: takes in clients' messages, and returns messages to them.
 
-It knows no socket; see predictor_store.service.server. One worker serves one server or many.
+It uses no socket; see predictor_store.service.server. One worker serves one server or many.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ from predictor_store.store.file import Record, StoreError
 from predictor_store.store.store import file_of
 from sage_sched.app.config import SageConfig
 
-# About 128 tokens, the most that MiniLM reads of a prompt.
+# This is about 128 tokens, the most that MiniLM reads of a prompt.
 _MAX_READ_CHARS = 600
 # MiniLM takes as long for a batch as its longest prompt times their number, and each prompt waits
 # for the whole batch. 20 short prompts take as long as 4 long ones.
 _MAX_BATCH_CHARS = 4 * _MAX_READ_CHARS
-# Queued prompts of all clients. Beyond this, the client with the most loses its oldest, and gets
-# the prior for it.
+# The maximum number of queued prompts of all clients. Beyond it, the client with the most prompts
+# loses its oldest one, and gets the prior for it.
 _MAX_QUEUED = 10_000
-# Remembered prompts, 3.1 KB each. If this many prompts come later, an answer is not recorded.
+# The maximum number of remembered prompts, 3.1 KB each. If this many prompts arrive after a prompt,
+# its answer is not recorded.
 _MAX_HANDLES = 20_000
-# Answers to one prompt before it is embedded.
+# The maximum number of answers to one prompt that are kept until it is embedded.
 _MAX_ANSWERS = 1_000
-# Histories in memory, 20 MB each when full.
+# The maximum number of histories in memory, 20 MB each when full.
 _MAX_MODELS = 64
 _MAX_CLIENTS = 1_000
 
@@ -60,7 +61,7 @@ Outgoing = tuple[Any, messages.ToClient]
 class Prompt:
     """A client's prompt.
 
-    came_s: when it came. finished: answers that ended before it was embedded.
+    came_s: when it arrived. finished: answers that ended before it was embedded.
     vector, forecast: set once it is embedded. place: the place of its answer's record while the
         answer grows.
     """
@@ -96,7 +97,8 @@ class Client:
 class Worker:
     """The state of a worker, with its clients and histories.
 
-    by_model: whether each model that clients name has its own history; otherwise all share one.
+    by_model: whether each model that clients name has its own history. Otherwise all models share
+        one.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class Worker:
         by_model: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make a worker. Raises StoreError, before loading the encoder, which takes seconds."""
+        """Make a worker. Raises StoreError before it loads the encoder, which takes seconds."""
         self._config = config
         self._by_model = by_model
         self._now = now
@@ -131,20 +133,20 @@ class Worker:
     def connect(
         self, client: Hashable, model: str = "", *, only_asks: bool = False
     ) -> Welcome | Refused:
-        """Return the answer to the client's Hello. If it is refused, it is not connected.
+        """Return the answer to a client's Hello. A refused client is not connected.
 
-        A model's history is loaded for its first client. client: names it; no other client has the
-        same name. only_asks: it must not begin a new history.
+        A model's history is loaded for its first client. client: the client's name, which no other
+        client has. only_asks: whether the client must not begin a new history.
         """
         key = model if self._by_model else ""
         if len(self._clients) >= _MAX_CLIENTS:
-            return _refusal(f"the service serves {_MAX_CLIENTS} clients, no more", "busy")
+            return _refusal(f"the service has its maximum of {_MAX_CLIENTS} clients", "busy")
         if (history := self._histories.get(key)) is None:
             folder = folder_of_model(self._config.store, model)
             if only_asks and not file_of(folder).exists():
                 return _refusal(f"no server has named a model {model!r:.200}", "model")
             if len(self._histories) >= _MAX_MODELS and not self._has_released():
-                return _refusal(f"the service serves {_MAX_MODELS} models, no more", "busy")
+                return _refusal(f"the service has its maximum of {_MAX_MODELS} models", "busy")
             try:
                 store = replace(self._config.store, path=str(folder))
                 history = self._histories[key] = ModelHistory(replace(self._config, store=store))
@@ -155,8 +157,8 @@ class Worker:
         return Welcome(messages.VERSION, history.stats(), Lengths.of(history.prior))
 
     def _has_released(self) -> bool:
-        """Close the history that was named the longest ago and has no client; return whether there
-        was one."""
+        """Close one history that has no client, the one that was named the longest ago. Return
+        whether there was one."""
         in_use = {id(by.history) for by in self._clients.values()}
         for key, history in self._histories.items():
             if id(history) not in in_use:
@@ -173,7 +175,7 @@ class Worker:
             by.history.counts["num_malformed"] += 1
 
     def receive(self, client: Hashable, message: Predict | Finished | GoesOn) -> None:
-        """Take in a client's message. Ignored if the client is not connected."""
+        """Take in a client's message. Ignore it if the client is not connected."""
         by = self._clients.get(client)
         if by is None:
             return
@@ -229,8 +231,8 @@ class Worker:
             most.history.counts["num_unrecorded"] += len(oldest.finished)
 
     def _next_batch(self) -> list[tuple[Hashable, int, Prompt]]:
-        # Clients take turns. Under overload each client's newest prompt goes first. The oldest are
-        # late anyway, and are embedded later, for the history.
+        # Clients take turns. Under overload each client's newest prompt goes first. The predictions
+        # of its oldest prompts are late anyway; these are embedded later, for the history.
         batch: list[tuple[Hashable, int, Prompt]] = []
         longest, in_time_s = 0, self._now() - self._patience_s
         while waiting := [client for client, by in self._clients.items() if by.queue]:

@@ -1,9 +1,9 @@
 """Runs the process of a server's own prediction worker.
 
-`python -m predictor_store.service.worker_process PID CONFIG`, run by
-predictor_store.service.own_process: the worker ends with process PID, its parent. CONFIG has the
-sections store and predictor as a JSON object. The worker listens on predictor.service. Its first
-line says that it is ready, or why not.
+predictor_store.service.own_process runs
+`python -m predictor_store.service.worker_process PID CONFIG`. The worker ends with its parent, the
+process PID. CONFIG is a JSON object with the sections store and predictor. The worker listens on
+predictor.service. Its first line of output says that it is ready, or why not.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> None:
     if config.predictor.encoder == "minilm":
         # From here on the engine has priority. With all cores busy, the transformer at equal
         # priority costs the engine a third of its throughput (`sage-sched bench`, 2 cores) and
-        # gains nothing. Means of token vectors take a millisecond a request, and stay at equal
+        # gains nothing. The static encoder takes a millisecond per request, and stays at equal
         # priority.
         os.nice(_NICENESS)
     path = config.predictor.service

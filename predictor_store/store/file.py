@@ -42,9 +42,9 @@ CREATE INDEX records_by_eviction ON records (origin = 'history', id);
 """
 
 
-# A key of the table meta: a random number, drawn when a server opens the store, and written then
-# and with each commit. It distinguishes the file's own write-ahead log from a log that another file
-# at the same path has left.
+# A key of the table meta. Its value is a random number that a server draws when it opens the store,
+# and writes then and with each commit. It distinguishes the file's own write-ahead log from a log
+# that another file at the same path has left.
 OPENING = "opening"
 
 _FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -71,7 +71,7 @@ class NoRoomError(AccessError):
     """The disk is full."""
 
 
-# "history": recorded by this server; "warm": put in from a dataset.
+# "history": recorded by this server; "warm": loaded from a dataset.
 Origin = Literal["history", "warm"]
 
 
@@ -81,8 +81,9 @@ class Record:
 
     vector: float32, shape (dimension,), see predictor_store.predict.embedder.
     input_tokens: the length of the prompt; 0 if unknown.
-    censored: the answer was cut off at output_tokens by its cap.
-    scope: the traffic it belongs to, such as a LoRA adapter's name; "" for the base model's.
+    censored: whether the answer was cut off at output_tokens by its cap.
+    scope: the kind of traffic that it belongs to, such as a LoRA adapter's name; "" for the base
+        model.
     """
 
     vector: NDArray[np.float32]
@@ -94,7 +95,7 @@ class Record:
 
 
 def create(path: Path, meta: dict[str, str]) -> None:
-    """Make a new file with no records. It is complete or absent, whenever the process is killed.
+    """Make a new file with no records. If the process is killed, the file is complete or absent.
 
     Leftovers of an earlier file are removed: SQLite would replay them into the new one.
     """
@@ -164,7 +165,7 @@ def _has_foreign_log(path: Path) -> bool:
     try:
         with contextlib.closing(_open_without_log(path)) as alone:
             own = read_meta(alone).get(OPENING, "")
-    except StoreError:  # it may need the log: its process was killed while it merged the two
+    except StoreError:  # it may need its log: its process was killed while it merged the log
         return False
     try:
         with contextlib.closing(_open_with_log(path)) as whole:
@@ -194,11 +195,11 @@ def _open_with_log(path: Path) -> sqlite3.Connection:
 
 
 def _open(path: Path, how: str, access: int, copy: Path | None = None) -> sqlite3.Connection:
-    if not os.access(path, access):  # SQLite names no reason
+    if not os.access(path, access):  # SQLite would give no reason
         what = "read and write" if access & os.W_OK else "read"
         raise AccessError(f"this user has no permission to {what} the store {path}")
     if not path.is_file():  # SQLite would wait for a pipe, and call a folder damaged
-        raise StoreError(f"{path} is no file: move it away, or give another folder")
+        raise StoreError(f"{path} is not a file: move it away, or give another folder")
     uri = f"{(copy or path).as_uri()}?{how}"
     with contextlib.ExitStack() as undo:
         try:
@@ -223,7 +224,7 @@ def explained(path: Path, error: OSError | sqlite3.Error) -> StoreError:
 
 def _damaged(path: Path, what: object) -> StoreError:
     return StoreError(
-        f"the store {path} is damaged: {what}. Move it away or restore a copy; without the file "
+        f"the store {path} is damaged: {what}. Move it away or restore a copy. Without the file "
         "a new store is made, which `sage-sched warm` can fill"
     )
 
@@ -289,4 +290,4 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
     meta = read_meta(connection)
     numbers = [meta.get("dimension", ""), meta.get("capacity", "")]
     if "embedder" not in meta or not all(number.isdecimal() for number in numbers):
-        raise _damaged(path, "it does not say what it was made with")
+        raise _damaged(path, "it does not name the embedder that it was made with")

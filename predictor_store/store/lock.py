@@ -11,11 +11,11 @@ from pathlib import Path
 
 
 def acquire(folder: Path) -> int | None:
-    """Return the descriptor that holds the folder's lock until closed. None if another process has
-    it.
+    """Return the descriptor that holds the folder's lock until it is closed; None if another
+    process has the lock.
 
-    Raises OSError if the disk is full, or the lock file is a link: its target is not ours to write
-    to.
+    Raises OSError if the disk is full, or if the lock file is a link, whose target must not be
+    written to.
     """
     fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     with contextlib.ExitStack() as undo:
@@ -36,7 +36,7 @@ def acquire(folder: Path) -> int | None:
 
 def holder(folder: Path) -> str | None:
     """Return the process id of the lock's holder; None if there is none, or if this user may not
-    know."""
+    read it."""
     try:
         fd = os.open(folder / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:

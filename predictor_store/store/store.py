@@ -23,7 +23,8 @@ from sage_sched.app.config import StoreConfig
 logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 10.0
-# Records, 3.1 KB each. If the disk stays full, further records are lost.
+# The maximum number of unwritten records, 3.1 KB each. While the disk stays full, further records
+# are lost.
 _MAX_UNWRITTEN = 2_000
 
 
@@ -36,7 +37,8 @@ def folder_of(config: StoreConfig) -> Path:
 
 
 def file_of(folder: Path) -> Path:
-    """Return the store's file, or the target if it is a link: SQLite keeps its log there."""
+    """Return the store's file. If it is a link, return the target, beside which SQLite keeps its
+    log."""
     return Path(os.path.realpath(folder / "history.sqlite3"))
 
 
@@ -62,9 +64,9 @@ class Store:
     first, then the oldest.
 
     Opening raises StoreError if the folder is in use, damaged, or made with another embedder.
-    Writing never raises: if the disk is full, also at the opening, records are kept, tried again
-    later, and counted. If the file is replaced, later records are written to the file in its place.
-    If it is removed, they are written to a new one.
+    Writing never raises. If the disk is full, even when the store is opened, records are kept and
+    counted, and writing is tried again later. If the file is replaced, later records are written to
+    the file in its place. If it is removed, they are written to a new one.
     """
 
     def __init__(self, config: StoreConfig, embedder: str, dimension: int) -> None:
@@ -79,7 +81,7 @@ class Store:
         self.num_records = 0
         self.write_error: str | None = None
         self._lock_fd: int | None = None
-        # The file that records are written to; None if there is none at present.
+        # The identity of the file that records are written to; None if there is none at present.
         self._file: tuple[int, int] | None = None
         try:
             self._open(on_disk=config.on_disk)
@@ -146,7 +148,8 @@ class Store:
         return len(self._unwritten)
 
     def flush(self, *, now: bool = False) -> None:
-        """Commit the added records. After a failure it waits some seconds, unless now."""
+        """Commit the added records. After a failure, this does nothing for some seconds, unless
+        now is true."""
         if not self._unwritten or (time.monotonic() < self._retry_at and not now):
             return
         try:
@@ -157,7 +160,7 @@ class Store:
             self._retry_at = time.monotonic() + _RETRY_SECONDS
             return
         if self.write_error is not None:
-            logger.warning("the store %s is written again", self.folder)
+            logger.warning("the store %s can be written again", self.folder)
         self.write_error = None
 
     def _tell(self, error: StoreError | sqlite3.Error) -> None:
@@ -165,7 +168,7 @@ class Store:
             error = file.explained(self._path, error)
         if self.write_error is None:
             logger.error(
-                "%s; the history goes on in memory, writing is tried again every %.0f s",
+                "%s; the history is kept in memory, and writing is tried again every %.0f s",
                 error, _RETRY_SECONDS,
             )  # fmt: skip
         self.write_error = str(error)
@@ -176,7 +179,7 @@ class Store:
         if is_there or not self._config.on_disk:
             return
         if self._file is not None:
-            logger.warning("the store %s was removed or replaced: it is opened anew", self.folder)
+            logger.warning("the store %s was removed or replaced: it is opened again", self.folder)
         self._file = None
         self._connection.close()
         self._unlock()
@@ -222,7 +225,7 @@ class Store:
 
 def refuse_in_use(config: StoreConfig, patience_s: float = 5.0) -> None:
     """Raise StoreError if another process has the store and keeps it for patience_s. A server that
-    is just ending releases it before."""
+    is just ending releases it sooner."""
     folder = folder_of(config)
     deadline_s = time.monotonic() + patience_s
     while config.on_disk and lock.holder(folder) is not None:
@@ -253,7 +256,7 @@ def _require_same_embedder(meta: dict[str, str], wanted: dict[str, str], folder:
     made_with = [f"{m.get('embedder')} ({m.get('dimension')} dimensions)" for m in (meta, wanted)]
     if made_with[0] != made_with[1]:
         raise StoreError(
-            f"the store {folder} was made with the embedder {made_with[0]}, this server uses "
+            f"the store {folder} was made with the embedder {made_with[0]}, but this server uses "
             f"{made_with[1]}: set predictor.encoder to that one, set store.path to another folder, "
             f"or move it away and warm a new one with `sage-sched warm ... --store {folder}`"
         )
@@ -264,8 +267,8 @@ def _note(connection: sqlite3.Connection, key: str, value: str) -> None:
 
 
 def _merge_log(connection: sqlite3.Connection) -> bool:
-    """Write the write-ahead log into the file. Return False if another process that reads both
-    prevents it."""
+    """Write the write-ahead log into the file. Return False if another process prevents this by
+    reading both."""
     is_busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     return not is_busy
 

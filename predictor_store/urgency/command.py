@@ -1,4 +1,4 @@
-"""sage-sched urgency train: trains a model of how urgent prompts are, from labelled prompts."""
+"""Implements `sage-sched urgency train`, which learns from labelled prompts to guess urgency."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from predictor_store.logs.rows import raw_rows
 from predictor_store.terminal import add_json, print_json
 from predictor_store.urgency.head import NUM_LEVELS, UNDER_COST, fit
 
-# An operator wants to find prompts of levels up to this one.
+# Prompts of this level and of more urgent ones are to be found.
 _URGENT = 2
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "labels", metavar="LABELS",
-        help="rows with prompt, and urgency 1 (most urgent) to 5; null: a prompt of no such kind, "
-        "served as 3",
+        help="rows with prompt, and urgency from 1 (most urgent) to 5, or null for a prompt "
+        "without an urgency, which is served as 3",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write")
     add_json(parser)
@@ -58,9 +58,9 @@ def read_labels(dataset: str) -> tuple[list[str], list[int | None]]:
 
 
 def report(confusion: Sequence[Sequence[int]]) -> str:
-    """Return a report on the guesses for held-out prompts. confusion: of an UrgencyHead."""
+    """Return a report on the guesses for held-out prompts. confusion: see UrgencyHead."""
     lines = [
-        "Of prompts that were held out (one fifth at a time), by the level that they are of:\n",
+        "Guesses for held-out prompts (one fifth at a time), by true level:\n",
         "| level | prompts | guessed 1 | 2 | 3 | 4 | 5 |\n|---|---|---|---|---|---|---|",
     ]
     for name, counts in zip((*range(1, NUM_LEVELS + 1), "none"), confusion, strict=True):
@@ -73,7 +73,7 @@ def report(confusion: Sequence[Sequence[int]]) -> str:
         lines.append(f"\nLevels 1 and 2: {found:.2f} of them found, {share:.2f} of all flagged.")
     if num_prompts[-1]:
         share = flagged[-1] / num_prompts[-1]
-        lines.append(f"Of prompts of no level, {share:.3f} are flagged.")
+        lines.append(f"Of prompts without a level, {share:.3f} are flagged.")
     else:
-        lines.append("No row is of no level (null): expect most other prompts to be flagged.")
+        lines.append("No row is of no level (null): expect most such prompts to be flagged.")
     return "\n".join(lines)

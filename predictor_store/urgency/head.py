@@ -1,4 +1,4 @@
-"""Guesses from its words how urgent a prompt is, learned from labelled prompts."""
+"""Guesses from a prompt's words how urgent it is, by a model learned from labelled prompts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sage_sched.errors import UserError
 from sage_sched.fields import MALFORMED
 
 FORMAT = "sage-sched urgency 1"
-# Learned from triage notes (docs/policies.md), as float16.
+# The shipped model, learned from triage notes (docs/policies.md), as float16.
 BUILTIN = Path(__file__).with_name("builtin.safetensors")
 NUM_LEVELS = 5
 # The level at which a prompt without a level is served.
@@ -46,10 +46,10 @@ class UrgencyHead:
     weights: float32, shape (words, classes): levels 1 to 5, and none.
     biases: shape (classes,).
     temperature: divides the sums before they become probabilities.
-    under_cost: the loss of a guess that is one level too low in urgency, if one level too high
-        costs 1.
-    confusion: counts of held-out prompts: a row for each true level (1 to 5, and none), a column
-        for each guessed level (1 to 5). () if it was not counted.
+    under_cost: the loss of a guess that is one level less urgent than the truth. A guess that is
+        one level more urgent costs 1.
+    confusion: the numbers of held-out prompts, with a row for each true level (1 to 5, and none)
+        and a column for each guessed level (1 to 5); () if they were not counted.
     """
 
     weights: NDArray[np.float32]
@@ -65,7 +65,7 @@ class UrgencyHead:
         return _softmax(self.weights[words].sum(axis=0) * scale + self.biases, self.temperature)
 
     def level(self, text: str) -> int:
-        """Return the level of least expected loss."""
+        """Return the level of a prompt with the least expected loss."""
         return int(levels_of(self.probabilities(text)[None], self.under_cost)[0])
 
     def write(self, path: Path) -> None:
@@ -115,7 +115,7 @@ class UrgencyHead:
 
 
 def hashed(text: str) -> NDArray[np.int64]:
-    """Return the numbers of a text's words and of pairs of neighbours, each once, sorted."""
+    """Return the hashes of a text's words and of pairs of neighbouring words, each once, sorted."""
     words = _WORD.findall(text[:_MAX_CHARS].lower().encode("ascii", "replace"))
     sums = [zlib.crc32(word) for word in words]
     # The checksum of "one two" continues the checksum of "one".

@@ -1,1 +1,1 @@
-"""A file for each format of logs; `predictor_store.logs.registry` lists them."""
+"""Contains a module for each format of logs; `predictor_store.logs.registry` lists them."""

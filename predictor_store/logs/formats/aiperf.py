@@ -1,4 +1,4 @@
-"""aiperf's records: profile_export.jsonl."""
+"""Reads aiperf's records, profile_export.jsonl."""
 
 from __future__ import annotations
 

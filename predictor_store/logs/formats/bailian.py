@@ -1,4 +1,4 @@
-"""Qwen-Bailian's traces (Wang et al., ATC 2025)."""
+"""Reads Qwen-Bailian's traces (Wang et al., ATC 2025)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Runs of SGLang's bench_serving and `vllm bench serve`: a row with a list for each measure."""
+"""Reads runs of SGLang's bench_serving and `vllm bench serve`, one row per run with a list for each
+measure."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
             input_tokens=whole(run["input_lens"][i], "input_lens"),
             output_tokens=output_tokens,
             output=texts[i] if texts else None,
-            # The cap of its requests is the length that they ask for.
+            # These tools cap each request at the length that it is to have.
             cap_tokens=output_tokens,
             ttlt_s=float(ttfts[i]) + math.fsum(itls[i]) if ttfts and itls else None,
         )
@@ -59,11 +60,11 @@ def _arrivals(row: Row, context: Context, answered: list[int]) -> list[float]:
     if rate_s == math.inf and run.get("max_concurrency") is not None:
         raise RowError(
             "without arrivals",
-            "it ran with --max-concurrency and no --request-rate, so that requests came as answers "
-            "ended",
+            "it ran with --max-concurrency and no --request-rate, so each request waited for an "
+            "answer to end",
         )
     row.used("arrival", "request_rate")
-    context.notes.add("arrivals are drawn at the run's request rate, as it does not record them")
+    context.notes.add("arrivals are drawn at the run's request rate: it does not record them")
     gaps = np.random.default_rng([0, 1]).exponential(1.0, len(answered))
     return [context.clock.read(at, "s") for at in ((np.cumsum(gaps) - gaps[:1]) / rate_s).tolist()]
 

@@ -1,4 +1,4 @@
-"""BurstGPT (Wang et al., KDD 2025), v1 and v2."""
+"""Reads BurstGPT (Wang et al., KDD 2025), v1 and v2."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _is_row(row: Mapping[str, Any]) -> bool:
 def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
     output_tokens = row.tokens("output", _OUT)
     if output_tokens == 0:
-        raise RowError("that failed", "they have no response tokens")
+        raise RowError("that failed", "it has no response tokens")
     yield LoggedRequest(
         arrival=context.clock.read(row.find("arrival", "Timestamp"), "s"),
         input_tokens=row.tokens("input", _IN),

@@ -1,4 +1,4 @@
-"""Dynamo's request traces, also of its agent traces: an event a row."""
+"""Reads Dynamo's request traces, also from its agent traces, one event per row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""guidellm's benchmarks.json, of all versions."""
+"""Reads guidellm's benchmarks.json, of all versions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
         groups = benchmark["requests"]
         for name in ("errored", "incomplete"):
             if number := len(groups.get(name) or ()):
-                context.notes.add(f"{number} requests are {name} and left out")
+                context.notes.add(f"{number} requests are {name}, and left out")
         for number, request in enumerate(groups["successful"] or ()):
             inner = Row(request, {})
             yield _request(inner, context, number)

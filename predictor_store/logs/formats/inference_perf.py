@@ -1,4 +1,4 @@
-"""inference-perf's per_request_lifecycle_metrics.json."""
+"""Reads inference-perf's per_request_lifecycle_metrics.json."""
 
 from __future__ import annotations
 

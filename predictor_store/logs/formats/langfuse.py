@@ -1,4 +1,4 @@
-"""Langfuse's observations, from its UI, its API or blob storage: generations count."""
+"""Reads the generations among Langfuse's observations, from its UI, its API or blob storage."""
 
 from __future__ import annotations
 

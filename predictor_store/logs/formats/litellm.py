@@ -1,4 +1,4 @@
-"""LiteLLM's spend logs and its StandardLoggingPayload."""
+"""Reads LiteLLM's spend logs and its StandardLoggingPayload."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
     if status.lower() in ("failure", "failed", "error") or row.data.get("error_str"):
         raise RowError("that failed", str(row.data.get("error_str") or status)[:80])
     if str(row.data.get("cache_hit")).lower() == "true":
-        raise RowError("that a cache answered", "no server saw them")
+        raise RowError("that a cache answered", "no server saw it")
     end = row.find("end", "endTime")
     response = parsed(row.data.get("response"))
     yield LoggedRequest(

@@ -1,5 +1,5 @@
-"""Files of OpenAI's batch API, which vLLM's and SGLang's batch runners read and write too, and
-results of Anthropic's batch API."""
+"""Reads files of OpenAI's batch API, which batch runners of vLLM and SGLang use too, and results of
+Anthropic's batch API."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _read_input(row: Row, context: Context) -> Iterator[LoggedRequest]:
         prompt=prompt_of(body), cap_tokens=cap_of(row, "body", "params")
     )
     raise NoRequestError
-    yield  # this makes it a generator, as the readers of other formats are
+    yield  # this makes it a generator, like the readers of other formats
 
 
 def _read_output(row: Row, context: Context) -> Iterator[LoggedRequest]:

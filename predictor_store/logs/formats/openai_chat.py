@@ -1,5 +1,5 @@
-"""Records of chats and completions in the form of OpenAI's API: a request with its response, or its
-messages with their usage."""
+"""Reads records of chats and completions in the form of OpenAI's API: a request with its response,
+or messages with their usage."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
         request.input_tokens, request.output_tokens = table.recorded_lengths(row)
     chat = parsed(value_at(data, f"{asked}.messages" if asked else "messages"))
     if isinstance(chat, list):
-        # A row without lengths belongs to a data set, and is read as other conversations are.
+        # A row without lengths belongs to a data set, and is read like other conversations.
         exchange = first_exchange if _is_data_set(data, request) else last_exchange
         request.prompt, answer = exchange(chat)
         request.output = answer if request.output is None else request.output
@@ -88,7 +88,7 @@ def _own_prompt(row: Mapping[str, Any]) -> Any:
 
 
 def answered(row: Row, response: Any, place: str) -> LoggedRequest:
-    """Return a request with the answer of a response. place: of the response in the row."""
+    """Return a request with a response's answer. place: the path of the response in the row."""
     for name in _USAGES:
         if (usage := value_at(response, name)) is not None:
             num_in, num_out = usage_tokens(usage)

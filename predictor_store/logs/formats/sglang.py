@@ -1,4 +1,4 @@
-"""SGLang's request log."""
+"""Reads SGLang's request log."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
 
 
 def _cap_of(asked: Mapping[str, Any]) -> int | None:
-    # As in sglang/srt/sampling/sampling_params.py: 128 if it is missing, none if it is null.
+    # As in sglang/srt/sampling/sampling_params.py: a missing cap is 128, and null is no cap.
     sampling = asked.get("sampling_params")
     if not isinstance(sampling, Mapping):
         return None

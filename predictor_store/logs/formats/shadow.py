@@ -1,4 +1,4 @@
-"""The record of a server in shadow mode."""
+"""Reads the record of a server in shadow mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ShareGPT's conversations, in all spellings."""
+"""Reads ShareGPT's conversations, in all spellings of their fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a user's own tables: a request per row, in fields with common names."""
+"""Reads a user's own tables, with one request per row and common names of fields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from predictor_store.logs.format import Context, Format
 from predictor_store.logs.messages import CHATS, answer_of, prompt_of, was_cut
 from predictor_store.logs.request import LoggedRequest
 
-# Names without case, marks and unit, see plain_name. The first that a row has counts.
+# Names without case, marks and unit (see plain_name). If a row has several, the first is read.
 ARRIVAL = (
     "arrival", "arrivaltime", "arrivaltimestamp", "arrivedat", "requestarrival",
     "requestarrivaltime", "requestreceived", "receivedat", "requestedat", "requeststart",
@@ -117,7 +117,7 @@ _Fields = dict[str, tuple[str, Any, str | None]]
 
 
 def _fields_of(data: Mapping[str, Any]) -> _Fields:
-    """Return name, value and unit of each field by its plain name, of nested objects too."""
+    """Return name, value and unit of each field, also in nested objects, by plain name."""
     found = _Fields()
     for name, value in data.items():
         if isinstance(value, Mapping) and name.lower() in ("usage", "metadata", "metrics"):

@@ -68,7 +68,7 @@ DOUBTFUL: dict[str, tuple[str | bytes, str]] = {
     "answers that were cut": (
         alike("t,input,output,finish_reason", "{0},3,{0}1,length"), "50 of 50 answers are cut"),
     "in no order": (
-        "".join([HEAD, *random.Random(1).sample(ROWS, 240)]), "CAUTION: .*no order of arrival"),
+        "".join([HEAD, *random.Random(1).sample(ROWS, 240)]), "CAUTION: .*not in order of arrival"),
     "a time far away": (TABLE + "900000,3,5\n", "CAUTION: .*far from the others"),
     "hours of nothing": (alike("t_s,input,output", "{1},3,{0}1"), "CAUTION: .*--time-unit"),
     "half of the times of another kind": (

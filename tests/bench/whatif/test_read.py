@@ -87,7 +87,7 @@ def test_prompts_that_are_token_ids_are_read_with_a_tokenizer(tmp_path: Path) ->
     folder = written_log("json", tmp_path / "log", None, input_ids=list(range(200)))
     log = read_log([folder])
     assert {(r.cap_tokens, r.prompt, len(r.blocks)) for r in log.requests} == {(0, "", 200 // 64)}
-    with pytest.raises(DatasetError, match="token ids: --tokenizer"):
+    with pytest.raises(DatasetError, match="token ids, which --tokenizer"):
         list(Observations([str(folder)]))
     row, _ = Observations([str(folder)], tokenizer=Words())
     assert (row.prompt, row.output_tokens) == ("200 words", 30)

@@ -169,9 +169,9 @@ def test_a_program_gets_json(
 def test_a_chunks_cost_is_named() -> None:
     for max_gap_ms, given, said in (
         (1000.0, None, "a chunk of 8192 tokens takes 1466 ms"),
-        (math.inf, None, "answers, 8192 tokens at most"),
-        (1000.0, "100", "answers, 100 tokens at most"),
-        (400.0, None, "answers, 1828 tokens at most"),
+        (math.inf, None, "at most 8192 tokens"),
+        (1000.0, "100", "at most 100 tokens"),
+        (400.0, None, "at most 1828 tokens"),
         (1000.0, "-1", "prompts are not chunked"),
         *((1000.0, given, "see flags") for given in ("many", "9" * 30, "9" * 5000)),
     ):

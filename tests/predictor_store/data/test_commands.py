@@ -108,7 +108,7 @@ def test_each_row_is_as_likely_to_be_sampled() -> None:
     [
         ("warm good --filter model=none --store s", "--filter left out"),
         ("warm good --tokenizer ./none --store s", "there is no such folder"),
-        ("warm good --tokenizer no/such --store s", "it is no folder here, and not in"),
+        ("warm good --tokenizer no/such --store s", "it is neither a folder nor in"),
         ("warm good --capacity 99999999999 --store s", "store.capacity"),
         ("warm good --store good", "cannot open the store"),
         ("store info --store none", "there is no store"),

@@ -76,7 +76,7 @@ def test_a_fingerprint_tells_models_apart(tmp_path: Path) -> None:
         save_file({"w": np.full((100, 100), weights, np.float32)}, tmp_path / "model.safetensors")
         return fingerprint(tmp_path)
 
-    with pytest.raises(ValueError, match="no folder of a model"):
+    with pytest.raises(ValueError, match="not a model's folder"):
         fingerprint(tmp_path)
     assert model(1.0) == model(1.0)
     assert len({model(1.0), model(2.0), model(1.0, '{"hidden_size": 2}')}) == 3
