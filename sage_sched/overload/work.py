@@ -19,8 +19,8 @@ from sage_sched.steps import ServerFacts
 # its place, and those to its end; its tokens so far.
 NUM_COLUMNS = 7
 _LEVEL, _KEY, _PROMPT, _PREFILLS, _QUANTUM, _MEAN, _TOKENS = range(NUM_COLUMNS)
-# A row is made again after this many more tokens of the answer. The tokens are counted again after
-# this many seconds.
+# A row is made again after this many more tokens of the answer, or if more of the prompt is cached
+# or prefilled. Both are looked at again after this many seconds.
 _INTERVAL_TOKENS, _KEPT_S = 128, 0.25
 # Bounds the logarithm of an index, which may be infinite.
 _MOST_RISE = 100.0
@@ -36,11 +36,16 @@ def row_of(job: Job, policy: Policy, server: ServerFacts) -> Floats:
         level = key = -math.inf
     prompt_s, prefills = 0.0, 0.0
     if not job.generated_tokens:
-        done_tokens = min(max(job.cached_input_tokens, job.prefilled_tokens), job.input_tokens)
+        done_tokens = _done_tokens(job)
         prompt_s = server.step_time.prompt_s(done_tokens, job.input_tokens - done_tokens)
         prefills = 1.0
     tokens = job.input_tokens + job.generated_tokens
     return np.array([level, key, prompt_s, prefills, *policy.quantum_steps(job), tokens])
+
+
+def _done_tokens(job: Job) -> int:
+    """Return how much of its prompt needs no prefill any more."""
+    return min(max(job.cached_input_tokens, job.prefilled_tokens), job.input_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +171,10 @@ class Unfinished:
     def __init__(self) -> None:
         self._jobs: list[Job] = []
         self._place_of: dict[Job, int] = {}
-        # By place: a row, and the interval of the answer in which it was made; None if the row has
-        # to be made.
+        # By place: a row, and the interval of the answer and the done part of the prompt with which
+        # it was made; None if the row has to be made.
         self._rows: Floats = np.zeros((_MOST_ARRIVALS, NUM_COLUMNS))
-        self._intervals: list[int | None] = []
+        self._made_with: list[tuple[int, int] | None] = []
         self._looked_s = -math.inf
         # By class, the number of each tenant's jobs.
         self._num_of: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -179,7 +184,7 @@ class Unfinished:
             self._rows = np.concatenate((self._rows, np.zeros_like(self._rows)))
         self._place_of[job] = len(self._jobs)
         self._jobs.append(job)
-        self._intervals.append(None)
+        self._made_with.append(None)
         self._num_of[job.hints.slo_class][job.hints.tenant] += 1
 
     def remove(self, job: Job) -> None:
@@ -187,7 +192,7 @@ class Unfinished:
             return
         self._to_end(job)
         del self._place_of[self._jobs.pop()]
-        self._intervals.pop()
+        self._made_with.pop()
         counts = self._num_of[job.hints.slo_class]
         counts[job.hints.tenant] -= 1
         if not counts[job.hints.tenant]:
@@ -206,13 +211,14 @@ class Unfinished:
         looks = not 0 <= now_s - self._looked_s < _KEPT_S
         if looks:
             self._looked_s = now_s
-        for place, known in enumerate(self._intervals[:number]):
+        for place, known in enumerate(self._made_with[:number]):
             if known is None or looks:
                 job = self._jobs[place]
                 interval = -(-job.generated_tokens // _INTERVAL_TOKENS)
-                if known != interval:
+                made_with = interval, 0 if interval else _done_tokens(job)
+                if known != made_with:
                     self._rows[place] = row_of(job, policy, server)
-                    self._intervals[place] = interval
+                    self._made_with[place] = made_with
         return self._rows[:number]
 
     def of_class(self, newcomer: Job) -> tuple[int, int]:
@@ -225,9 +231,9 @@ class Unfinished:
         """Swap a job with the last."""
         place, last = self._place_of[job], len(self._jobs) - 1
         self._place_of[self._jobs[last]], self._place_of[job] = place, last
-        jobs, intervals = self._jobs, self._intervals
+        jobs, made_with = self._jobs, self._made_with
         jobs[place], jobs[last] = jobs[last], jobs[place]
-        intervals[place], intervals[last] = intervals[last], intervals[place]
+        made_with[place], made_with[last] = made_with[last], made_with[place]
         self._rows[[place, last]] = self._rows[[last, place]]
 
 

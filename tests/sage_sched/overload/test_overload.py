@@ -174,6 +174,16 @@ def test_a_crowd_that_starts_ahead_of_the_order_takes_several_prefills() -> None
     assert refusal.metric == "ttft"
 
 
+def test_prompts_that_are_found_in_the_cache_take_less_time() -> None:
+    door = Door()
+    crowd = [door.ask(50, any_waits=False, input_tokens=5000)[0] for _ in range(30)]
+    assert door.refusal(50) is not None
+    for job in crowd:
+        job.find(5000)
+    door.now_s += 1.0
+    assert door.refusal(50) is None
+
+
 def test_prefills_are_shared_as_they_were_of_late() -> None:
     door, times_s = Door("fcfs-fill"), []
     for num_together in (1, 32):
