@@ -117,8 +117,7 @@ class Overload:
             self._arrivals.clear()
         share = 1.0
         if job.hints.shares_fairly:
-            num_theirs, num_tenants = self._unfinished.of_class(job)
-            share = min(1.0, num_theirs * num_tenants / max(1, len(rows)))
+            share -= self._unfinished.num_spared(job) / max(1, len(rows))
         return self._newcomer(row_of(job, policy, server), rows, share, policy, server, now_s)
 
     def _newcomer(

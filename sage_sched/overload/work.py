@@ -221,11 +221,12 @@ class Unfinished:
                     self._made_with[place] = made_with
         return self._rows[:number]
 
-    def of_class(self, newcomer: Job) -> tuple[int, int]:
-        """Return how many other jobs a newcomer's tenant has in its class, and how many tenants
-        have jobs in that class."""
+    def num_spared(self, newcomer: Job) -> int:
+        """Return for how many other jobs of its class a newcomer does not wait if the tenants take
+        turns: its own tenant's jobs and as many of each other tenant go before it."""
         counts = self._num_of[newcomer.hints.slo_class]
-        return counts[newcomer.hints.tenant] - 1, len(counts)
+        num_theirs = counts[newcomer.hints.tenant] - 1
+        return max(0, counts.total() - 1 - num_theirs * len(counts))
 
     def _to_end(self, job: Job) -> None:
         """Swap a job with the last."""

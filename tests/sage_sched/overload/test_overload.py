@@ -251,6 +251,7 @@ def test_the_heaviest_tenant_is_refused_first() -> None:
     door.end(gone)
     assert door.refusal(500, hints=HEAVY) is not None
     assert door.refusal(500, hints=LIGHT) is None
+    assert door.refusal(500, hints=replace(LIGHT, slo_class="another")) is not None
     # Among three alike none is the heaviest.
     alike = Door()
     for name in "abc":
