@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from sglang.srt.managers.io_struct import AbortReq
@@ -17,7 +18,9 @@ from patches.loads import DEGRADED
 from patches.messages import answer_in_abort, in_abort, times_ms
 from patches.scheduler import queues
 from patches.scheduler.request import PredictedTimes
+from sage_sched.limits import Limits
 from sage_sched.overload import Decision
+from sage_sched.policy import Policy
 
 # The ratios cover this many of the latest requests.
 _NUM_COMPARED = 500
@@ -125,6 +128,12 @@ class OverloadGate(Listener):
             except Exception:
                 self.outlook = None
                 self._scheduler.sage.failures.count("predict a wait")
+
+    def switched(
+        self, name: str, policy: Policy, limits: Limits, unfinished: Sequence[Req]
+    ) -> None:
+        """Forget the outlook of the previous settings: there may be no more ticks to renew it."""
+        self.outlook = None
 
     def _outlook(self, now_s: float) -> dict[str, int] | None:
         state = self._scheduler.sage

@@ -183,6 +183,10 @@ def test_a_load_has_the_times_of_a_typical_request(
     monkeypatch.setattr(server.state.limits.overload, "typical", fail)
     server.state.ticked(3.0, "")
     assert (overload.outlook, server.state.stats()["num_policy_errors"]) == (None, 1)
+    overload.outlook = found
+    state = server.state
+    state.switch(state.settings, state.policy, [])  # from now on there may be no ticks
+    assert overload.outlook is None
 
 
 def test_real_times_are_compared_with_predicted_ones_once() -> None:
