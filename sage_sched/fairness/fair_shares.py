@@ -48,7 +48,8 @@ class FairShares(Interleaving):
 
     def taken_out(self, entry: Entry) -> None:
         hints = entry[3].hints
-        tenants = self._by_tenant.get((entry[0], hints.slo_class), {})
+        of_class = entry[0], hints.slo_class
+        tenants = self._by_tenant.get(of_class, {})
         if not hints.shares_fairly or (jobs := tenants.get(hints.tenant)) is None:
             return
         for entries in (jobs.ranked, jobs.unranked):  # the job may have been ranked since
@@ -57,6 +58,8 @@ class FairShares(Interleaving):
                 del entries[at]
         if not jobs.ranked and not jobs.unranked:
             del tenants[hints.tenant]
+        if not tenants:  # clients may name any number of priorities
+            del self._by_tenant[of_class]
 
     def in_turns(
         self,

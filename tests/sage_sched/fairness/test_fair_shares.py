@@ -134,7 +134,7 @@ def test_tenants_with_requests_are_not_forgotten_however_many_come(
     server.plan(queue("w y r w y r"))
     server.plan(f"{queue('w y')}; run 2:1; gone 3:1v2000 4:1v1000 5:1v3000")
     for number in range(6, 56):
-        server.plan(f"wait 0:1 1:1 {number}:1[once{number}]; run 2:1; full")
+        server.plan(f"wait 0:1 1:1 {number}:1[once{number}]@{number}; run 2:1; full")
         server.plan(f"wait 0:1 1:1; run 2:1; gone {number}:1v100; full")
     assert server.plan("wait 0:1 1:1 60:1[r]; full") == "1 0 60"
-    assert len(shares._service._had) == 10
+    assert (len(shares._service._had), len(shares._by_tenant)) == (10, 1)
