@@ -51,7 +51,15 @@ class Qllm(Urgency):
     Parameters = QllmParameters
 
     def key(self, job: Job, view: SchedulerView) -> float:
+        return self.lasting_key(job)
+
+    def lasting_key(self, job: Job) -> float:
         return job.served_at_arrival_tokens + (0.0 if self.passes(job) else self._piece_tokens)
+
+    def quantum_steps(self, job: Job) -> tuple[float, float]:
+        """Return the decode steps to its end twice: it keeps its place."""
+        _, steps = super().quantum_steps(job)
+        return steps, steps
 
     def level(self, job: Job) -> int:
         """Return the level of the job's class, LS or BE."""

@@ -17,6 +17,8 @@ from sage_sched.view import SchedulerView
 # Prefills of other jobs are held back for requests of this level or better.
 _URGENT = 2
 _NO_LEVEL = 6
+# By how much the lasting keys of two buckets differ; logarithms of indices differ by far less.
+_APART = 1e3
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,9 @@ class Urgency(Policy):
     def key(self, job: Job, view: SchedulerView) -> float:
         index = self._indices.of(job).index
         return self._bucket(job) + index / (1.0 + index)
+
+    def lasting_key(self, job: Job) -> float:
+        return _APART * self._bucket(job) + super().lasting_key(job)
 
     def _bucket(self, job: Job) -> float:
         return job.served_at_arrival_tokens // self._piece_tokens + self.level(job)

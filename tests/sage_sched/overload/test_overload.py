@@ -98,6 +98,11 @@ HEAVY, LIGHT = (Hints(tenant=name, shares_fairly=True) for name in ("heavy", "li
         ("sage", (300, 500), 500, {"hints": LOOSE}, "ttlt"),  # claims loosen no limit
         ("sage", (300, 500), 500, {"hints": LOOSER}, "ttlt"),
         ("sage", (300, 500), 500, {"hints": HASTIER}, "ttlt"),
+        ("urgency", (300, 500), 500, {"hints": Hints(urgency=1)}, None),
+        ("urgency", (300, 500), 5, {}, None),
+        ("urgency", (300, 500), 5, {"hints": Hints(urgency=5)}, "ttft"),
+        ("qllm", (300, 500), 500, {"hints": Hints(urgency=1)}, None),
+        ("qllm", (300, 500), 5, {}, "ttft"),
         ("fcfs-fill", (300, 500), 5, {}, "ttft"),  # goes last
         ("fcfs-fill", (300, 500), None, {}, None),
         ("fcfs-fill", (20, 500), 5, {}, None),  # there is room
