@@ -53,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "(default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--num-requests", type=at_least_one, help="a run; default: as many as the load has"
+        "--num-requests", type=at_least_one, help="requests of a run (default: those of the load)"
     )
     parser.add_argument(
         "--max-new-tokens", type=at_least_one, default=2048,

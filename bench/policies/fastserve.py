@@ -24,7 +24,7 @@ class FastServeParameters:
     refresh_interval_tokens: Annotated[int, Meta(ge=1, le=MOST)] = 200
     """Tokens between two decisions on preemption while the batch is full."""
     max_preemptions: Annotated[int, Meta(ge=1, le=MOST)] = 4
-    """Preemptions of one request at most."""
+    """A request is preempted at most this often."""
 
 
 class FastServe(Policy):

@@ -52,8 +52,8 @@ class SageSchedParameters:
     """Settings of sagesched. The predictor is a setting of its own, [predictor]."""
 
     cost: Literal["resource-bound", "output", "overall", "seconds"] = "resource-bound"
-    """The paper's is `resource-bound` (section 3.2); Fig. 10 compares `output` and `overall` with
-    it; `seconds` is that of `sage`."""
+    """`resource-bound` is the paper's cost (section 3.2). Fig. 10 compares it with `output` and
+    `overall`. `seconds` is the cost of `sage`."""
     index: Literal["gittins", "mean"] = "gittins"
     """`mean` is the expected remaining cost, which Fig. 11 compares."""
     bucket_tokens: Annotated[int, Meta(ge=1, le=MOST)] = 200

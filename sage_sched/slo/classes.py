@@ -45,7 +45,7 @@ class SloClass:
     min_tpot_slo_ms: Annotated[float, Meta(ge=0, le=MOST_SLO_MS)] = 0.0
     """The tightest TPOT that a client may ask for."""
     max_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    """Largest share of the latest hundred requests. The others get the default class."""
+    """Largest share of the latest hundred requests. Further requests get the default class."""
     urgency: Annotated[int, Meta(ge=1, le=5)] = DEFAULT_URGENCY
     """1 (most urgent) to 5, for `urgency` and `qllm`."""
     fair: bool = False

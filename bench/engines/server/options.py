@@ -37,12 +37,12 @@ def configure_servers(parser: argparse.ArgumentParser, output: Path) -> None:
         "(default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--model-path", type=Path, metavar="DIR", help="default: a small one, written to --output"
+        "--model-path", type=Path, metavar="DIR", help="default: a small model, written to --output"
     )
     parser.add_argument(
         "--server-flags", type=shlex.split, metavar="FLAGS",
-        help=f"the same for every server (default, for CPU hosts: {' '.join(CPU_FLAGS)}; with "
-        "--device-clock: only those of the device)",
+        help="SGLang's flags, the same for every server (default, for CPU hosts: "
+        f"{' '.join(CPU_FLAGS)}; with --device-clock: only the flags of the device)",
     )  # fmt: skip
     parser.add_argument(
         "--device-clock", choices=PRESETS, metavar="PRESET",
