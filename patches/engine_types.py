@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 
 class SamplingParams(Protocol):
-    """sglang/srt/sampling/sampling_params.py"""
+    """A request's sampling parameters (sampling/sampling_params.py)."""
 
     max_new_tokens: int
     ignore_eos: bool
@@ -22,7 +22,7 @@ class SamplingParams(Protocol):
 
 
 class RequestKv(Protocol):
-    """Req.kv: the KV that a request holds."""
+    """The KV that a request holds (Req.kv)."""
 
     kv_allocated_len: int
     kv_committed_len: int
@@ -32,7 +32,7 @@ class RequestKv(Protocol):
 
 
 class Req(Protocol):
-    """managers/schedule_batch.py"""
+    """A request in a scheduler (managers/schedule_batch.py)."""
 
     sage: Any  # patches.scheduler.jobs.RequestState
     sage_token: tuple[int, int, float]  # patches.scheduler.gap_meter
@@ -71,7 +71,7 @@ class Req(Protocol):
 
 
 class Batch(Protocol):
-    """ScheduleBatch, managers/schedule_batch.py"""
+    """A batch, SGLang's ScheduleBatch (managers/schedule_batch.py)."""
 
     reqs: list[Req]
     batch_is_full: bool
@@ -91,7 +91,7 @@ class Batch(Protocol):
 
 
 class Allocator(Protocol):
-    """mem_cache/allocator"""
+    """The allocator of the KV pool (mem_cache/allocator)."""
 
     size: int
 
@@ -102,7 +102,7 @@ class Allocator(Protocol):
 
 
 class Tree(Protocol):
-    """mem_cache/unified_radix_cache.py"""
+    """The radix tree (mem_cache/unified_radix_cache.py)."""
 
     tree_components: tuple[Any, ...]
     disable: bool
@@ -115,7 +115,7 @@ class Tree(Protocol):
 
 
 class Scheduler(Protocol):
-    """managers/scheduler.py"""
+    """The scheduler of one rank (managers/scheduler.py)."""
 
     sage: Any  # patches.scheduler.state.SchedulerState
     waiting_queue: list[Req]

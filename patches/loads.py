@@ -14,7 +14,7 @@ DEGRADED = "sage_overload"
 
 
 class SageLoad(LoadSnapshot, omit_defaults=True):  # type: ignore[call-arg, misc]
-    """A load with our section.
+    """The load of a replica, with our section.
 
     sage: the predicted times of a typical request (patches/scheduler/overload.py).
     """

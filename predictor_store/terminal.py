@@ -63,7 +63,7 @@ def can_plot() -> bool:
 
 
 def speaker(args: argparse.Namespace) -> Callable[..., None]:
-    """Return a print function for people; with --json it prints nothing."""
+    """Return a function that prints text for the user; with --json it prints nothing."""
     return (lambda *_, **__: None) if args.json else print
 
 

@@ -1,1 +1,1 @@
-"""The HTTP process. Start at hooks.py."""
+"""Contains our code in the HTTP process. Start reading at hooks.py."""

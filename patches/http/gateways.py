@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 # Header to hint (sage_sched.job.CLIENTS_HINTS), or to `priority` of the body. If several headers
-# give the same hint, the last one in this table counts.
+# give the same hint, the last one in this table is used.
 HEADERS = {
     "x-session-id": "session",  # OpenCode
     "session-id": "session",  # Codex, like the next one
@@ -22,7 +22,7 @@ HEADERS = {
 # The same mapping for fields of `nvext.agent_hints` (NVIDIA Dynamo). `expected_tokens` is no
 # hint but the expected length of the answer.
 AGENT_HINTS = {"priority": "priority", "osl": "expected_tokens"}
-# Headers that name an SLO class. The first one present counts.
+# Headers that name an SLO class. The first one present is used.
 CLASS_HEADERS = ("x-smg-priority", "x-llm-d-inference-objective")
 _PARSED: Mapping[str, type[Any]] = {"priority": int, "ttft_slo_ms": float, "tpot_slo_ms": float}
 # For each whole number: its name in messages, its minimum and its maximum. Trap: a priority beyond

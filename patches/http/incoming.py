@@ -28,8 +28,8 @@ _CHAT = ContextVar[tuple[str | None, Asked] | None]("the chat", default=None)
 
 @dataclass(slots=True)
 class Incoming:
-    """`GenerateReqInput.sage`, the state of one request and of its samples (n above 1), which are
-    copies of it.
+    """Our state of one request and of its samples (n above 1), which are copies of the request. It
+    is kept as `GenerateReqInput.sage`.
 
     text, asked: the last user message of a chat, and its other signs of length; None for other
         requests.

@@ -21,7 +21,7 @@ _RATIOS = {"prediction_coverage_ratio": "within_80", "prediction_crps_gain_ratio
 
 
 class HttpMetrics:
-    """The series of one HTTP process, on its event loop."""
+    """Reports the series of one HTTP process, on its event loop."""
 
     def __init__(self, client: PredictorClient, labels: Mapping[str, Any] | None) -> None:
         """labels: SGLang's own labels of this process; None without --enable-metrics."""

@@ -1,4 +1,4 @@
-"""The state of one HTTP process."""
+"""Defines our state of one HTTP process."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from sage_sched.slo import SloClaims
 
 
 class HttpState:
-    """`TokenizerManager.sage`.
+    """Our state of one HTTP process, kept as `TokenizerManager.sage`.
 
-    predicts: whether it predicts lengths, and learns them. A prefill server sees one token of each
-        answer; the decode server, which gets the same request, sees all.
+    predicts: whether the process predicts lengths and learns them. A prefill server sees one token
+        of each answer; the decode server, which gets the same request, sees all.
     client: asks the prediction worker.
     claims: decides which SLO a request may claim.
     """

@@ -155,8 +155,8 @@ def check_tokenized(
 
 
 def _check_range(name: str, value: object, least: float, most: float) -> None:
-    # NaN is in no range. Integer bounds ask for integers: with a max_new_tokens of 2.5, SGLang
-    # counts on until it ends.
+    # NaN is in no range. Integer bounds ask for integers: SGLang would count with a max_new_tokens
+    # of 2.5 until its scheduler ends.
     is_whole = isinstance(least, int)
     if not isinstance(value, int if is_whole else int | float) or not least <= value <= most:
         what = "a whole number, " if is_whole else ""

@@ -84,8 +84,8 @@ def plugin() -> str:
         )
     if (asked := os.environ.get("SGLANG_PLATFORM")) not in (None, "", "sage_cpu"):
         raise FaultError(
-            f"SGLANG_PLATFORM is {asked!r}, which leaves out the plugins of packages "
-            "that have a platform of another name, as this one has",
+            f"SGLANG_PLATFORM is {asked!r}: SGLang loads no plugins of packages whose platform has "
+            "another name, such as sage-sched",
             "unset it",
         )
     return "registered"

@@ -1,5 +1,5 @@
-"""Shadow mode (--sage-shadow FILE): makes predictions under one of SGLang's own policies, compares
-them with the answers, and uses them for nothing. It learns step times too.
+"""Runs shadow mode (--sage-shadow FILE): makes predictions under one of SGLang's own policies,
+compares them with the answers, and uses them for nothing. Shadow mode learns step times too.
 
 FILE has a JSON line per request, for `sage-sched whatif`:
 
@@ -46,7 +46,7 @@ _DEFAULT_CAP_TOKENS = 128
 
 @dataclass(frozen=True, slots=True)
 class Shadow:
-    """`TokenizerManager.sage` of a server in shadow mode."""
+    """Our state of a server in shadow mode, kept as `TokenizerManager.sage`."""
 
     record: JsonLines
     client: PredictorClient

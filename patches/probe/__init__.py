@@ -1,1 +1,1 @@
-"""Reads hidden states of the model for a probe. Start at setup.py."""
+"""Reads hidden states of the model for a probe. Start reading at setup.py."""

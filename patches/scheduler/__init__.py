@@ -1,1 +1,1 @@
-"""The scheduler process. Start at hooks.py; state.py holds our state there."""
+"""Contains our code in the scheduler process. Start reading at hooks.py; state.py has our state."""

@@ -34,7 +34,7 @@ _NO_TIMES: dict[str, str | int] = {
 
 
 class OverloadGate(Listener):
-    """Overload protection of one scheduler. All ranks decide alike, by the broadcast clock. The
+    """Protects one scheduler from overload. All ranks decide alike, by the broadcast clock. The
     local clock is read only to compare predicted times with real ones.
 
     outlook: the times of a typical request if it came now (/v1/loads); None if unknown.

@@ -51,7 +51,7 @@ def preemption_of(
 
 
 class Preemption:
-    """Preemption on one scheduler.
+    """Preempts and resumes the requests of one scheduler.
 
     num_preemptions: the number of preemptions by reason and by mode. The reason is True if memory
         ran out, and False if a waiting request took the place.

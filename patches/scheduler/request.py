@@ -110,7 +110,7 @@ class PredictedTimes(NamedTuple):
 
 @dataclass(slots=True)
 class RequestState:
-    """`Req.sage`.
+    """Our state of one request, kept as `Req.sage`.
 
     token_times: None without an SLO.
     was_checked: whether it was ever chosen to be preempted.

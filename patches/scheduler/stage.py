@@ -12,7 +12,7 @@ from sage_sched.plan import Budget
 
 
 class Stage:
-    """Controls which part of one scheduler SGLang's code sees during a pass.
+    """Controls which part of one scheduler's queue SGLang's code sees during a pass.
 
     chunk_limit_tokens: the largest chunk; None outside a pass, or if the plan has no limit.
     """

@@ -1,4 +1,4 @@
-"""The state of one scheduler: its policy, its settings and its listeners."""
+"""Defines our state of one scheduler: its policy, its settings and its listeners."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ logger = logging.getLogger(__name__)
 
 
 class SchedulerState:
-    """`Scheduler.sage`. All ranks plan alike; their clocks are read for counters only.
+    """Our state of one scheduler, kept as `Scheduler.sage`. All ranks make the same plans; their
+    clocks are read for counters only.
 
     listeners: receive all events of this scheduler.
     preemption: None while no request may be preempted.

@@ -15,7 +15,7 @@ import torch
 from patches.engine_types import Scheduler
 from patches.scheduler.calibration import Calibration
 
-# At start-up this many tokens are moved to host memory and back; the fastest round counts.
+# At start-up this many tokens are moved to host memory and back; the fastest round is used.
 _TRIAL_TOKENS, _TRIAL_ROUNDS = 1024, 3
 # Ranks agree anew after this many moves, on the median of the latest _MOST_MOVES.
 _MOVES_PER_ROUND, _MOST_MOVES = 16, 64
@@ -29,7 +29,7 @@ class SwapMeter:
     as configured, the time of a move counts twice.
 
     The figure is a median, weighted by tokens, so a stall during some moves does not count. After a
-    longer stall moves are so expensive that the server makes none, and so none corrects the figure.
+    longer stall, moves seem so expensive that the server makes none, so none corrects the figure.
     Therefore the figure of the start-up trial returns once the server has worked for a while
     without a move (rest()).
 

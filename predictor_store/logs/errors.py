@@ -22,4 +22,4 @@ class RowError(Exception):
 
 
 class NoRequestError(Exception):
-    """The row is sound, but it is no request with an answer: a span, an event, a header."""
+    """The row is sound, but not a request with an answer: for example a span or a header."""

@@ -60,7 +60,7 @@ def rows_within(
     """Return the row. If no format recognises it, return the rows inside it, which exports put into
     a list or an object.
 
-    wanted: the only format that counts.
+    wanted: the only format to look for; None for all.
     """
     is_known = wanted.recognizes(row) if wanted else format_of(row) is not None
     if is_known or level == _MOST_LEVELS:

@@ -1,4 +1,4 @@
-"""lmsys-chat-1m."""
+"""Reads lmsys-chat-1m."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""UltraChat."""
+"""Reads UltraChat."""
 
 from __future__ import annotations
 

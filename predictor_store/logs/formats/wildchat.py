@@ -1,4 +1,4 @@
-"""WildChat."""
+"""Reads WildChat."""
 
 from __future__ import annotations
 
