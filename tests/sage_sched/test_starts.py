@@ -13,7 +13,7 @@ from tests.sage_sched.situations import Story
 from tests.sage_sched.strategies import SERVER
 
 # Ten running requests with long answers on ten slots, and a swapped one.
-RUN = "run " + " ".join(f"{n}:100%2000+200=200" for n in range(10)) + "; full; free 9000; pass 8192"
+RUN = "run " + " ".join(f"{n}:100%2000+201=200" for n in range(10)) + "; full; free 9000; pass 8192"
 FULL = f"{RUN}; wait 10:100%400~+100"
 
 
@@ -68,7 +68,7 @@ def test_a_start_leaves_time_for_the_steps_before_and_after_it() -> None:
     story, slow = server(), replace(SERVER.step_time, prefill_base_s=0.5, decode_base_s=0.1)
     story.plan(f"{FULL} 11:100%4000", server=replace(SERVER, step_time=slow))
     prefill_s = slow.prefill_s(1, 100, attended_pairs(0, 100))
-    assert story.policy.plan_by_s == pytest.approx(2.0 - prefill_s - 2 * slow.decode_s(10, 3000))
+    assert story.policy.plan_by_s == pytest.approx(2.0 - prefill_s - 2 * slow.decode_s(10, 3010))
 
 
 def test_while_requests_gather_preempted_ones_come_back_first() -> None:
