@@ -350,7 +350,7 @@ def test_a_unix_socket_is_its_owners_alone(tmp_path: Path) -> None:
     left_dead(path)
     endpoint.close(endpoint.listen(address))
     path.write_text("a file of a person")
-    with pytest.raises(PredictorError, match="no socket"):
+    with pytest.raises(PredictorError, match="not a socket"):
         endpoint.listen(address)
     with pytest.raises(PredictorError, match="cannot listen"):
         endpoint.listen(Address(path=str(tmp_path / ("x" * 200))))

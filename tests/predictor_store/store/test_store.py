@@ -205,7 +205,7 @@ def test_pipes_folders_and_links_are_refused(tmp_path: Path, make: Callable[[Pat
         (folder := tmp_path / "store").mkdir()
         make(file_of(folder))
         for opens in (opened, in_memory, facts):
-            with pytest.raises(StoreError, match="is no file"):
+            with pytest.raises(StoreError, match="is not a file"):
                 opens(folder)
 
 
