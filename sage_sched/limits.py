@@ -49,7 +49,10 @@ class Limits:
         self.overload.prefilled(num_requests)
 
     def ended(self, job: Job, now_s: float) -> None:
-        """Note that a job has ended, or was aborted."""
+        """Note that a job has ended, was aborted, or was refused."""
         self.overload.ended(job)
         if self.sessions is not None and job.hints.session:
-            self.sessions.left(job.hints.session, now_s, job.hints.next_in_s)
+            # The claims of the others are about a time after an answer.
+            was_answered = job.generated_tokens > 0
+            next_in_s = job.hints.next_in_s if was_answered else None
+            self.sessions.left(job.hints.session, now_s, next_in_s, was_answered=was_answered)

@@ -56,8 +56,9 @@ class SessionReturns:
         self._known: dict[str, tuple[float, int]] = {}
         self._unfinished: dict[str, int] = {}
         self._closed: set[str] = set()  # sessions in _unfinished that do not return
-        # For each session that is away: since when, and the prediction for its pause.
-        self._paused: dict[str, tuple[float, float]] = {}
+        # For each session that is away: since when, the prediction for its pause, and whether it
+        # left with an answer. Otherwise it waits to be admitted, which tells nothing of its pauses.
+        self._paused: dict[str, tuple[float, float, bool]] = {}
         self._pauses: deque[tuple[float, float]] = deque(maxlen=_NUM_PAUSES)
         self._mean = 0.0
         self.saw_any = False
@@ -77,7 +78,9 @@ class SessionReturns:
             self._closed.discard(oldest)
         if session not in self._paused:
             return
-        since_s, predicted = self._paused.pop(session)
+        since_s, predicted, was_answered = self._paused.pop(session)
+        if not was_answered:
+            return
         pause_s = max(now_s - since_s, float(_AGES[0]))
         mean, number = self._known.pop(session, (0.0, 0))
         number = min(number + 1, _MOST_OWN)
@@ -91,8 +94,20 @@ class SessionReturns:
         if self._num_pauses % _LEARNED_EVERY == 0:
             self._learn(now_s)
 
-    def left(self, session: str, now_s: float, next_in_s: float | None = None) -> None:
-        """Note that an answer has ended. next_in_s: what its client says (Hints.next_in_s)."""
+    def left(
+        self,
+        session: str,
+        now_s: float,
+        next_in_s: float | None = None,
+        *,
+        was_answered: bool = True,
+    ) -> None:
+        """Note that a request has ended.
+
+        next_in_s: how long after its answer the next one comes, as its client says
+            (Hints.next_in_s).
+        was_answered: whether it had an answer, and was not refused.
+        """
         self._unfinished[session] = self._unfinished.get(session, 1) - 1
         if self._unfinished[session]:
             return
@@ -107,9 +122,9 @@ class SessionReturns:
         self._paused.pop(session, None)
         if next_in_s is not None:
             predicted = math.log(max(next_in_s, float(_AGES[0])))
-        self._num_first += predicted == _FIRST
+        self._num_first += was_answered and predicted == _FIRST
         if predicted < math.inf:
-            self._paused[session] = now_s, predicted
+            self._paused[session] = now_s, predicted, was_answered
         if len(self._paused) > MOST_SESSIONS:
             del self._paused[next(iter(self._paused))]
 
@@ -126,7 +141,7 @@ class SessionReturns:
             return math.inf
         if session not in self._paused or not self._rates:
             return 0.0
-        since_s, predicted = self._paused[session]
+        since_s, predicted, _ = self._paused[session]
         age = min(max(0, int(np.searchsorted(_AGES, now_s - since_s)) - 1), len(_AGES) - 1)
         return float(self._rates[bisect_left(self._cuts, predicted)][age])
 
@@ -155,7 +170,10 @@ class SessionReturns:
         pauses are not counted yet. Old counts fade.
         """
         least_s = now_s - float(np.quantile(pauses_s, 0.95)) if pauses_s.size else now_s
-        pending = sum(f == _FIRST and since_s > least_s for since_s, f in self._paused.values())
+        pending = sum(
+            was_answered and predicted == _FIRST and since_s > least_s
+            for since_s, predicted, was_answered in self._paused.values()
+        )
         num_known = max(self._num_first - pending, self._num_second)
         num_second = self._num_second
         if self._num_first > 2 * _NUM_PAUSES:

@@ -82,6 +82,17 @@ def test_what_a_session_that_comes_back_soon_is_worth(
     assert {math.inf: "here", 0.0: "never"}.get(rate, is_soon) == worth
 
 
+def test_a_refused_turn_is_no_answer(learned: SessionReturns) -> None:
+    limits, now_s = Limits(sessions=learned), told(learned, "a", [8.0] * 9)
+    rate = learned.rate("a", now_s + 4)
+    for wait_s in (8.0, *[60.0] * 70):
+        now_s += wait_s
+        refused = job(arrival_s=now_s, hints=Hints(session="a", ends_session=True))
+        limits.arrived(refused)
+        limits.ended(refused, now_s)
+    assert learned.rate("a", now_s + 4) == rate
+
+
 @pytest.mark.parametrize(("every", "least", "most"), [(1, 0.9, 1.1), (5, 0.1, 0.3)])
 def test_how_many_come_back_after_a_first_answer_is_learned(
     every: int, least: float, most: float
@@ -95,9 +106,11 @@ def test_how_many_come_back_after_a_first_answer_is_learned(
     told(returns, "new", [0.0], now_s)
     rate = returns.rate("new", now_s + 4)
     assert least < rate / returns.rate("comes", now_s + 4) < most
-    # Those that have only just left do not count.
+    # Those that have only just left, or were refused, do not count.
     for number in range(400):
         told(returns, f"now {number}", [0.0], now_s)
+        returns.came(f"refused {number}", now_s)
+        returns.left(f"refused {number}", now_s, was_answered=False)
     told(returns, "comes", [0.05] * 70, now_s)
     assert returns.rate("new", now_s + 4) == pytest.approx(rate, rel=0.2)
 
@@ -163,7 +176,7 @@ def test_sessions_are_kept_under_policies_that_say_so(
     sessions = limits.sessions or SessionReturns()
     assert not limits.needs_clock
     now_s = told(sessions, "a", [8.0] * 70)
-    one = job(arrival_s=now_s, hints=Hints(session="a", ends_session=ends))
+    one = job(arrival_s=now_s, age=1, hints=Hints(session="a", ends_session=ends))
     limits.arrived(one)
     assert limits.needs_clock == (rates is not None)
     here = sessions.rate("a", now_s)
