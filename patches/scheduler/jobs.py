@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from patches.carrier import CLOCK, came_at_s, decode, decode_hints
+from patches.carrier import CLOCK, came_at_s, decode, decode_hints, is_dry_run
 from patches.engine_types import Batch, Req, Scheduler
 from patches.failures import Failures
 from patches.listener import Listener
@@ -73,6 +73,8 @@ class Jobs(Listener):
         # A request waits since it arrived: its wait for a prediction counts too.
         came_s = came_at_s(req.sampling_params.custom_params, time.monotonic())
         req.sage = RequestState(job, Waits(came_s, since_s=came_s))
+        if is_dry_run(req.sampling_params.custom_params):
+            return
         if job.is_ranked:
             self._num_ranked["none" if job.distribution is None else job.distribution.source] += 1
         else:

@@ -145,7 +145,9 @@ MODES = pytest.mark.parametrize(
 @MODES
 def test_a_dry_run_gets_its_times_and_changes_nothing(mode: str, times: set[str]) -> None:
     server, aborts = server_of(KNOWN, mode)
+    num_ranked = server.stats()["num_ranked"]
     assert refuses(server, *server.arrive(make_request([900], carried=DRY_RUN)))
+    assert server.stats()["num_ranked"] == num_ranked
     told = refusal_in(aborts[0])
     assert told is not None
     assert (told["late"], {"ttft_ms", "ttlt_ms"} & {*told}) == (mode == "null", times)
