@@ -84,6 +84,11 @@ class Jobs(Listener):
     def _needs_clock(self) -> bool:
         return self._policy.uses_clock or self._limits.needs_clock
 
+    def rank_anew(self, job: Job) -> None:
+        """Rank a job that does not wait yet, because its cap or its level has changed."""
+        self._on_end(job)
+        self._rank(job)
+
     def _rank(self, job: Job) -> None:
         try:
             job.is_ranked = self._policy.on_arrival(job)
@@ -206,8 +211,11 @@ class Jobs(Listener):
         """Report the last age of a request to the policy."""
         req.sage.job.grow(len(req.output_ids))
         self._limits.ended(req.sage.job, self.now_s)
+        self._on_end(req.sage.job)
+
+    def _on_end(self, job: Job) -> None:
         try:
-            self._policy.on_end(req.sage.job, self.now_s)
+            self._policy.on_end(job, self.now_s)
         except Exception:
             self._failures.count("record the end of a request")
 

@@ -64,12 +64,16 @@ class OverloadGate(Listener):
         if req.to_finish is not None or req.finished():
             return False
         state, is_dry = self._scheduler.sage, is_dry_run(req.sampling_params.custom_params)
-        reason = _NO_TIMES if is_dry else None
+        reason, job = _NO_TIMES if is_dry else None, req.sage.job
+        as_it_came = job.max_new_tokens, job.level
         if self._is_on:
             try:
                 reason = self._reason(req, is_dry=is_dry)
             except Exception:
                 state.failures.count("predict a wait")
+                if as_it_came != (job.max_new_tokens, job.level):
+                    job.max_new_tokens, job.level = as_it_came
+                    state.jobs.rank_anew(job)
         if reason is None:
             return False
         req.time_stats.trace_ctx.abort(abort_info=reason)

@@ -118,7 +118,9 @@ def test_late_requests_are_placed_behind_all_others_and_make_none_late() -> None
     assert server.state.overload.outlook["late"] == 0
 
 
-def test_a_late_answer_is_capped_and_refused_if_that_is_not_enough() -> None:
+def test_a_late_answer_is_capped_and_refused_if_that_is_not_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The cap makes it short enough for the order of `sage`."""
     overload = {"max_ttft_ms": 1e6, "max_tpot_ms": 1.0, "action": "cap", "cap_tokens": 5}
     sections = {**KNOWN, "overload": {**ON["overload"], **overload}}
@@ -131,6 +133,13 @@ def test_a_late_answer_is_capped_and_refused_if_that_is_not_enough() -> None:
     assert server.ordered([short, late]) == [late, short]  # by arrival, as both are as short
     assert not refuses(server, short)
     assert short.customized_info is None
+    # A prediction that fails after the cap leaves the request as it came.
+    monkeypatch.setattr(server.state.limits.overload, "refuses", fail)
+    later, shorter = server.arrive(make_request([900]), make_request([600]))
+    assert not refuses(server, later)
+    assert later.sampling_params.max_new_tokens == later.sage.job.max_new_tokens > 5
+    assert later.customized_info is None
+    assert server.ordered([later, shorter]) == [shorter, later]
     server, aborts = server_of({**KNOWN, "overload": {**ON["overload"], "action": "cap"}})
     assert refuses(server, *server.arrive(make_request([900])))
     assert len(aborts) == 1
