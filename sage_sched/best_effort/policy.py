@@ -57,7 +57,7 @@ class Qllm(Urgency):
         return job.served_at_arrival_tokens + (0.0 if self.passes(job) else self._piece_tokens)
 
     def quantum_steps(self, job: Job) -> tuple[float, float]:
-        """Return the decode steps to its end twice: it keeps its place."""
+        """Return the steps to a job's end as both numbers, because it keeps its key until then."""
         _, steps = super().quantum_steps(job)
         return steps, steps
 

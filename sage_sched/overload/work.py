@@ -44,7 +44,7 @@ def row_of(job: Job, policy: Policy, server: ServerFacts) -> Floats:
 
 
 def _done_tokens(job: Job) -> int:
-    """Return how much of its prompt needs no prefill any more."""
+    """Return how many tokens of a job's prompt are cached or prefilled already."""
     return min(max(job.cached_input_tokens, job.prefilled_tokens), job.input_tokens)
 
 
