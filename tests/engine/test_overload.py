@@ -14,8 +14,9 @@ from tests.engine.kinds import settings
 from tests.engine.serving import LONG_PROMPT, SageServer, generate
 
 MANY_TOKENS = 60
-# Five whole answers take longer; four, and eight that are cut, do not.
-FIFTH_IS_LATE = {"max_ttft_ms": 2.35e5, "max_tpot_ms": 1.0}
+# A prediction is 47 to 53 tokens, by what the server has learned before. So five whole answers are
+# predicted to take longer, and four beside eight that are cut are not.
+FIFTH_IS_LATE = {"max_ttft_ms": 2.27e5, "max_tpot_ms": 1.0}
 ROUTES: dict[str, dict[str, Any]] = {
     "/generate": {
         "text": LONG_PROMPT,
@@ -82,7 +83,7 @@ def test_a_late_request_is_degraded_and_says_so(
         assert in_text == [False] * 4 + [True] * 8
     if path == "/generate" and not stream:
         lengths = [answer.json()["meta_info"]["completion_tokens"] for answer in answers]
-        assert lengths == [MANY_TOKENS] * 4 + [3 if action == "cap" else MANY_TOKENS] * 8
+        assert lengths == [MANY_TOKENS] * 4 + [1 if action == "cap" else MANY_TOKENS] * 8
 
 
 def test_a_list_says_which_of_its_prompts_were_degraded(server: SageServer) -> None:
@@ -93,7 +94,7 @@ def test_a_list_says_which_of_its_prompts_were_degraded(server: SageServer) -> N
         answer["meta_info"] for answers in stage.together(server, [ask] * 6) for answer in answers
     ]
     told = [(about["completion_tokens"], about.get("sage_overload")) for about in found]
-    assert sorted(told, key=str) == [(3, ["cap"])] * 8 + [(MANY_TOKENS, None)] * 4
+    assert sorted(told, key=str) == [(1, ["cap"])] * 8 + [(MANY_TOKENS, None)] * 4
 
 
 @of_each_kind
