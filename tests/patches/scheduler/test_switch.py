@@ -49,6 +49,18 @@ def arrivals_s(reqs: list[Any]) -> list[float]:
     return [req.sage.job.arrival_s for req in reqs]
 
 
+def test_present_requests_are_work_before_those_that_come_after_a_switch(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.state.calibration, "source", "learned")
+    server.queue(*(make_request([900], rid=str(number)) for number in range(600)))
+    asked = {"enabled": True, "max_ttft_ms": 1000.0}
+    change(server, {"schedule_policy": "fcfs-fill", "overload": asked})
+    (late,) = server.arrive(make_request([900], rid="late"))
+    server.scheduler.send_abort_output = lambda *about: None
+    assert server.state.overload.turns_away(late)
+
+
 def test_waiting_requests_follow_the_new_policy_and_the_old_one_again(server: Server) -> None:
     # The short answer has a long prompt.
     long_answer, short_answer = server.queue(make_request(LONG), make_request(SHORT, 60))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from patches.carrier import encode_asked
 from patches.scheduler import gap_meter, slo_meter
 from sage_sched.job import Hints
 from tests.patches.schedulers import Server, make_request
@@ -74,7 +75,7 @@ def test_old_gaps_are_forgotten(steps: Steps) -> None:
     ("ttft_s", "gap_s", "attained"),
     [
         (0.5, 0.05, [1.0, 1.0, 1.0, 1.0]),
-        (2.0, 0.05, [0.0, 0.0, 1.0, 0.0]),
+        (1.15, 0.05, [0.0, 0.0, 1.0, 0.0]),
         (0.5, 0.5, [0.0, 1.0, 0.0, 2 / 3]),
         (0.5, 0.34, [0.0, 1.0, 0.0, 1.0]),  # the third token is due after 1.2 s
     ],
@@ -83,9 +84,10 @@ def test_tokens_count_when_they_come_out_of_their_steps(
     steps: Steps, ttft_s: float, gap_s: float, attained: list[float]
 ) -> None:
     req, aborted, other = steps.arrive(
-        make_request([9], hints=HINTS), make_request([9], hints=HINTS), make_request([9])
-    )
-    for seconds in (ttft_s, gap_s, gap_s):
+        make_request([9], hints=HINTS, carried=encode_asked("", 99.8, 99.9)),
+        make_request([9], hints=HINTS), make_request([9])
+    )  # fmt: skip
+    for seconds in (ttft_s - 0.2, gap_s, gap_s):
         steps.after(seconds, req, other)
     steps.after(9.0, aborted)
     steps.state.end(aborted, was_aborted=True)
