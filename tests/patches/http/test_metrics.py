@@ -31,6 +31,9 @@ def test_a_ratio_of_few_answers_is_not_said() -> None:
         assert [of(name) for name in RATIOS] == [None, None]
         assert of("sage:prediction_scored_answers") == few
         assert of("sage:prediction_misses_total") == 7
+        by_source = [{**LABELS, "source": source} for source in ("history", "none")]
+        found = [REGISTRY.get_sample_value("sage:predictions_total", each) for each in by_source]
+        assert found == [few, few]
     _say(series, stats(LEAST_TO_TELL))
     assert [of(name) for name in RATIOS] == [0.0, -1.0]
     # The worker is another now.

@@ -2,18 +2,22 @@ from __future__ import annotations
 
 import re
 from dataclasses import astuple
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from patches.messages import StepTimes
 from patches.scheduler.calibration import Calibration
-from patches.scheduler.step_time_file import StepTimeFile
+from patches.scheduler.step_time_file import StepTimeFile, kind_of
 from sage_sched.app.config import StepTimeConfig, in_ms
 from sage_sched.step_learner import INTERVAL_STEPS, MEMORY_STEPS
 from sage_sched.steps import StepTime
 from tests.patches.scheduler.test_state import fail
+from tests.patches.schedulers import make_bare_scheduler
 from tests.sage_sched.step_traffic import steps
 
 KIND = {"model": "a model", "hardware": "a GPU"}
@@ -116,6 +120,16 @@ def written() -> StepTimeFile:
     file = StepTimeFile(KIND)
     file.write(TRUTH)
     return file
+
+
+def test_other_hardware_or_flags_are_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [kind_of(make_bare_scheduler(tp_size=size)) for size in (1, 1, 2)]
+    for name in ("a GPU", "another GPU"):
+        device = SimpleNamespace(get_device_name=partial(str, name))
+        monkeypatch.setattr(torch, "get_device_module", lambda _, device=device: device)
+        found.append(kind_of(make_bare_scheduler()))
+    assert found[0] == found[1]
+    assert len({*map(str, found)}) == 4
 
 
 def test_a_server_of_the_same_kind_begins_with_it(
