@@ -53,7 +53,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Says what is done about a newcomer.
+    """The decision about a newcomer.
 
     refusal: why it is refused; None if it is admitted.
     degraded: what was done to admit it nevertheless; None if nothing.

@@ -1,4 +1,4 @@
-"""Settings, those that may change while a server runs, and what is refused."""
+"""Settings: their values, changes while a server runs, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured of a run: waits, slowdowns and overtaking."""
+"""Metrics of a run: waits, slowdowns and overtaking."""
 
 from __future__ import annotations
 

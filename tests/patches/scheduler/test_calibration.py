@@ -55,7 +55,7 @@ def test_what_is_learned_is_told_and_gone_by() -> None:
     calibration, rank_1 = made(), made()
     assert (calibration.step_time, calibration.source) == (SHIPPED, "shipped")
     told = run(calibration, TRUTH, 2000)
-    for news in told:  # the other ranks read nothing, and go by what they are told
+    for news in told:  # the other ranks read no file and use these updates
         rank_1.updated(news)
     assert rank_1.step_time == calibration.step_time
     assert calibration.source == "learned"

@@ -34,7 +34,7 @@ def server(*, mixed: bool = True, **parameters: object) -> Story:
         (f"wait 0:900{SOON} 1:900{SOON}F2 2:900{SOON}; slots 0", {}, "1 0 2"),
         # What is found to be cached takes no job out of the order.
         (f"wait 0:900{SOON} 1:900{HIGH}; cached 0 200 1 200; slots 0", {}, "1 0"),
-        # Those that have time go by deadline.
+        # Requests that have time go by deadline.
         (f"wait 0:100{LATER} 1:100{LATER}a500 2:100%200d90000p100w10; now 1; slots 0", {}, "0 1 2"),
         # Best effort goes behind in the order of sage, but does not start early.
         (f"wait 0:100%2000 1:100%20 2:5000{LATER}; slots 0", {}, "2 1 0"),
