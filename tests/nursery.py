@@ -64,7 +64,7 @@ class Nursery:
         order: dict[str, Any] = {"command": [*command]}
         # Imported modules have read the number of threads and the interpreter of Triton's kernels.
         if tuple(command[:3]) == server.STOCK_COMMAND and CPU_ENV.items() <= env.items():
-            env = {"SGLANG_DISABLED_MODEL_ARCHS": ",".join(_other_models()), **env}
+            env = {"SGLANG_DISABLED_MODEL_ARCHS": ",".join(other_models()), **env}
             if "TRITON_INTERPRET" not in env:
                 order = {"module": command[2], "argv": [*command[2:]]}
         pid, pidfds = self._ordered(order | {"env": {**env}}, output)
@@ -104,7 +104,7 @@ class Nursery:
         return self._orders
 
 
-def _other_models() -> list[str]:
+def other_models() -> list[str]:
     """SGLang's modules of the models that no test has, which else each scheduler imports."""
     (folder,) = find_spec("sglang").submodule_search_locations  # type: ignore[union-attr]
     models = {file.stem for file in Path(folder, "srt", "models").glob("*.py")}

@@ -1,0 +1,98 @@
+"""Replaces what a scheduler has of a device: its time, and its model.
+
+Time stands still but for steps, moves of KV, and turns of the scheduler's loop, so that nothing
+depends on the host. The model's next token follows from the KV of all tokens before it: if a swap,
+a prefix or a retraction mixes KV up, the answer changes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.managers.utils import GenerationBatchResult
+
+from bench.engines.clock.device_clock import DeviceModel
+from bench.engines.server.model import END_TOKEN, NUM_SPECIAL_TOKENS, SPECIAL_TOKENS
+from bench.simulator.presets import H800_QWEN3_32B
+from bench.workloads.forced_length import LENGTH_KEY, num_output_tokens
+from tests.patches.recorded.asks import NUM_WORDS
+
+_END = SPECIAL_TOKENS.index(END_TOKEN)
+_START_S = 1_000.0
+_EPOCH_S = 1_800_000_000.0
+_FACTOR = 0.6
+# A prime below 2^23: all sums of KV are exact.
+_MODULUS = 8191
+
+
+class Clock:
+    """The time of this process."""
+
+    def __init__(self) -> None:
+        self.now_s = _START_S
+
+    def passes(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def install(self) -> None:
+        """Let `time` tell this clock's time."""
+        for name in ("monotonic", "perf_counter", "thread_time", "process_time"):
+            setattr(time, name, lambda: self.now_s)
+            setattr(time, f"{name}_ns", lambda: int(self.now_s * 1e9))
+        time.time = lambda: _EPOCH_S + self.now_s
+        time.time_ns = lambda: int((_EPOCH_S + self.now_s) * 1e9)
+
+
+class Device:
+    """A modelled GPU with a model of one layer. saw: called with each batch that it gets."""
+
+    def __init__(self, clock: Clock, saw: Callable[[Any], None]) -> None:
+        facts = H800_QWEN3_32B.server_facts()
+        # Faster than the shipped step times say.
+        self._model = DeviceModel(facts.step_time, facts.swap_token_s).times(_FACTOR)
+        self._clock, self._saw = clock, saw
+
+    def forward(self, worker: Any, batch: Any) -> GenerationBatchResult:
+        """Replace TpModelWorker.forward_batch_generation."""
+        self._saw(batch)
+        self._clock.passes(self._model.step_s(batch))
+        pool = worker.model_runner.token_to_kv_pool.k_buffer[0]
+        rows = worker.model_runner.req_to_token_pool.req_to_token
+        positions = _positions(batch)
+        pool[batch.out_cache_loc, 0, 0] = (batch.input_ids * (positions + 1) % _MODULUS).to(pool)
+        ends = zip(batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), strict=True)
+        sums = [int(pool[rows[row, :end], 0, 0].double().sum()) for row, end in ends]
+        said = [_next_token(req, kv) for req, kv in zip(batch.reqs, sums, strict=True)]
+        return GenerationBatchResult(
+            logits_output=LogitsProcessorOutput(next_token_logits=None),
+            next_token_ids=torch.tensor(said),
+        )
+
+    def moving(self, copy: Callable[..., Any], place: int) -> Callable[..., Any]:
+        """Return a copy of KV to host memory, or back, that takes its time. place: of the slots
+        among its arguments."""
+
+        def timed(pool: Any, *given: Any, **kw: Any) -> Any:
+            self._clock.passes(len(given[place]) * self._model.swap_token_s)
+            return copy(pool, *given, **kw)
+
+        return timed
+
+
+def _positions(batch: Any) -> torch.Tensor:
+    """Return the position of each token that a batch computes."""
+    if not batch.forward_mode.is_extend():
+        return batch.seq_lens - 1
+    extents = zip(batch.prefix_lens, batch.extend_lens, strict=True)
+    return torch.cat([torch.arange(cached, cached + new) for cached, new in extents])
+
+
+def _next_token(req: Any, kv: int) -> int:
+    """Return a word, or the end once the answer has the length that its request asks for."""
+    if num_output_tokens(req) >= req.sampling_params.custom_params[LENGTH_KEY]:
+        return _END
+    return NUM_SPECIAL_TOKENS + kv % NUM_WORDS

@@ -1,0 +1,52 @@
+"""Runs situations, each in a process of its own: a program for tests/nursery.py."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from bench.engines.server.model import write_model
+
+# What takes long, and is the same for all. The second needs the first.
+_IMPORTED = ("sglang.srt.managers.scheduler", "sglang.srt.models.registry")
+
+
+def main() -> None:
+    """Arguments: a folder, and names of situations. Writes the records of each to NAME.json."""
+    folder, names = Path(sys.argv[1]), sys.argv[2:]
+    for module in _IMPORTED:
+        importlib.import_module(module)
+    # Only now, because the plugin tells by the imported modules what a process is.
+    importlib.import_module("sglang.srt.plugins").load_plugins()
+    os.chdir(folder)
+    write_model(
+        Path("model"), num_layers=1, hidden_size=8, num_heads=1, num_kv_heads=1, vocab_size=64,
+        weights=False,
+    )  # fmt: skip
+    for name in names:
+        if os.fork() == 0:
+            try:
+                _run(name)
+            except BaseException:
+                traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(0)
+        os.wait()
+
+
+def _run(name: str) -> None:
+    from tests.patches.recorded.server import RecordedServer
+    from tests.patches.recorded.situations import SITUATIONS
+
+    situation = SITUATIONS[name]
+    folder = Path(name)
+    folder.mkdir()
+    os.environ |= {"XDG_CACHE_HOME": str(folder.absolute()), **situation.env}
+    flags = ["--schedule-policy", situation.policy, *situation.flags]
+    server = RecordedServer(folder, flags, situation.settings)
+    server.run(situation.script())
+    Path(f"{name}.json").write_text(json.dumps(server.records))
