@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 
-from bench.whatif.read import read_log
 from patches.compat import UnsupportedServerError
 from patches.json_lines import JsonLines
 from patches.ops.explain_command import events_of
-from patches.ops.shadow import fields_of
 from patches.refusals import refuse_place
-from sage_sched.distribution import LengthDistribution
 from tests.engine.serving import wait_until
 
 
@@ -67,26 +64,6 @@ def test_a_hanging_disk_costs_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for i in range(80):
         file.add(ended(f"{i}"))
     assert file.stats()["num_lost"] == 30
-
-
-def test_a_record_of_shadow_mode_is_read_back(tmp_path: Path) -> None:
-    said = LengthDistribution.from_samples([*range(1, 90)], "history", weights=range(1, 90))
-    first: dict[str, Any] = {
-        "arrival_s": 1e9 + 0.123456, "input_tokens": 5, "output_tokens": 7, "max_new_tokens": 0,
-        "is_cut": False, "ttlt_s": 1.5, "prediction": fields_of(said),
-    }  # fmt: skip
-    cut = {"arrival_s": 1e9 + 1.0, "is_cut": True, "max_new_tokens": 7, "prediction": None}
-    for line in (first, first | cut):  # the server was started again
-        record = JsonLines(tmp_path / "record.jsonl")
-        record.add(line)
-        wait_until(lambda record=record: record.stats()["num_written"] == 1)
-    one, other = read_log([tmp_path / "record.jsonl"]).requests
-    assert one.forecast is not None
-    assert one.forecast.lengths.tolist() == said.lengths.tolist()
-    assert one.forecast.crps(20) == pytest.approx(said.crps(20))
-    assert (one.cap_tokens, one.ttlt_s, one.is_cut) == (0, 1.5, False)
-    assert (other.forecast, other.cap_tokens, other.is_cut) == (None, 7, True)
-    assert other.arrival_s == pytest.approx(1 - 0.123456, abs=1e-5)
 
 
 def test_a_place_that_takes_no_file_is_refused_at_the_start(tmp_path: Path) -> None:

@@ -1,28 +1,32 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.managers import load_snapshot
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.tokenizer_manager import ServerStatus
 from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.utils import TypeBasedDispatcher
 
 from bench.engines.server.model import write_model
+from patches.http import state
 from patches.http.hooks import http_hooks
-from patches.http.urgency import UrgencyGuess
+from patches.messages import SettingsNow
 from predictor_store.data.warm import load_tokenizer
 from predictor_store.predict.asked import Asked
 from predictor_store.service.client import Prediction
 from sage_sched.app.config import SageConfig
 from sage_sched.distribution import LengthDistribution
-from sage_sched.slo import SloClaims
 
 PREDICTED = LengthDistribution.from_samples([70], "history")
 PRIOR = LengthDistribution.from_samples([90], "prior")
 VOCABULARY, EOS = 1000, 2
+HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 
 
 def http_hook(method: str) -> Callable[..., Any]:
@@ -30,12 +34,23 @@ def http_hook(method: str) -> Callable[..., Any]:
 
 
 class Client:
-    prior = PRIOR
+    """A prediction worker's client. model: of the server that has made it."""
 
-    def __init__(self, distribution: LengthDistribution | None = PREDICTED) -> None:
-        self.distribution = distribution
+    prior = PRIOR
+    model = ""
+    is_started = False
+
+    def __init__(self) -> None:
+        self.distribution: LengthDistribution | None = PREDICTED
         self.asked: list[tuple[str, str, Asked]] = []
         self.heard: list[tuple[Any, ...]] = []
+
+    def made(self, config: SageConfig, model: str) -> Client:
+        self.model = model
+        return self
+
+    def start(self) -> None:
+        self.is_started = True
 
     async def predict(self, text: str, scope: str, asked: Asked) -> Prediction:
         self.asked.append((text, scope, asked))
@@ -47,44 +62,56 @@ class Client:
     def finished(self, *about: Any) -> None:
         self.heard.append(("finished", *about))
 
+    def stats(self) -> dict[str, Any]:
+        return {"worker_alive": True}
+
 
 class Manager:
     """The parts of a TokenizerManager that our hooks read. sent: messages to the schedulers.
-    held_back: is called while a pause would hold a request back."""
+    answers: theirs to each. held_back: is called while a pause would hold a request back."""
 
     mm_processor = None
+    enable_metrics = False
     server_status = ServerStatus.Up
     _server_stop_hook = print
 
-    def __init__(self, tokenizer: Any, client: Client, **sections: Any) -> None:
-        config = SageConfig.parse(sections)
+    def __init__(self, tokenizer: Any, server_args: dict[str, Any], **sections: Any) -> None:
         self.tokenizer = tokenizer
         self.model_config = SimpleNamespace(
             vocab_size=VOCABULARY, hidden_size=2, hf_eos_token_id={EOS}
         )
-        self.server_args = SimpleNamespace(enable_session_radix_cache=False, tokenizer_worker_num=1)
+        given = {
+            "served_model_name": None, "model_path": "its/path", "disaggregation_mode": "null",
+            "enable_session_radix_cache": False, "tokenizer_worker_num": 1, **server_args,
+        }  # fmt: skip
+        self.server_args = SimpleNamespace(_sage_config=SageConfig.parse(sections), **given)
         self.rid_to_state: dict[str, Any] = {}
         self.sent: list[Any] = []
-        self._dispatch_to_scheduler = self.sent.append
+        self.answers: list[SettingsNow] = []
+        self._result_dispatcher = TypeBasedDispatcher([])
         self.held_back: Callable[[], None] = lambda: None
-        metrics = SimpleNamespace(start=lambda: None, timed=lambda prediction: prediction)
-        self.sage = SimpleNamespace(
-            config=config, claims=SloClaims(config.slo), urgency=UrgencyGuess(config.urgency),
-            client=client, metrics=metrics, predicts=True,
-        )  # fmt: skip
+        http_hook("__init__")(None, self, self.server_args)
+
+    def auto_create_handle_loop(self) -> None: ...
+
+    def _dispatch_to_scheduler(self, message: Any) -> None:
+        self.sent.append(message)
+        for answer in self.answers:
+            asyncio.get_running_loop().call_soon(self._result_dispatcher, answer)
 
     def receive(
-        self, obj: Any, headers: dict[str, str] | None = None, route: str = "generate_request"
+        self, obj: Any, headers: Any = None, route: str = "generate_request", at_once: bool = False
     ) -> list[Any]:
         """Take a request through our hooks, as SGLang does: the requests that it became, which
-        carry what goes to the schedulers in sampling_params.custom_params."""
+        carry what goes to the schedulers in sampling_params.custom_params. at_once: tokenize a
+        batch in one call."""
         endpoint = SimpleNamespace(__name__=route)
         request = SimpleNamespace(
             headers=headers or {}, _json=vars(obj), scope={"endpoint": endpoint}
         )
-        return asyncio.run(self._receive(obj, request))
+        return asyncio.run(self.received(obj, request, at_once))
 
-    async def _receive(self, obj: Any, request: Any) -> list[Any]:
+    async def received(self, obj: Any, request: Any, at_once: bool = False) -> list[Any]:
         http_hook("generate_request")(self, obj, request)
         obj.normalize_batch_and_arguments()
         http_hook("_init_req_state")(self, obj, request)
@@ -93,6 +120,14 @@ class Manager:
             self.rid_to_state[part.rid] = SimpleNamespace(obj=part, dispatched=False)
         self.held_back()
         http_hook("_validate_and_resolve_lora")(self, obj)
+        if at_once:
+
+            async def tokenize(manager: Manager, num: int, obj: Any) -> list[Any]:
+                return [await self._tokenize(manager, obj[i]) for i in range(num)]
+
+            hook = http_hook("_batch_tokenize_and_process")
+            tokenized: list[Any] = await hook(tokenize, self, obj.batch_size, obj)
+            return tokenized
         hook = http_hook("_tokenize_one_request")
         return [await hook(self._tokenize, self, part) for part in parts]
 
@@ -124,8 +159,18 @@ def client() -> Client:
 
 
 @pytest.fixture
-def make_manager(tokenizer: Any, client: Client) -> Callable[..., Manager]:
-    return lambda **sections: Manager(tokenizer, client, **sections)
+def make_manager(
+    tokenizer: Any, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Manager]:
+    """Managers of programs without an HTTP server, whose predictions are the client's."""
+    monkeypatch.setattr(state, "PredictorClient", client.made)
+    monkeypatch.setattr(load_snapshot, "snapshot_decoder", load_snapshot.snapshot_decoder)
+    monkeypatch.delitem(sys.modules, HTTP_SERVER, raising=False)
+
+    def made(server_args: dict[str, Any] | None = None, **sections: Any) -> Manager:
+        return Manager(tokenizer, server_args or {}, **sections)
+
+    return made
 
 
 @pytest.fixture

@@ -2,16 +2,20 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from sglang.srt.managers.io_struct import GenerateReqInput
 
 from patches.http.asked import asked_of, asked_of_chat, scope_of
-from predictor_store.predict.asked import OWN, SHAPED, Asked, Scope
+from predictor_store.predict.asked import OWN, SHAPED, Asked, Scope, digest
+from tests.patches.http.conftest import generate
 
 SAID = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
+ASKS = {"role": "user", "content": "How?"}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {}}}
 SINCE_0_5_23 = pytest.mark.skipif(
     "thinking" not in ChatCompletionRequest.model_fields, reason="this SGLang has no such field"
@@ -22,42 +26,50 @@ def chat(**fields: Any) -> Asked:
     return asked_of_chat(ChatCompletionRequest(model="any", **{"messages": SAID, **fields}))
 
 
+def about(**others: Any) -> Asked:
+    """Return what the chat SAID asks, but for these fields."""
+    system = digest("Be brief.")
+    plain = Asked(num_turns=2, system=system, session=digest(system, "Why?"))
+    return replace(plain, **others)
+
+
+EFFORTS = {
+    "none": 0, "minimal": -1, "low": -1, "medium": 0, "high": 1, "xhigh": 1, "max": 1,
+    0.0: -1, 0.29: -1, 0.3: 0, 0.69: 0, 0.7: 1,
+}  # fmt: skip
+THINKING = {"enabled": 1, "adaptive": 1, "disabled": -1}
+
+
 @pytest.mark.parametrize(
-    ("fields", "name", "value"),
+    ("fields", "asked"),
     [
-        ({}, "thinks", 0),
-        ({"chat_template_kwargs": {"enable_thinking": False}}, "thinks", -1),
-        ({"chat_template_kwargs": {"thinking": True}}, "thinks", 1),
-        ({"chat_template_kwargs": {"thinking": "junk"}}, "thinks", 0),
-        ({"reasoning_effort": "none"}, "thinks", -1),
-        pytest.param({"thinking": {"type": "adaptive"}}, "thinks", 1, marks=SINCE_0_5_23),
-        ({"reasoning_effort": "high"}, "effort", 1),
-        ({"reasoning_effort": "low"}, "effort", -1),
-        ({"reasoning_effort": "medium"}, "effort", 0),
-        ({"tools": [TOOL] * 3}, "num_tools", 3),
-        ({"tools": [TOOL], "tool_choice": "none"}, "num_tools", 0),
-        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice", 1),
-        ({"tools": [TOOL]}, "tool_choice", 0),
-        ({"response_format": {"type": "json_object"}}, "is_constrained", True),
-        ({"response_format": {"type": "text"}}, "is_constrained", False),
-        ({}, "num_turns", 2),
-        ({"messages": SAID[1:]}, "system", ""),
+        ({}, about()),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, about(thinks=-1)),
+        ({"chat_template_kwargs": {"thinking": True}}, about(thinks=1)),
+        ({"chat_template_kwargs": {"thinking": "junk"}}, about()),
+        *(({"reasoning_effort": given}, about(effort=effort, thinks=-1 if given == "none" else ANY))
+          for given, effort in EFFORTS.items()),
+        *(pytest.param({"thinking": {"type": kind}}, about(thinks=thinks), marks=SINCE_0_5_23)
+          for kind, thinks in THINKING.items()),
+        ({"tools": [TOOL] * 3}, about(num_tools=3)),
+        ({"tools": [TOOL], "tool_choice": "none"}, about(tool_choice=-1)),
+        ({"tools": [TOOL], "tool_choice": "required"}, about(num_tools=1, tool_choice=1)),
+        ({"response_format": {"type": "json_object"}}, about(is_constrained=True)),
+        ({"response_format": {"type": "text"}}, about()),
+        # A conversation is known by its beginning.
+        ({"messages": [*SAID, {"role": "assistant", "content": "So."}, ASKS]}, about(num_turns=4)),
+        ({"messages": [{**SAID[0], "role": "developer"}, SAID[1]]}, about()),
+        ({"messages": [SAID[0], ASKS]}, about(session=digest(about().system, "How?"))),
+        ({"messages": SAID[1:]}, about(num_turns=1, system="", session=digest(digest(), "Why?"))),
+        ({"messages": SAID[:1]}, about(num_turns=1, session="")),
     ],
-)
-def test_a_chat_says(fields: dict[str, Any], name: str, value: object) -> None:
-    assert getattr(chat(**fields), name) == value
-
-
-def test_a_conversation_is_known_by_its_beginning() -> None:
-    said = chat(messages=[*SAID, {"role": "assistant", "content": "So."}, SAID[1]])
-    assert (said.session, said.system) == (chat().session, chat().system)
-    other = chat(messages=[SAID[0], {"role": "user", "content": "How?"}])
-    assert (other.session != said.session, other.system) == (True, said.system)
-    assert chat(messages=SAID[:1]).session == ""
+)  # fmt: skip
+def test_a_chat_says(fields: dict[str, Any], asked: Asked) -> None:
+    assert chat(**fields) == asked
 
 
 def completion(tenant: str = "", **fields: Any) -> Asked:
-    return asked_of(GenerateReqInput(**fields), None, tenant)  # type: ignore[arg-type]
+    return asked_of(GenerateReqInput(**{"sampling_params": {}, **fields}), None, tenant)
 
 
 def test_a_completion_says() -> None:
@@ -69,16 +81,24 @@ def test_a_completion_says() -> None:
 
 
 def test_a_session_is_that_of_its_tenant_and_scope() -> None:
-    fields = {"text": "Why?", "session_params": {"id": "one"}}
-    found = [completion(tenant, sampling_params={}, **fields) for tenant in ("", "a", "b")]
-    found += [completion(sampling_params={"regex": "x+"}, **fields)]
-    found += [asked_of(GenerateReqInput(text="Why?", sampling_params={}), chat())]  # type: ignore[arg-type]
-    assert len({asked.session for asked in found} - {""}) == 5
+    named = {"id": "one"}
+    for fields in (
+        {"session_params": named, "session_id": "two", "conversation_id": "three"},
+        {"session_id": "one", "conversation_id": "three"},
+        {"conversation_id": "one"},
+    ):
+        found = [completion(tenant, **fields).session for tenant in ("", "a")]
+        assert found == [digest(tenant, "", digest("one")) for tenant in ("", "a")]
+    limited = {"regex": "x+"}
+    found = [completion(session_params=named, sampling_params=limited).session]
+    found += [asked_of(generate(sampling=each), chat()).session for each in (None, limited)]
+    names = [digest("one"), chat().session, chat().session]
+    scopes = [scope(limited).name, "", scope(limited).name]
+    assert found == [digest("", *each) for each in zip(scopes, names, strict=True)]
 
 
 def scope(sampling: dict[str, Any] | None = None, **fields: Any) -> Scope:
-    obj = GenerateReqInput(text="Why?", sampling_params=sampling or {}, **fields)
-    return scope_of(obj, {2})  # type: ignore[arg-type]
+    return scope_of(generate(sampling=sampling, **fields), {2})
 
 
 @pytest.mark.parametrize(
@@ -107,7 +127,8 @@ def test_limits_that_end_answers_name_scopes(sampling: dict[str, Any], end: str 
 
 
 def test_a_logit_processor_is_a_limit_and_an_adapter_is_none() -> None:
-    assert scope(custom_logit_processor="code").end == SHAPED
+    for fields in ({"custom_logit_processor": "code"}, {"max_thinking_tokens": 5}):
+        assert scope(**fields).end == SHAPED
     assert scope(lora_path="a") == Scope("a")
     nested: list[Any] = []
     for _ in range(100_000):

@@ -4,16 +4,28 @@ import asyncio
 import copy
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from sglang.srt.managers.tokenizer_manager import ServerStatus
 
-from patches.carrier import decode, decode_asked, decode_hints, is_dry_run, session_of
-from patches.http.incoming import Incoming, chat_hooks, last_user_text, prompt_text
+from patches.carrier import (
+    decode,
+    decode_asked,
+    decode_hints,
+    encode,
+    encode_asked,
+    is_dry_run,
+    session_of,
+)
+from patches.http.incoming import Incoming, chat_hooks, incoming, last_user_text, prompt_text
+from predictor_store.predict.asked import Asked
 from sage_sched.distribution import LengthDistribution
-from tests.patches.http.conftest import PREDICTED, PRIOR, Client, Manager, generate, http_hook
+from sage_sched.job import Hints
+from tests.patches.http.conftest import PREDICTED, PRIOR, Client, Manager, generate
 
 TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How?"}]
 
@@ -35,23 +47,28 @@ def of_chat(messages: list[Any] = TALK, **fields: Any) -> Any:
     return obj
 
 
-def test_a_batch_is_stripped_and_predicted_one_by_one(manager: Manager, client: Client) -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_batch_is_stripped_and_predicted_one_by_one(
+    manager: Manager, client: Client, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    monkeypatch.setattr("patches.http.intake.monotonic", count(1.0).__next__)
     given = {"__sage_lengths": [1], "__sage_hint_weight": 9.0, "theirs": 1}
-    shared = {"custom_params": given}
-    batch = manager.receive(generate(["a", "b"], [shared, shared], rid=["one", "two"]))  # type: ignore[arg-type]
-    assert [text for text, *_ in client.asked] == ["a", "b"]
-    for tokenized, rid in zip(batch, ("one", "two"), strict=True):
-        found = tokenized.sampling_params.custom_params
-        assert (decode(found), decode_hints(found).weight) == (PREDICTED, 1.0)
-        assert decode_asked(found)[0] == rid  # type: ignore[index]
-        assert found["theirs"] == 1
+    obj = generate(["a", "b"], [{"custom_params": given}] * 2, rid=["one", "two"])  # type: ignore[arg-type]
+    batch = manager.receive(obj, at_once=at_once)
+    assert [tokenized.sampling_params.custom_params for tokenized in batch] == [
+        {"theirs": 1, **encode(PREDICTED), **encode_asked(rid, 1.0, 2.0)} for rid in ("one", "two")
+    ]
+    assert client.asked == [(text, "", Asked()) for text in "ab"]
+    assert [incoming(obj[number]).handle for number in range(2)] == [1, 2]
     assert "__sage_lengths" in given  # the client's own dict
 
 
-def test_an_invalid_prompt_of_a_batch_costs_no_prediction(manager: Manager, client: Client) -> None:
+def test_an_invalid_request_is_refused(manager: Manager, client: Client) -> None:
     with pytest.raises(ValueError, match="input_ids have -1"):
         manager.receive(generate(None, input_ids=[[1], [-1]]))
-    assert client.asked == []
+    assert client.asked == []  # not for the first of the batch either
+    with pytest.raises(ValueError, match="max_new_tokens is"):
+        manager.receive(generate(sampling={"max_new_tokens": 2.5}))
 
 
 def test_samples_of_a_prompt_share_its_prediction(manager: Manager, client: Client) -> None:
@@ -60,7 +77,7 @@ def test_samples_of_a_prompt_share_its_prediction(manager: Manager, client: Clie
     for _ in range(3):
         sample = copy.copy(obj[0])
         sample.regenerate_rid()
-        http_hook("_init_req_state")(manager, sample)
+        manager.receive(sample)
     assert len(client.asked) == 1
 
 
@@ -74,15 +91,17 @@ def test_samples_of_a_prompt_share_its_prediction(manager: Manager, client: Clie
         ({}, {"route": "health_generate"}, None),
         ({}, {"server_status": ServerStatus.Starting}, None),
         ({}, {"server_status": ServerStatus.Starting, "_server_stop_hook": None}, PREDICTED),
-        ({}, {"predicts": False}, None),
+        ({}, {"disaggregation_mode": "prefill"}, None),
+        ({}, {"disaggregation_mode": "decode"}, PREDICTED),
     ],
 )
 def test_only_the_servers_own_requests_go_without_a_prediction(
-    manager: Manager, fields: Any, about: dict[str, Any], predicted: LengthDistribution | None
-) -> None:
-    manager.sage.predicts = about.pop("predicts", True)
-    route = about.pop("route", "generate_request")
+    make_manager: Callable[..., Manager], client: Client, fields: Any, about: dict[str, Any],
+    predicted: LengthDistribution | None,
+) -> None:  # fmt: skip
+    route, manager = about.pop("route", "generate_request"), make_manager(about)
     vars(manager).update(about)
+    assert client.is_started is ("prefill" not in about.values())
     found = carried(manager, generate(**fields), route=route)
     assert decode(found) == predicted
     assert decode_asked(found) is not None
@@ -106,16 +125,32 @@ def test_a_gateways_length_counts_if_nothing_better_is_known(
     assert (found.source, found.lengths[-1]) == (source, lengths)  # never above its cap
 
 
+BY_HEADER = Hints(ttft_slo_ms=250.0, tenant="a")
+
+
 @pytest.mark.parametrize(
-    ("trust", "weight", "tenant", "priority"), [("none", 1.0, "", None), ("body", 2.0, "a", 3)]
-)
+    ("sections", "hints", "priority"),
+    [
+        ({}, Hints(), None),
+        ({"hints": {"trust": "header"}}, BY_HEADER, 3),
+        ({"hints": {"trust": "body"}}, replace(BY_HEADER, weight=2.0, ttft_slo_ms=100.0), 3),
+        ({"urgency": {"model": "builtin"}}, Hints(urgency=2), None),
+        ({"slo": {"trust": "header", "classes": {"bulk": {"weight": 0.5, "urgency": 4}}}},
+         Hints(weight=0.5, urgency=4, slo_class="bulk", tenant="b"), None),
+    ],
+)  # fmt: skip
 def test_hints_count_if_they_are_trusted(
-    make_manager: Callable[..., Manager], trust: str, weight: float, tenant: str, priority: Any
+    make_manager: Callable[..., Manager], sections: Any, hints: Hints, priority: int | None
 ) -> None:
-    obj = generate(sampling={"custom_params": {"weight": 2.0}})
-    headers = {"x-smg-tenant-id": "a", "x-dynamo-request-priority": "3"}
-    found = decode_hints(carried(make_manager(hints={"trust": trust}), obj, headers))
-    assert (found.weight, found.tenant, obj.priority) == (weight, tenant, priority)
+    given = {"custom_params": {"weight": 2.0, "ttft_slo_ms": 100.0}}
+    obj = generate("My father has crushing chest pain and cannot breathe!", given)
+    headers = {
+        "x-smg-tenant-id": "a", "x-sage-tenant": "b", "x-dynamo-request-priority": "3",
+        "x-llm-d-slo-ttft-ms": "250", "x-smg-priority": "bulk",
+    }  # fmt: skip
+    manager = make_manager(**sections)
+    assert decode_hints(carried(manager, obj, headers)) == hints
+    assert obj.priority == priority
 
 
 @pytest.mark.parametrize(
@@ -177,7 +212,7 @@ def test_chats_and_responses_are_asked_by_their_own_words(manager: Manager, clie
 
     async def respond() -> None:
         chat_hooks[1].hook(None, ChatCompletionRequest(model="any", messages=TALK))
-        await manager._receive(generate("a template"), None)
+        await manager.received(generate("a template"), None)
 
     asyncio.run(respond())
     assert [(text, asked.num_turns) for text, _, asked in client.asked] == [("How?", 2)] * 2

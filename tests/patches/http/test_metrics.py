@@ -1,41 +1,75 @@
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
 
-from patches.http.metrics import _say
-from patches.series import Series
+from patches.http.metrics import HttpMetrics
 from predictor_store.predict.quality import LEAST_TO_TELL
-from sage_sched.distribution import SOURCES
+from predictor_store.service.client import Prediction
 
-LABELS = {"model_name": "of test_http_metrics"}
-RATIOS = ("sage:prediction_coverage_ratio", "sage:prediction_crps_gain_ratio")
+LABELS = {"model_name": "of test_metrics"}
+COUNTED = ("general", "hint", "history", "none", "prior", "warm")
+# All but the first are missing until there are enough answers, and NaN if they come to be too few.
+RATIOS = ("prediction_scored_answers", "prediction_coverage_ratio", "prediction_crps_gain_ratio")
 
 
 def stats(num_answers: int) -> dict[str, Any]:
-    quality = {"num_answers": num_answers, "within_80": 0.0, "crps_gain": -1.0}
-    counted = {f"num_predicted_{source}": num_answers for source in (*SOURCES, "none")}
-    return counted | {
-        "num_deadline_misses": 3, "num_unsent": 4, "worker_alive": True, "num_records": 0,
-        "num_unwritten": 0, "quality": quality if num_answers else {},
+    quality = {"num_answers": num_answers, "within_80": 0.25, "crps_gain": -1.0, "widened": True}
+    return {
+        **{f"num_predicted_{source}": n * num_answers for n, source in enumerate(COUNTED, 1)},
+        "num_deadline_misses": 3, "num_unsent": 4, "worker_alive": True, "num_records": 8,
+        "num_unwritten": 9, "quality": quality if num_answers else {},
     }  # fmt: skip
 
 
-def test_a_ratio_of_few_answers_is_not_said() -> None:
-    series = Series(LABELS)
-    of = lambda name: REGISTRY.get_sample_value(name, LABELS)  # noqa: E731
-    for few in (0, 2, LEAST_TO_TELL - 1):
-        _say(series, stats(few))
-        assert [of(name) for name in RATIOS] == [None, None]
-        assert of("sage:prediction_scored_answers") == few
-        assert of("sage:prediction_misses_total") == 7
-        by_source = [{**LABELS, "source": source} for source in ("history", "none")]
-        found = [REGISTRY.get_sample_value("sage:predictions_total", each) for each in by_source]
-        assert found == [few, few]
-    _say(series, stats(LEAST_TO_TELL))
-    assert [of(name) for name in RATIOS] == [0.0, -1.0]
-    # The worker is another now.
-    _say(series, stats(2))
-    assert [of(name) for name in RATIOS] == pytest.approx([float("nan")] * 2, nan_ok=True)
+def reported() -> dict[str, float]:
+    """Return our samples, by their names and labels."""
+    return {
+        " ".join([sample.name.removeprefix("sage:"), *labels.values()]): sample.value
+        for family in REGISTRY.collect()
+        for sample in family.samples
+        if (labels := dict(sample.labels)).pop("model_name", "") == LABELS["model_name"]
+        and not sample.name.endswith(("_created", "_bucket", "_sum"))
+    }
+
+
+def test_the_workers_counts_are_reported_on_and_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    due: list[tuple[Any, ...]] = []
+    client: Any = SimpleNamespace(stats=lambda: stats(0))
+
+    async def prediction() -> Prediction:
+        return Prediction(7, None)
+
+    async def requests() -> None:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "call_later", lambda *call: due.append(call))
+        metrics = HttpMetrics(client, LABELS)
+        for _ in range(2):
+            metrics.start()
+            assert await metrics.timed(prediction()) == Prediction(7, None)
+
+    asyncio.run(requests())
+    for num_answers, num_predicted, *ratios in (
+        (0, 0, 0), (2, 2, 2), (LEAST_TO_TELL - 1, 49, 49), (LEAST_TO_TELL, 50, 50, 0.25, -1.0),
+        (3, 50, 3, float("nan"), float("nan")),  # the worker is another now
+    ):  # fmt: skip
+        client.stats = lambda num=num_answers: stats(num)
+        ((_, report, *args),) = due
+        due.clear()
+        report(*args)
+        assert reported() == pytest.approx(
+            {
+                **{f"predictions_total {name}": n * num_predicted
+                   for n, name in enumerate(COUNTED, 1)},
+                "prediction_misses_total": 7, "predictor_up": 1, "predictor_records": 8,
+                "predictor_unwritten_records": 9, "predictor_widened": float(num_answers > 0),
+                "prediction_latency_seconds_count": 2, **dict(zip(RATIOS, ratios, strict=False)),
+            }, nan_ok=True,
+        )  # fmt: skip
+    client.stats = dict  # an error ends the reports
+    due[0][1](*due[0][2:])
+    assert len(due) == 1

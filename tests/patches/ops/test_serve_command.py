@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from patches.flags import named
 from patches.ops import serve_command
-from patches.ops.serve_command import with_policy
+from patches.ops.serve_command import _HELP, _SERVE, with_policy
 
 SAGE = ["--schedule-policy", "sage"]
 
@@ -35,14 +36,17 @@ def test_a_policy_is_added(argv: list[str], file: str, added: list[str], tmp_pat
     assert with_policy(argv) == [*argv, *added]
 
 
-def test_without_a_model_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("argv", [["--model-path", "M"], ["M"], ["--conf", "file"], ["M", "-h"]])
+def test_it_becomes_a_server_of_sglang_or_its_help(
+    argv: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     become: list[list[str]] = []
     monkeypatch.setattr("os.execv", lambda program, command: become.append(command))
     assert serve_command.run(["--port", "30000"]) == 2
     assert not become
-    for argv in (["--model-path", "M"], ["M"], ["--help"]):
-        serve_command.run(argv)
-    assert len(become) == 3
+    serve_command.run(argv)
+    rest = ["-W", "ignore", "-c", _HELP] if "-h" in argv else ["-c", _SERVE, "serve", *argv]
+    assert become == [[sys.executable, "-P", *rest]]
 
 
 def test_flags_are_found_by_any_name_and_in_the_file(tmp_path: Path) -> None:
@@ -54,8 +58,15 @@ def test_flags_are_found_by_any_name_and_in_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", ["schedule-policy: [", "1: 2\n", "- a\n", "[" * 5000, None, "lora-paths: 2024-02-31"]
 )
-def test_a_file_that_cannot_be_read_is_a_reason(content: str | None, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_a_reason(
+    content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    file = tmp_path / "server.yaml"
     if content is not None:
-        (tmp_path / "server.yaml").write_text(content)
+        file.write_text(content)
     with pytest.raises((ValueError, OSError)):
-        with_policy(["--config", f"{tmp_path}/server.yaml"])
+        with_policy(["--config", str(file)])
+    monkeypatch.setattr("sys.argv", ["sage-sched", "serve", "--config", str(file)])
+    assert serve_command.serve() == 2
+    assert capsys.readouterr().err.count("\n") == 1

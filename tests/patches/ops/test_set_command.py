@@ -21,14 +21,6 @@ def unserved() -> Iterator[str]:
         yield f"127.0.0.1:{bound.getsockname()[1]}"
 
 
-def test_where_no_server_answers_its_address_is_said(
-    unserved: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for url in (unserved, f"http://{unserved}"):
-        assert main(["set", "--url", url, "schedule_policy=fcfs"]) == 2
-        assert f"no server answers at http://{unserved}/" in capsys.readouterr().err
-
-
 def test_what_is_no_address_is_refused() -> None:
     for url in (
         "ftp://localhost", "http://", "http://host:port", "", "http://[::1", "http://u:p@host",
@@ -93,7 +85,7 @@ def http(body: bytes, head: bytes = b"200 OK") -> bytes:
         http(b"no JSON"), http(b"\xff"), http(b"[" * 100_000), http(b"[1]", b"400 Bad"),
         http(b"[" * 100_000, b"400 Bad"),
         http(b'{"error": "\\u001b]0;x\\u0007 \\ud800"}', b"400 Bad"),
-        http(b"", b"302 F\r\nLocation: /sage/settings"),
+        http(b"", b"302 F\r\nLocation: /sage/settings"), http(b"", b"404 Not Found"),
     ],
 )  # fmt: skip
 def test_whatever_answers_in_place_of_a_server_is_one_line(
@@ -106,21 +98,37 @@ def test_whatever_answers_in_place_of_a_server_is_one_line(
     assert said.out == ""
     assert said.err.startswith(f"sage-sched {command}: ")
     assert said.err[:-1].isprintable()
+    is_other = command == "set" and b"404" in answer
+    assert said.err.endswith("; is it a server under one of our policies?\n") is is_other
 
 
-def test_the_key_reaches_the_named_server_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unserved: str
-) -> None:
-    (tmp_path / "key").write_text("secret-key\n")
+def test_a_command_asks_the_named_server_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unserved: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "key").write_text("key of the file\n")
+    monkeypatch.setenv("SAGE_ADMIN_KEY", "key of the environment")
     other, others = answering(http(b"{}"))
-    named, asked = answering(http(b"", b"302 F\r\nLocation: http://%s/" % other.encode()))
     monkeypatch.setenv("http_proxy", f"http://{other}")
     monkeypatch.delenv("no_proxy", raising=False)
+    named, asked = answering(http(b'{"schedule_policy": "sage"}'))
+    moved, asked_moved = answering(http(b"", b"302 F\r\nLocation: http://%s/" % other.encode()))
+    key = ["--key-file", str(tmp_path / "key")]
+    assert main(["set", "--url", named, *key]) == 0
+    assert main(["set", "--url", f"http://{named}/", "policy.sage.regret=4"]) == 0
+    assert capsys.readouterr().out.split() == ["{", '"schedule_policy":', '"sage"', "}"] * 2
     for argv in (["set", "--url"], ["whatif", str(tmp_path), "--server"]):
-        for address in (named, unserved):
-            assert main([*argv, address, "--key-file", str(tmp_path / "key")]) == 2
-    assert all(b"\r\nAuthorization: Bearer secret-key\r\n" in each for each in asked)
-    assert (len(asked), others) == (2, [])
+        for address in (moved, unserved):
+            assert main([*argv, address, *key]) == 2
+        assert f"no server answers at http://{unserved}/" in capsys.readouterr().err
+    shown, changed = asked
+    assert shown.startswith(b"GET /sage/settings HTTP")
+    assert b"\r\nAuthorization: Bearer key of the environment\r\n" in changed
+    assert changed.startswith(b"POST /sage/settings HTTP")
+    assert changed.endswith(b'\r\n\r\n{"policy": {"sage": {"regret": 4}}}')
+    assert all(b"\r\nAuthorization: Bearer key of the file\r\n" in each
+               for each in (shown, *asked_moved))  # fmt: skip
+    assert (len(asked_moved), others) == (2, [])
 
 
 @pytest.mark.parametrize("key", ["secret\nkey", "secret\x7fkey", "secret-ü€-key", "\xff\xfesecret"])

@@ -1,0 +1,96 @@
+"""What our hooks make of an HTTP process: its app, its counters and its helpers."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sglang.srt.managers import load_snapshot
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from patches.carrier import CLOCK
+from patches.http import hooks, settings_route
+from patches.http.hooks import router_hooks
+from patches.loads import SageLoad
+from patches.messages import SettingsNow
+from sage_sched.app.config import SageConfig
+from tests.patches.http.conftest import HTTP_SERVER, Client, Manager, generate, http_hook
+
+
+def test_a_process_counts_for_its_model(
+    make_manager: Callable[..., Manager], client: Client
+) -> None:
+    for name, model in ((None, "its/path"), ("its name", "its name")):
+        manager = make_manager(
+            {"served_model_name": name}, urgency={"model": "builtin"}, slo={"trust": "header"}
+        )
+        assert client.model == model
+    assert load_snapshot.snapshot_decoder.type is SageLoad
+    manager.receive(generate("My father has crushing chest pain and cannot breathe!"))
+
+    async def theirs(manager: Manager) -> list[dict[str, Any]]:
+        return [{"sage": {"policy": "sage", "slo": {"classes": {}}}} for _ in range(2)]
+
+    found = asyncio.run(http_hook("get_internal_state")(theirs, manager))
+    urgency = {**manager.sage.urgency.stats(), "num_guessed": {"2": 1}}
+    slo = {"classes": {}, **manager.sage.claims.stats()}
+    ours = {"policy": "sage", "slo": slo, "urgency": urgency, "predictor": client.stats()}
+    assert found == [{"sage": ours}] * 2
+
+
+async def refused(request: Any) -> PlainTextResponse:
+    request.scope["sage.told"]["refusal"] = {"retry_after_s": 3}
+    return PlainTextResponse("what SGLang says")
+
+
+def test_its_app_shows_settings_and_refusals(
+    make_manager: Callable[..., Manager], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = Starlette(routes=[Route("/generate", refused)])
+    app.middleware_stack = app.build_middleware_stack()  # it serves its warm-up
+    make_manager()  # of a program without an HTTP server
+    monkeypatch.setitem(sys.modules, HTTP_SERVER, SimpleNamespace(app=app))  # type: ignore[arg-type]
+    monkeypatch.setattr(settings_route, "get_parallel", lambda: SimpleNamespace(num_dp_ranks=2))
+    serving = SimpleNamespace(api_key=None, admin_api_key=None)
+    monkeypatch.setattr(settings_route, "get_serving", lambda: serving)
+    manager, browser = make_manager(), TestClient(app)
+    found = []
+    for refusal, changes in (("", None), ("", {"a": 1}), ("no room", {"a": 2})):
+        # It is the second replica that refuses.
+        manager.answers = [SettingsNow(settings='{"a": 0}', refusal=each) for each in ("", refusal)]
+        method, body = ("GET", {}) if changes is None else ("POST", {"json": changes})
+        answer = browser.request(method, "/sage/settings", **body)
+        found.append((answer.status_code, answer.json()))
+    assert found == [(200, {"a": 0}), (200, {"a": 0}), (400, {"error": "no room"})]
+    assert [message.changes for message in manager.sent] == ["null", '{"a": 1}', '{"a": 2}']
+    assert {message.clock for message in manager.sent} == {CLOCK}
+    assert 0 < manager.sent[0].now_s < manager.sent[-1].now_s <= time.monotonic()
+    answer = browser.get("/generate")
+    assert (answer.status_code, answer.headers["Retry-After"]) == (429, "3")
+
+
+def test_several_processes_share_a_worker_that_is_no_service(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shared = SageConfig.parse({"predictor": {"service": "/shared.socket"}})
+    starts: list[SageConfig] = []
+
+    def worker(config: SageConfig) -> Any:
+        return SimpleNamespace(config=shared, start=lambda: starts.append(config))
+
+    monkeypatch.setattr(hooks, "SharedWorker", worker)
+    own = SageConfig()
+    for config, expected in ((own, shared), (shared, shared)):
+        server_args = SimpleNamespace(_sage_config=config)
+        router_hooks[0].hook(None, None, server_args)
+        assert server_args._sage_config is expected
+    router_hooks[0].hook(None, None, SimpleNamespace())  # under a policy of SGLang's
+    assert starts == [own]
