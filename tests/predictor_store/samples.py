@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +74,13 @@ def lines(path: Path, *rows: Any) -> Path:
         "".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows)
     )
     return path
+
+
+@contextlib.contextmanager
+def no_file_larger_than(num_bytes: int) -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -10,6 +10,7 @@ import pytest
 from bench.engines.server.policy_server import scheduler_state
 from bench.real_model.fetch import FetchError
 from bench.real_model.server import serve
+from tests.engine.serving import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.server]
 
@@ -27,4 +28,5 @@ def test_it_knows_the_capital_of_france_and_answers_are_learned_from(tmp_path: P
         ).choices  # fmt: skip
         assert "Paris" in (choice.message.content or "")
         assert choice.finish_reason == "stop"
-        assert scheduler_state(server)["predictor"]["num_records"] >= 1
+        # The predictor reports its records once a second.
+        wait_until(lambda: scheduler_state(server)["predictor"]["num_records"] >= 1)

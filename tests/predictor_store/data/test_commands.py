@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from predictor_store.store.file import Record
 from predictor_store.store.store import Store, file_of
 from sage_sched.app.config import StoreConfig
 from sage_sched.cli import main
-from tests.predictor_store.samples import lines
+from tests.predictor_store.samples import lines, no_file_larger_than
 
 
 @pytest.fixture(autouse=True)
@@ -37,25 +39,33 @@ def test_recorded_lengths_go_into_the_store(
         {"prompt": "one", "output_tokens": 10, "prompt_tokens": 3},
         "oops",
         {"prompt": "two \ud800", "output_tokens": 20, "cap": 20},
+        {"prompt": "three", "output_tokens": 30, "model": "another"},
     )
-    assert warm(data, "--store", tmp_path / "store") == 0
+    folder = tmp_path / "store"
+    options = [data, "--filter", "model=null", "--store", folder]
+    assert warm(*options) == 0
     said = capsys.readouterr().out
     assert all(part in said for part in ("left out: 1", "num_put: 2", "output_tokens.p50: 15"))
-    first, second = stored(tmp_path / "store")
-    assert (first.output_tokens, first.input_tokens, first.censored) == (10, 3, False)
-    assert (second.output_tokens, second.censored) == (20, True)
-    assert first.origin == second.origin == "warm"
-    assert first.vector @ embedder.embed(["one"])[0] > 0.999
+    records = stored(folder)
+    assert [astuple(one)[1:] for one in records] == [
+        (10, 3, False, "warm", ""), (20, 0, True, "warm", ""),
+    ]  # fmt: skip
+    assert records[0].vector @ embedder.embed(["one"])[0] > 0.999
     # Programs get JSON.
-    assert warm(data, "--store", tmp_path / "store", "--json") == 0
+    assert warm(*options, "--json") == 0
     warmed = json.loads(capsys.readouterr().out)
-    assert (warmed["num_read"], warmed["num_put"], warmed["num_records"]) == (3, 2, 4)
-    assert list(warmed["left_out"].values()) == [1]
-    assert main(["store", "info", "--json", "--store", str(tmp_path / "store")]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["num_records"], found["num_warm"], found["num_censored"]) == (4, 4, 2)
-    assert (found["output_tokens"]["p50"], found["output_tokens"]["mean"]) == (15, 15)
-    assert found["in_use_by"] is None
+    lengths = {"mean": 15, "p10": 11, "p50": 15, "p90": 19, "p99": 19.9, "max": 20}
+    counts = {"num_read": 4, "num_filtered": 1, "num_left_out": 1, "num_put": 2}
+    assert [*warmed.pop("left_out").values()] == [1]
+    assert any("d.jsonl:2" in line for line in warmed.pop("log"))
+    in_store = {"store": str(folder), "num_records": 4}
+    assert warmed == counts | in_store | {"output_tokens": pytest.approx(lengths)}
+    assert main(["store", "info", "--json", "--store", str(folder)]) == 0
+    assert json.loads(capsys.readouterr().out) == in_store | {
+        "output_tokens": lengths | {"p10": 10, "p90": 20, "p99": 20}, "capacity": 10_000,
+        "num_warm": 4, "num_censored": 2, "embedder": fingerprint(), "dimension": dimension(),
+        "num_bytes": file_of(folder).stat().st_size, "in_use_by": None, "predictions": {},
+    }  # fmt: skip
 
 
 def test_recorded_lengths_go_before_texts(tmp_path: Path) -> None:
@@ -74,16 +84,17 @@ def test_recorded_lengths_go_before_texts(tmp_path: Path) -> None:
         {"prompt": "a", "output": "one two", "output_tokens": 99},
         {"prompt": "a", "output_tokens": 7},
         {"prompt": "a", "output": ""},
+        {"prompt": "a b " * 5_000, "output_tokens": 8},  # more than is embedded
     )
     assert warm(data, "--store", tmp_path / "s", "--tokenizer", tmp_path / "tokenizer") == 0
     found = [(r.output_tokens, r.input_tokens) for r in stored(tmp_path / "s")]
-    assert found == [(4, 3), (99, 1), (7, 1)]
+    assert found == [(4, 3), (99, 1), (7, 1), (8, 10_000)]
 
 
 def test_more_rows_than_room_are_sampled_over_all_of_them(tmp_path: Path) -> None:
     rows = [{"prompt": "p", "output_tokens": i + 1} for i in range(300)]
     data = lines(tmp_path / "d.jsonl", *rows)
-    assert warm(data, "--store", tmp_path / "a", "--capacity", 30) == 0
+    assert warm(data, "--store", tmp_path / "a", "--capacity", 30, "--limit", 200) == 0
     lengths = [r.output_tokens for r in stored(tmp_path / "a", 30)]
     assert (len(lengths), lengths) == (30, sorted(set(lengths)))
     assert min(lengths) < 60 < 240 < max(lengths)
@@ -106,6 +117,7 @@ def test_each_row_is_as_likely_to_be_sampled() -> None:
 @pytest.mark.parametrize(
     ("command", "said"),
     [
+        ("warm good --store full", "It has what was written before"),
         ("warm good --filter model=none --store s", "--filter left out"),
         ("warm good --tokenizer ./none --store s", "there is no such folder"),
         ("warm good --tokenizer no/such --store s", "it is neither a folder nor in"),
@@ -123,7 +135,8 @@ def test_user_errors_are_one_line(
     lines(tmp_path / "good", {"prompt": "p", "output_tokens": 3})
     Path("damaged").mkdir()
     file_of(tmp_path / "damaged").write_bytes(b"damaged")
-    assert main(command.split()) == 2
+    with no_file_larger_than(1 << 10) if "full" in command else contextlib.nullcontext():
+        assert main(command.split()) == 2
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith(f"sage-sched {command.split(' --')[0].removesuffix(' good')}: ")
     assert said in last

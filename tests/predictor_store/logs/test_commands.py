@@ -29,11 +29,15 @@ def parsed(*words: str) -> ReadOptions:
     return read_options(parser.parse_args(words))
 
 
+UTC_2026 = datetime(2026, 9, 21, 14, tzinfo=UTC)
+
+
 @pytest.mark.parametrize(("zone", "hours"), [("+02:00", 2), ("-0530", -5.5), ("Europe/Berlin", 2)])
 def test_dates_without_a_zone_are_in_the_one_that_is_named(zone: str, hours: float) -> None:
-    clock, utc = Clock(zone=parsed("--tz", zone).zone), datetime(2026, 9, 21, 14, tzinfo=UTC)
-    assert clock.read("2026-09-21 14:00:00") == (utc - timedelta(hours=hours)).timestamp()
-    assert clock.read("2026-09-21T14:00:00Z") == utc.timestamp()
+    clock = Clock(zone=parsed("--tz", zone).zone)
+    assert clock.read("2026-09-21 14:00:00") == (UTC_2026 - timedelta(hours=hours)).timestamp()
+    for text in ("2026-09-21T14:00:00Z", "2026/09/21 14:00:00,0 GMT", "2026-09-21 14:00 UTC"):
+        assert clock.read(text) == UTC_2026.timestamp()
     assert not clock.cautions()
 
 

@@ -92,6 +92,8 @@ def test_tables_of_texts(
     tmp_path: Path, text: str, rows: list[dict[str, str]], encoding: str
 ) -> None:
     assert read(tmp_path, text.encode(encoding), "log.csv") == (rows, [])
+    places = [place.rpartition(": ")[2] for place, _ in raw_rows(str(tmp_path / "log.csv"))]
+    assert places == [f"row {number}" for number in range(2, 2 + len(rows))]
 
 
 @pytest.mark.parametrize(

@@ -116,4 +116,8 @@ class Variant(NamedTuple):
 
 
 _TEXT = Path(__file__).with_name("variants.toml").read_text("utf-8")
-VARIANTS = {name: Variant(**fields) for name, fields in tomllib.loads(_TEXT).items()}
+VARIANTS = {
+    name: Variant(format_, **fields)
+    for format_, variants in tomllib.loads(_TEXT).items()
+    for name, fields in variants.items()
+}

@@ -19,7 +19,6 @@ from predictor_store.predict.asked import (
     Asked,
     Scope,
     Session,
-    kind_of,
 )  # fmt: skip
 from predictor_store.predict.embedder import Embedder
 from predictor_store.predict.history import History
@@ -43,23 +42,44 @@ def _session(answers: list[tuple[int, int]]) -> Session:
 sessions = st.builds(_session, st.lists(st.tuples(counts, counts), max_size=20))
 
 
-@pytest.mark.parametrize("limits", ["", "of this kind"])
 @pytest.mark.parametrize("end", [OWN, STOPPED, SHAPED])
-def test_a_scope_is_read_from_its_name(limits: str, end: str) -> None:
-    scope = Scope("adapter", limits, end if limits else OWN)
-    assert Scope.read(scope.name) == scope
-    assert Scope.read(scope.name[:-3]) == scope._replace(adapter="adap")
+def test_a_scope_is_read_from_its_name(end: str) -> None:
+    for scope in (Scope("adapter"), Scope("adapter", "of this kind", end)):
+        assert Scope.read(scope.name) == scope
+        assert Scope.read(scope.name[:-3]) == scope._replace(adapter="adap")
+        # Only own ends become ends by limits.
+        is_stopped = scope.limits and end != SHAPED
+        assert scope.stopped() == scope._replace(end=STOPPED if is_stopped else scope.end)
 
 
 @given(asked, sessions)
 def test_whatever_is_asked_travels_and_is_a_few_numbers(of: Asked, session: Session) -> None:
     assert msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(of))), Asked) == of
     features = of.features(session)
-    assert features.shape == (NUM_FEATURES,)
-    assert features.dtype == np.float32
     assert np.isfinite(features).all()
     assert np.abs(features).max() < 11
-    assert not Asked().features().any()
+
+
+TWO_ANSWERS = Session(2, (8, 64), 100)
+ALL_FIELDS = Asked(1, -1, 3, -1, True, 7, 120, 500, 2, "Be brief.", "a conversation")
+SIGNS = [-0.5, -0.5, 0.5, 0.5, 0.5, -0.5, -0.5, -0.5]
+
+
+@pytest.mark.parametrize(
+    ("of", "session", "expected"),
+    [
+        (Asked(), NEW_SESSION, [0.0] * NUM_FEATURES),
+        (Asked(effort=1, input_tokens=6, system="Be brief."), NEW_SESSION,
+         [0, 1, *[0] * 10, 0.649, 0, 0, 0, *SIGNS]),
+        (ALL_FIELDS, TWO_ANSWERS,
+         [1, -1, 1, -1, 1, 1, 0.549, 1.04, 1.386, 1.015, 0.693, 1.04, 1.599, 1, 2.072, 1, *SIGNS]),
+    ],
+)  # fmt: skip
+def test_features_are_as_stores_have_them(
+    of: Asked, session: Session, expected: list[float]
+) -> None:
+    assert of.features(session) == pytest.approx(expected, abs=1e-3)
+    assert of.features(session).dtype == np.float32
 
 
 @pytest.mark.parametrize(
@@ -111,8 +131,3 @@ def test_modes_of_a_prompt_are_told_apart(embedder: Embedder, what: str, fitted:
             found = predictor.predict(history, described(prompt, of))
             assert found is not None
             assert found.weights[np.abs(np.log(found.lengths / length)) < 1].sum() > 0.8
-
-
-def test_kinds_differ_where_one_of_these_does() -> None:
-    asked = {each for pair in APART.values() for each in pair}
-    assert len({kind_of(each.features()) for each in asked}) == len(asked)

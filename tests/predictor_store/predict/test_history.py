@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from predictor_store.predict.asked import OWN, STOPPED, Scope
 from predictor_store.predict.history import History
 from predictor_store.predict.index import VectorIndex, embeddings
 from predictor_store.predict.regression import MIN_PROMPTS
@@ -70,27 +71,6 @@ def test_a_forked_process_can_search() -> None:
     assert not hangs
 
 
-def test_one_prompt_is_known_again_until_its_records_are_gone() -> None:
-    history = History(DIMENSION, 2, 3)
-    vectors = np.hstack([unit_vectors(4, dimension=DIMENSION), np.ones((4, 2), np.float32)])
-    for vector in (vectors[0], vectors[0] * np.float32(1 + 1e-7), vectors[1]):
-        learn(history, vector, 1)
-    assert history.num_of_same_prompt(np.arange(3)).tolist() == [2, 2, 1]
-    learn(history, vectors[2], 1)  # takes the place of the oldest
-    assert history.num_of_same_prompt(np.arange(3)).tolist() == [1, 1, 1]
-
-
-def test_a_score_follows_the_lengths_if_there_are_enough() -> None:
-    history, vectors = grown(400)
-    history.fit()
-    assert history.score is not None
-    assert np.corrcoef(history.scores, np.log(history.lengths))[0, 1] > 0.95
-    assert np.allclose(history.score.of(vectors), history.scores, atol=0.1)
-    few, _ = grown(MIN_PROMPTS - 1)
-    few.fit()
-    assert few.score is None
-
-
 def test_every_process_fits_the_same_score_to_the_same_records() -> None:
     """Python's own hashes differ between processes. If records are summed in their order, scores
     differ in their last bits, and in the end so do forecasts."""
@@ -106,19 +86,6 @@ def test_every_process_fits_the_same_score_to_the_same_records() -> None:
         for seed in ("1", "2")
     }
     assert len(said) == 1
-
-
-def test_a_records_score_does_not_know_its_own_answers() -> None:
-    scores = []
-    for lengths in ((100_000,), (1, 1, 1)):
-        history, vectors = grown(200)
-        learn(history, vectors[0], *lengths)  # of a prompt seen before
-        history.fit()
-        of_all = history.vectors(np.arange(200))
-        (slot,) = np.flatnonzero(np.isclose(of_all, vectors[0], atol=ROUNDING).all(axis=1))[:1]
-        scores.append(history.scores[slot])
-    # Left out, they differ by their weight in the constant alone; seen, by 0.3.
-    assert scores[0] == pytest.approx(scores[1], abs=0.01)
 
 
 def test_a_fit_beside_the_traffic_scores_what_came_meanwhile_too() -> None:
@@ -144,6 +111,10 @@ def test_it_is_fitted_again_when_it_has_changed() -> None:
     for num, is_due in ((1, True), (10, False), (1, True)):
         learn(history, vectors[0], *[5] * num)
         assert (history.fitting() is not None) is is_due
+    for num in (MIN_PROMPTS - 1, MIN_PROMPTS):
+        history, _ = grown(num)
+        history.fit()
+        assert (history.score is not None) is (num == MIN_PROMPTS)
 
 
 def test_of_a_prompt_asked_too_often_the_newest_answers_count() -> None:
@@ -154,6 +125,10 @@ def test_of_a_prompt_asked_too_often_the_newest_answers_count() -> None:
         cosines, slots = history.nearest(vector, num)
         assert cosines.size == num
         assert sorted(history.lengths[slots]) == list(range(151 - num, 151))
+    hidden = history.lengths > 140
+    assert sorted(history.lengths[history.nearest(vector, 9, hidden=hidden)[1]]) == [
+        *range(132, 141)
+    ]
 
 
 @pytest.mark.parametrize("capacity", [60, 300])
@@ -188,11 +163,12 @@ def test_an_answer_that_goes_on_is_amended_until_it_has_made_room() -> None:
     history = History(DIMENSION, 0, 1)
     place = history.add(answer(vectors[0], 64, censored=True), unfinished=True)
     assert place is not None
-    for length, goes_on in ((128, True), (200, False)):
-        now = answer(vectors[0], length, censored=goes_on)
+    stopped = Scope("base", "a").stopped().name
+    for length, goes_on, scope in ((128, True, ""), (200, False, stopped)):
+        now = answer(vectors[0], length, censored=goes_on, scope=scope)
         assert history.amend(place, now, unfinished=goes_on)
-        known = history.lengths[0], history.censored[0], history.unfinished[0]
-        assert known == (length, goes_on, goes_on)
+        known = history.lengths, history.censored, history.unfinished, history.limited
+        assert [of[0] for of in known] == [length, goes_on, goes_on, scope == stopped]
     assert history.fitting() is not None  # what has ended is new
     learn(history, vectors[1], 5)
     assert not history.amend(place, answer(vectors[0], 128, censored=True))
@@ -200,12 +176,17 @@ def test_an_answer_that_goes_on_is_amended_until_it_has_made_room() -> None:
     assert history.add(answer(vectors[2], 9, origin="warm")) is None
 
 
-def test_no_score_is_fitted_to_answers_that_go_on() -> None:
-    vectors = unit_vectors(40, dimension=DIMENSION)
-    history = History(DIMENSION, 0, 40)
-    for i in range(0, 40, 2):
-        learn(history, vectors[i], 100 + i)
-        history.add(answer(vectors[i + 1], 1, censored=True), unfinished=True)
+@pytest.mark.parametrize(("num_own", "fitted"), [(40, [0]), (20, [0, 1])])
+def test_scores_are_fitted_to_ended_answers_and_to_own_ends_if_enough(
+    num_own: int, fitted: list[int]
+) -> None:
+    vectors = unit_vectors(120, dimension=DIMENSION)
+    history = History(DIMENSION, 0, 120)
+    for i in range(3 * num_own):
+        scope = Scope("", "a", STOPPED if i % 3 == 1 else OWN).name
+        one = answer(vectors[i], 100 + i, censored=i % 3 == 2, scope=scope)
+        history.add(one, unfinished=i % 3 == 2)
     fitting = history.fitting()
     assert fitting is not None
-    assert fitting.slots.tolist() == list(range(38, -1, -2))
+    newest_first = range(3 * num_own - 1, -1, -1)
+    assert fitting.slots.tolist() == [i for i in newest_first if i % 3 in fitted]

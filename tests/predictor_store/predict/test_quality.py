@@ -41,13 +41,13 @@ def test_it_widens_after_500_wrong_ones_and_comes_back_after_500_right_ones() ->
 
 def test_a_third_of_the_answers_does_not_decide_however_long_it_is() -> None:
     quality = RollingQuality()
-    for i in range(3 * WINDOW):
-        if i % 3:
-            quality.add(said(10), 10)
-        else:
-            quality.add(said(100_000), 1)
-    assert not quality.widened
-    assert quality.summary()["crps_gain"] < 0
+    for num_wrong in (0, WINDOW):  # it is not widened, or no longer
+        told(quality, right=False, num=num_wrong)
+        assert quality.widened is bool(num_wrong)
+        for i in range(3 * WINDOW):
+            quality.add(*((said(10), 10) if i % 3 else (said(100_000), 1)))
+        assert not quality.widened
+        assert quality.summary()["crps_gain"] < 0
 
 
 @given(st.lists(st.booleans(), max_size=80), st.integers(0, 2**32 - 1))

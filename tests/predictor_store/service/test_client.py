@@ -19,7 +19,7 @@ import psutil
 import pytest
 import uvloop
 
-from predictor_store.predict.asked import Asked
+from predictor_store.predict.asked import Asked, Scope
 from predictor_store.predict.embedder import dimension, fingerprint
 from predictor_store.service.client import PredictorClient
 from predictor_store.store import lock
@@ -118,12 +118,21 @@ async def test_each_prompt_gets_what_its_answers_tell(client: PredictorClient) -
     assert order == [*range(300)]
     # What is asked beside the words comes along.
     asked = Asked(session="a conversation")
-    handles.append(await learned(client, "And then?", *[777] * 4, asked=asked))
+    handles.append(await learned(client, "And then?", *[777] * 4, asked=asked, scope="x" * 2_000))
     in_session = await share(client, "List all birds of Peru.", 777, asked=asked)
     assert in_session > 0.1 + await share(client, "List all birds of Peru.", 777)
     assert len({*handles}) == 3
-    await until(lambda: added(client, before, "recorded") == [40])
-    assert sum(added(client, before, "predicted_history", "predicted_general")) == 605
+    # Answers that a client stops, and answers that go on, would have been longer.
+    handle = await learned(client, "Count to nine.", 9, scope=Scope("", "a stop").name)
+    client.finished(handle, 5, 2, False, stopped=True)
+    assert await share(client, "Count to nine.", 2) < 0.01
+    client.goes_on(await learned(client, "Count to 5,000."), 3, 5_000)
+    found = (await client.predict("Count to 5,000.")).distribution
+    assert found is not None
+    assert found.mean() > 1_000
+    await until(lambda: added(client, before, "recorded", "going_on") == [42, 1])
+    sources = (f"predicted_{source}" for source in ("history", "warm", "general"))
+    assert sum(added(client, before, *sources)) == 609
     lost = "unsent", "dropped", "unrecorded", "deadline_misses"
     assert added(client, before, *lost) == [0, 0, 0, 0]
 
@@ -145,8 +154,9 @@ async def test_a_cancelled_prediction_leaves_nothing_behind(client: PredictorCli
 @in_loop
 async def test_a_hung_worker(client: PredictorClient, monkeypatch: pytest.MonkeyPatch) -> None:
     await learned(client, "Known before", 100)
-    await until(lambda: client._prior is not None)
-    before = client.stats()
+    before, prior = client.stats(), client.prior
+    await learned(client, "Known before", *[100] * 99)
+    await until(lambda: client.prior != prior)
 
     def wait_no_longer_than(deadline_ms: float) -> None:
         predictor = replace(client._config.predictor, deadline_ms=deadline_ms)
@@ -158,6 +168,7 @@ async def test_a_hung_worker(client: PredictorClient, monkeypatch: pytest.Monkey
         assert late.distribution is not None
         assert (late.distribution.source, late.handle is None) == ("prior", False)
         assert added(client, before, "deadline_misses") == [1]
+        assert client.stats()["prediction_latency_p99_ms"] >= 40
         # No request waits for it again until it has said something.
         wait_no_longer_than(600_000)
         at_once = await asyncio.wait_for(client.predict("At once"), 60)
@@ -203,6 +214,7 @@ async def test_a_killed_worker_costs_the_prediction_alone_and_comes_back(
     await until(lambda: bool(client.stats()["worker_alive"]))
     assert pid_of(client) != killed
     assert await share(client, "Before it died", 321) > 0.35
+    assert added(client, before, "deadline_misses") == [0]
     names = "worker_restarts", "unrecorded", "unsent", "recorded"
     assert added(client, before, *names) == [1, 1, 1, 0]
     # Its handle went with the old worker.
@@ -214,8 +226,11 @@ async def test_a_killed_worker_costs_the_prediction_alone_and_comes_back(
 def test_closing_writes_what_is_left(tmp_path: Path) -> None:
     client = PredictorClient(SageConfig(StoreConfig(str(tmp_path)), PATIENT))
     client.start()
-    for text in ("\ud800", "Last words"):  # each in an event loop of its own
+    num_open = []
+    for text in ("\ud800", *["And then?"] * 5, "Last words"):  # each in a loop of its own
         found = asyncio.run(client.predict(text))
+        num_open.append(psutil.Process().num_fds())
+    assert num_open[0] == num_open[-1]
     assert found.handle is not None
     assert found.distribution is not None  # an empty store knows of lengths in general
     assert found.distribution.source == "general"

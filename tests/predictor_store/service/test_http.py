@@ -107,7 +107,8 @@ def test_a_router_asks_for_distributions_as_json_on_one_connection(service: Serv
     told = service.ask(path="/metrics")[1].splitlines()
     assert 'sage:service_recorded_total{model="one"} 80.0' in told
     assert 'sage:service_records{model="other"} 40.0' in told
-    assert "# TYPE sage:service_records gauge" in told
+    gauges = {line for line in told if line.endswith("gauge")}
+    assert gauges == {f"# TYPE sage:service_{of} gauge" for of in ("records", "unwritten")}
 
 
 BAD: list[tuple[Any, int, str]] = [
@@ -163,15 +164,25 @@ def test_slow_clients_are_hung_up_on(service: Service, monkeypatch: pytest.Monke
             told = b"".join(iter(lambda c=connected: c.recv(1 << 16), b""))
             assert heard in told[:20]
             assert bool(told) == bool(heard)
+        again = all_of_them.enter_context(service.raw())
+        again.sendall(HEAD + b"Content-Length: 0\r\n\r\n")
+        assert b" 401 " in again.recv(1 << 16)
+        again.sendall(b"P")  # the head of a second request never ends
+        assert b"".join(iter(lambda: again.recv(1 << 16), b"")) is not None
 
 
-def test_late_predictions_time_out(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_predictions_time_out_and_no_asker_stays(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    question = {"model": "one", "prompt": "x"}
     with monkeypatch.context() as patch:
         patch.setattr("predictor_store.service.http._ANSWER_SECONDS", 0.2)
         patch.setattr(service.worker, "step", lambda: [])
-        status, told = service.ask({"model": "one", "prompt": "x"})
+        status, told = service.ask(question)
     assert (status, json.loads(told)["error"]) == (503, "no prediction within 0.2 s")
-    assert service.ask({"model": "one", "prompt": "x"})[0] == 200
+    for most, status in ((1, 200), (1, 200), (0, 503)):
+        monkeypatch.setattr("predictor_store.service.worker._MAX_CLIENTS", most)
+        assert service.ask(question)[0] == status
 
 
 class Frontend(BaseHTTPRequestHandler):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -54,19 +55,23 @@ class Kept:
         self.supervisor._keep(self.supervisor._open())
 
 
-def test_pauses_grow_while_workers_fail_or_die_at_once() -> None:
-    kept = Kept([False] + [True] * 7, 9)
-    kept.run()
-    assert kept.pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-    assert kept.told == ["attached", "lost", "killed"] * 3 + ["closed"]
-
-
-def test_pauses_start_over_after_a_worker_that_has_lived(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = map(float, range(0, 10_000, 100))
+@pytest.mark.parametrize(
+    ("fails", "lived_s", "pauses"),
+    [
+        ([False] + [True] * 7, 0.0, [1, 2, 4, 8, 16, 32, 60, 60, 60]),
+        ([False, True, True], 100.0, [1, 2, 4, 1, 1]),
+    ],
+)
+def test_pauses_grow_until_a_worker_has_lived(
+    fails: list[bool], lived_s: float, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = itertools.count(0, lived_s)
     monkeypatch.setattr("predictor_store.service.supervisor.time.monotonic", times.__next__)
-    kept = Kept([False, True, True], 5)
+    num_opened = 1 + len(pauses) - sum(fails)
+    kept = Kept(fails, len(pauses))
     kept.run()
-    assert kept.pauses == [1, 2, 4, 1, 1]
+    assert kept.pauses == pauses
+    assert kept.told == ["attached", "lost", "killed"] * num_opened + ["closed"]
 
 
 def test_once_closed_no_worker_is_kept() -> None:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
-import dataclasses
+import os
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +12,18 @@ import pytest
 
 from predictor_store.data.store_info import facts
 from predictor_store.predict import predictor
-from predictor_store.predict.asked import Asked, Scope
+from predictor_store.predict.asked import NEW_SESSION, NUM_FEATURES, Asked, Scope
 from predictor_store.predict.embedder import Embedder, dimension, fingerprint
+from predictor_store.predict.model import Stats, folder_of_model
 from predictor_store.predict.quality import WINDOW, Forecast
 from predictor_store.service import messages
 from predictor_store.service.messages import Finished, GoesOn, Predict, Predicted, Refused, Welcome
 from predictor_store.service.worker import Worker
-from predictor_store.store.store import Store
+from predictor_store.store import lock
+from predictor_store.store.store import Store, file_of
 from sage_sched.app.config import PredictorConfig, SageConfig, StoreConfig
 from sage_sched.distribution import LengthDistribution
-from tests.predictor_store.samples import share_of
+from tests.predictor_store.samples import no_file_larger_than, record, share_of
 
 LIMITED = Scope("", "stops").name
 
@@ -125,21 +129,36 @@ def test_answers_ended_by_clients_spoil_no_other_prediction(worker: Worker) -> N
 def test_answers_that_clients_end_are_judged_once_their_kind_is_known(worker: Worker) -> None:
     for i in range(40):
         answered(worker, predict(i, scope=LIMITED), finished(i, 7, stopped=True))
+        answered(worker, predict(i), finished(i, 7, censored=True))  # is never judged
     assert news(worker).stats.quality["num_answers"] == 10
 
 
-def test_a_report_writes_records(worker: Worker, config: SageConfig, embedder: Embedder) -> None:
-    answered(worker, predict(1, "my secret"), finished(1, 777, censored=True))
-    worker.report()
+def test_a_report_writes_records(
+    worker: Worker, config: SageConfig, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("predictor_store.store.store._MAX_UNWRITTEN", 1)
+    asked = Asked(session="s")
+    for handle, length in ((1, 777), (2, 9)):
+        end = finished(handle, length, censored=handle == 1)
+        answered(worker, predict(handle, "my secret", scope=LIMITED, asked=asked), end)
+        worker.report()
+    with no_file_larger_than(0):
+        answered(worker, predict(3), *[finished(3, 10)] * 2)
+        stats = news(worker).stats
+    known = {"num_records": 4, "num_recorded": 4, "num_unwritten": 1, "num_lost": 1}
+    assert stats == Stats(os.getpid(), **known, quality=stats.quality)
     worker.close()
     with Store(config.store, fingerprint(), dimension()) as store:
-        (stored,) = store.load()
+        first, second, third = store.load()
         assert not any(b"my secret" in file.read_bytes() for file in store.folder.iterdir())
-    assert (stored.output_tokens, stored.input_tokens, stored.censored) == (777, 5, True)
-    assert stored.vector @ embedder.embed(["my secret"])[0] > 0.999
+    assert astuple(first)[1:] == (777, 5, True, "history", LIMITED)
+    assert [astuple(one)[1:4] for one in (second, third)] == [(9, 5, False), (10, 5, False)]
+    assert first.vector @ embedder.embed(["my secret"])[0] > 0.999
+    features = asked.features(NEW_SESSION.after(5, 777, cut=True))
+    assert second.vector[-NUM_FEATURES:].tolist() == features.tolist()
     with closing(Worker(config)) as again:
         assert isinstance(told := again.connect(1), Welcome)
-        assert told.stats.num_records == 1
+        assert told.stats.num_records == 3
 
 
 def test_the_prior_follows_the_history(worker: Worker) -> None:
@@ -153,8 +172,8 @@ def test_the_prior_follows_the_history(worker: Worker) -> None:
 
 
 def test_the_published_rule_counts_similar_prompts_alone(config: SageConfig) -> None:
-    published = PredictorConfig(encoder="minilm", threshold=0.8)
-    with closing(Worker(dataclasses.replace(config, predictor=published))) as worker:
+    published = PredictorConfig(threshold=0.8)
+    with closing(Worker(replace(config, predictor=published))) as worker:
         worker.connect(1)
         for handle in range(8):
             answered(worker, predict(handle), finished(handle, 10))
@@ -177,22 +196,31 @@ def test_answers_that_go_on_foretell_too_and_are_one_record_in_the_end(worker: W
     worker.receive(1, GoesOn(77, 5, 64))  # unknown
     assert answered(worker, predict(100)).mean() > 300
     assert counts(worker, "recorded", "going_on", "records") == [10, 60, 40]
-    for handle in range(40):
-        worker.receive(1, finished(handle, 10))
+    for _ in range(2):  # two answers to each prompt
+        for handle in range(40):
+            worker.receive(1, finished(handle, 10))
     assert answered(worker, predict(100)).quantile(0.5) == 10
-    assert counts(worker, "recorded", "records") == [50, 50]
+    assert counts(worker, "recorded", "records") == [90, 90]
 
 
-def test_a_session_and_its_uncut_answers_foretell(worker: Worker) -> None:
-    asked = Asked(session="s")
-    ends = [finished(1, 700)] * 4 + [finished(1, 3, censored=True)]
-    answered(worker, predict(1, asked=asked), *ends)
+def test_uncut_answers_of_the_sessions_with_the_newest_ones_foretell(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("predictor_store.predict.model._MAX_SESSIONS", 2)
+    ends = [*[700] * 4, 3]
+    for session in "abac":
+        of = [finished(1, length, censored=length == 3) for length in ends]
+        answered(worker, predict(1, asked=Asked(session=session)), *of)
     for handle in range(40):
         answered(worker, predict(handle, "List all birds of Peru."), finished(handle, 20))
-    inside = answered(worker, predict(2, "List all birds of Peru.", asked=asked))
-    outside = answered(worker, predict(2, "List all birds of Peru."))
-    assert share_of(inside, 700) > 0.15 + share_of(outside, 700)
-    assert share_of(inside, 3) == 0
+    a, b, c, none = (
+        answered(worker, predict(2, "List all birds of Peru.", asked=Asked(session=session)))
+        for session in ("a", "b", "c", "")
+    )
+    assert share_of(b, 700) == share_of(none, 700)
+    for inside in (a, c):
+        assert share_of(inside, 700) > 0.15 + share_of(none, 700)
+        assert share_of(inside, 3) == 0
 
 
 def test_prompts_are_predicted_in_order_and_in_overload_the_newest_first(
@@ -208,8 +236,8 @@ def test_prompts_are_predicted_in_order_and_in_overload_the_newest_first(
     ask()
     assert [*answers(worker)] == handles
     ask()
-    # The first of them would have their prediction too late.
-    monkeypatch.setattr(worker, "_now", lambda: 0.9)
+    # The first of them would have their prediction too late, after half of the deadline.
+    monkeypatch.setattr(worker, "_now", lambda: 0.6 * PredictorConfig().deadline_ms / 1e3)
     first = [answer.handle for _, answer in worker.step() if isinstance(answer, Predicted)]
     assert 1 < len(first) < 30
     assert first == handles[-len(first) :]
@@ -270,18 +298,41 @@ def test_idle_models_make_room(service: Worker, monkeypatch: pytest.MonkeyPatch)
     num_records(11, "model 4")
     assert isinstance(refused := service.connect(12, "new"), Refused)
     assert refused.because == "busy"
-    num_records(13, "model 0")
-    service.disconnect(11)
+    num_records(13, "model 4")
+    for number in (10, 11, 13):
+        service.disconnect(number)
     num_records(12, "new")
+    assert [*service.stats()] == ["model 4", "new"]
 
 
 def test_any_name_is_a_models_and_too_many_clients_are_refused(
-    service: Worker, monkeypatch: pytest.MonkeyPatch
+    service: Worker, config: SageConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("predictor_store.service.worker._MAX_CLIENTS", 5)
-    names = "\ud800", "\ud801", "..", "a/b", "x" * 10_000
+    monkeypatch.setattr("predictor_store.service.worker._MAX_CLIENTS", 6)
+    names = "\ud800", "\ud801", "..", "a/b", "x" * 10_000, "x" * 10_001
     assert {type(service.connect(number, name)) for number, name in enumerate(names)} == {Welcome}
     assert [*service.stats()] == [*names]
-    assert isinstance(service.connect(5), Refused)
+    assert len({*Path(config.store.path).glob("model */history.sqlite3")}) == len(names)
+    assert isinstance(service.connect(6), Refused)
     service.disconnect(0)
-    assert isinstance(service.connect(5), Welcome)
+    assert isinstance(service.connect(6), Welcome)
+
+
+def test_a_damaged_store_is_refused_and_released(service: Worker, config: SageConfig) -> None:
+    folder = folder_of_model(config.store, "damaged")
+    with Store(replace(config.store, path=str(folder)), fingerprint(), dimension()) as store:
+        store.add(record(1))
+    with closing(sqlite3.connect(file_of(folder))) as connection, connection:
+        connection.execute("UPDATE records SET crc32 = 1")
+    refused = service.connect(1, "damaged")
+    assert isinstance(refused, Refused)
+    assert (refused.because, lock.holder(folder)) == ("store", None)
+
+
+def test_the_score_is_fitted_again_and_again(worker: Worker) -> None:
+    for first in (0, 60):
+        score = worker._histories[""]._history.score
+        for handle in range(first, first + 60):
+            answered(worker, predict(handle, f"prompt {handle}"), finished(handle, handle))
+        while worker._histories[""]._history.score is score:
+            worker.report()
