@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -82,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
 def _keep(made: Record, file: Path, for_pages: bool) -> None:
     """Write a record. Records for pages are written without their requests."""
     if made.problem:
-        tqdm.write(f"invalid: {made.arm}, {made.load}, seed {made.seed}: {made.problem}")
+        said = f"invalid: {made.arm}, {made.load}, seed {made.seed}: {made.problem}"
+        tqdm.write(said, file=sys.stderr)  # stdout may be JSON
         return
     records.write(file, [replace(made, about={}) if for_pages else made])

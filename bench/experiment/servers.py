@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -128,7 +129,8 @@ class Servers:
             )
             tqdm.write(
                 f"measuring what {arm.name} sustains: {len(asked)} requests arrive within "
-                f"{arrivals_s[-1]:.0f} s"
+                f"{arrivals_s[-1]:.0f} s",
+                file=sys.stderr,
             )
             ran = self._serve(arm, asked, "capacity")
             if ran.served is None:
@@ -137,7 +139,7 @@ class Servers:
 
         most = _CAPACITY_REQUESTS
         found = sustained(serve, lambda rate: int(np.clip(rate * _CAPACITY_S, *most)))
-        tqdm.write(f"{arm.name} sustains {found.capacity:.2f} requests/s")
+        tqdm.write(f"{arm.name} sustains {found.capacity:.2f} requests/s", file=sys.stderr)
         return found
 
     def _serve(self, arm: Arm, requests: Sequence[SimRequest], label: str) -> Ran:
@@ -203,7 +205,7 @@ class Servers:
         env = options.server_env
         servers = servers_in(self._folder, sage, device, model=model, flags=flags, env=env)
         if arm.policy in policy_names() and self._warmed != (sage.store, sage.predictor.encoder):
-            tqdm.write("filling the predictor's history")
+            tqdm.write("filling the predictor's history", file=sys.stderr)
             servers.warm(self._observations())
             self._warmed = sage.store, sage.predictor.encoder
         return servers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ class KeptServer:
                 late = use.problem() or _late_predictions(counters, len(answers))
             if not late:
                 break
-            tqdm.write(f"{name}: {late}")
+            tqdm.write(f"{name}: {late}", file=sys.stderr)
         return Run(answers, counters, use, late)
 
     def _get(self, name: str) -> Server:
