@@ -83,7 +83,7 @@ def sustained(
         overload = rate_per_s / found.capacity
         if _LEAST_OVERLOAD <= overload <= _MOST_OVERLOAD:
             break
-        rate_per_s = 1.25 * max(found.capacity, rate_per_s if overload < 1 else 0.0)
+        rate_per_s = 1.25 * found.capacity
     return found
 
 
