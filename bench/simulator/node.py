@@ -165,9 +165,10 @@ class Node:
         if not overload.config.enabled or not isinstance(self._policy, Policy):
             return False
         now_s, any_waits = self.now_s, bool(state.queue)
-        newcomer = overload.newcomer(job, self._policy, state.server, now_s)
-        refusal = overload.refuses(job, newcomer, now_s, any_waits=any_waits, knows_steps=True)
-        return refusal is not None
+        decision = overload.decide(
+            job, self._policy, state.server, now_s, any_waits=any_waits, knows_steps=True
+        )
+        return decision.refusal is not None
 
     def _refused(self, index: int, job: Job) -> None:
         if isinstance(self._policy, Policy):

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -40,8 +41,10 @@ RECORDED = Path(__file__).with_name("fingerprints.json")
 _NUM_REQUESTS = 200
 _CAP_TOKENS = 2048
 _SEEDS = range(3)
-_SETTINGS = {
-    "overload": {"overload": {"enabled": True, "max_ttft_ms": 2000.0, "max_tpot_ms": 60.0}},
+_OVERLOAD = {"enabled": True, "max_ttft_ms": 2000.0, "max_tpot_ms": 60.0}
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "overload": {"overload": _OVERLOAD},
+    "behind": {"overload": {**_OVERLOAD, "action": "behind"}},
 }
 
 # Each makes something scarce: KV, slots, KV in pages, prefill with short chunks, or time.
@@ -54,7 +57,12 @@ _REGIMES: dict[str, tuple[Engine, float]] = {
     ),
     "overload": (replace(H800_QWEN3_32B, max_running_requests=24), 5.0),
 }  # fmt: skip
-_CLASSES = replace(H800_80GB_QWEN3_32B, kv_pool_tokens=12_000, mixed_chunk=True), 6.0
+# For some policies alone: classes of deadlines, late requests set behind, and prefills in slices.
+_OTHERS: dict[str, tuple[Engine, float]] = {
+    "classes": (replace(H800_80GB_QWEN3_32B, kv_pool_tokens=12_000, mixed_chunk=True), 6.0),
+    "behind": _REGIMES["overload"],
+    "slices": (replace(H800_QWEN3_32B, slices=10, slice_overhead_s=0.002), 6.0),
+}
 # Simulated only: with classes of deadlines, and with sessions.
 _OF_CLASSES = {**deadline_rivals.RIVALS, **variants.PARTS}
 _RIVALS: dict[str, type[Policy]] = {**_OF_CLASSES, **programs.RIVALS}
@@ -69,6 +77,9 @@ def cases() -> dict[str, Callable[[], Result]]:
         **{f"{name} {regime}": partial(_in_regime, name, regime)
            for regime in _REGIMES for name in names},
         **{f"{name} classes": partial(_in_regime, name, "classes") for name in _OF_CLASSES},
+        **{f"{name} behind": partial(_in_regime, name, "behind")
+           for name in ("fcfs-fill", "proserve", "sage", "urgency")},
+        "qllm slices": partial(_in_regime, "qllm", "slices"),
         **{f"{name} sessions": partial(_in_regime, name, "sessions") for name in programs.RIVALS},
         **{f"{name} {reports} reports": partial(_in_cluster, name, reports)
            for reports in _CLUSTERS for name in ROUTERS},
@@ -106,7 +117,7 @@ def _in_fuzz(policy: str, seed: int) -> Result:
 
 
 def _in_regime(policy: str, regime: str) -> Result:
-    engine, rate = _REGIMES.get(regime, _CLASSES)
+    engine, rate = (_REGIMES | _OTHERS)[regime]
     config = SageConfig.parse(_SETTINGS.get(regime, {}))
     rival = _RIVALS.get(policy)
     chosen = rival(rival.Parameters(), engine.server_facts()) if rival else policy
@@ -164,6 +175,8 @@ def _hints(regime: str, number: int) -> Hints:
     if regime == "classes":
         name, weight, ttft_ms = ("high", 2.0, 5000.0) if number % 2 else ("low", 1.0, 1000.0)
         return Hints(weight=weight, ttft_slo_ms=ttft_ms, tpot_slo_ms=100.0, slo_class=name)
+    if regime == "slices":
+        return Hints(urgency=1 + number % 5)
     if regime == "deadlines" and number % 3:
         return Hints(ttft_slo_ms=800.0, tpot_slo_ms=60.0, urgency=1 + number % 5)
     if regime == "sessions":

