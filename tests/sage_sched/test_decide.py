@@ -90,22 +90,6 @@ def test_nobody_yields_for_the_sake_of_those_without_room_for_their_adapters() -
     assert all(each == [1, 3] for each in seen)
 
 
-@given(st.lists(st.integers(1, 700), min_size=1, max_size=30), st.sampled_from([1, 16]))
-def test_piggybacked_prefills_fit_the_pass(lengths: list[int], page: int) -> None:
-    jobs = [job(2 + i, length) for i, length in enumerate(lengths)]
-    view = view_of(f"chunk 0:3000/512; run 1:50; page {page}")
-    view = replace(view, waiting=jobs, num_arrivals=len(jobs) + 2)
-    plan = plan_of(view)
-    taken = sum(-(-each.job.input_tokens // page) * page for each in plan.actions)
-    chunk_tokens = plan.budget.chunk_tokens
-    if chunk_tokens is None:
-        assert taken == 0
-    else:
-        assert chunk_tokens >= page
-        assert taken + chunk_tokens <= view.pass_tokens
-    assert sorted(plan.order or ()) == list(range(len(jobs)))
-
-
 def test_a_prompt_waits_for_a_prefix_only_if_the_other_computes_it_now() -> None:
     # Two documents in one: the third shares with the second what that does not compute now.
     pairs: dict[tuple[int, int | Job], int] = {(1, 0): 1000, (2, 1): 1000}
@@ -192,20 +176,3 @@ def test_a_key_that_is_not_a_number_is_an_error() -> None:
 
     with pytest.raises(ValueError, match="not a number"):
         plan_of(waiting(job(0)), NoNumber)
-
-
-@pytest.mark.parametrize(
-    ("left_tokens", "pass_tokens", "budget", "chunk_tokens"),
-    [
-        (100, 8192, Budget(), 112),
-        (96, 8192, Budget(), 96),
-        (5, 8192, Budget(), 16),
-        (100, 64, Budget(), 64),
-        (100, 8192, Budget(prefill_tokens=0), 16),
-        (100, 8192, Budget(chunk_tokens=33), 48),
-    ],
-)
-def test_a_chunk_takes_whole_pages_of_16(
-    left_tokens: int, pass_tokens: int, budget: Budget, chunk_tokens: int
-) -> None:
-    assert budget.next_chunk_tokens(left_tokens, pass_tokens, 16) == chunk_tokens

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sage_sched.app.config import DecodeConfig, SageConfig
 from sage_sched.gap import Gap, percentile_s
 from sage_sched.job import Hints, Job
 from sage_sched.plan import UNLIMITED, Budget
-from sage_sched.steps import StepTime, attended_pairs
+from sage_sched.steps import StepTime
 from sage_sched.view import SchedulerView
 from tests.sage_sched.strategies import IDLE, SERVER, job, named
 
@@ -72,17 +69,6 @@ def test_a_budget_within_the_bound(
 
 
 @pytest.mark.parametrize(
-    ("name", "num_tokens"),
-    [("sage", 200), ("fcfs-fill", 200), ("urgency", 200), ("proserve", None)],
-)
-def test_a_policy_of_deadlines_weighs_a_promised_tpot_itself(
-    name: str, num_tokens: int | None
-) -> None:
-    gap = SageConfig(decode=DecodeConfig(math.inf)).limits(named(name)).gap
-    assert gap.within(UNLIMITED, view(runs(230.0))).prefill_tokens == num_tokens
-
-
-@pytest.mark.parametrize(
     ("gap", "steps", "passes"),
     [
         # Prefills add up until a decode step is due: one of 200 tokens takes 210 ms.
@@ -122,20 +108,3 @@ def test_percentiles_of_gaps() -> None:
     found = [percentile_s(gaps, percent) for percent in (0, 50, 90, 91, 99, 100)]
     assert found == [1.0, 1.0, 1.0, 5.0, 5.0, 7.0]
     assert percentile_s(Counter(), 50) == 0.0
-
-
-@given(st.floats(0.05, 3), st.integers(0, 30_000), st.floats(0, 1e-3), st.floats(0, 1e-7))
-def test_the_time_of_a_chunk_far_into_a_prompt_is_foreseen(
-    most_s: float, done_tokens: int, token_s: float, pair_s: float
-) -> None:
-    steps = replace(STEPS, prefill_token_s=token_s, prefill_pair_s=pair_s)
-    chunked = job(1, 40_000, prefilled_tokens=done_tokens)
-    facts = replace(view(runs(), steps=steps), chunked=chunked)
-    tokens = Gap(most_s).within(UNLIMITED, facts).prefill_tokens
-    whole = PASS_TOKENS if tokens is None else tokens
-    took_s = steps.prefill_s(1, whole, attended_pairs(done_tokens, whole))
-    most_s = max(most_s, 0.060)
-    assert took_s + steps.decode_s(1, 0) <= most_s * (1 + 1e-9) or whole == 64
-    if tokens is not None and tokens > 64:
-        more_s = steps.prefill_s(1, tokens + 1, attended_pairs(done_tokens, tokens + 1))
-        assert more_s + steps.decode_s(1, 0) > most_s * (1 - 1e-9)

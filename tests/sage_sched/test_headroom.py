@@ -3,8 +3,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sage_sched.headroom import FEWEST_STEPS, Headroom
 from sage_sched.job import Job
@@ -25,34 +23,6 @@ def test_what_stands_empty_costs_as_much_as_the_departures_that_it_spares() -> N
     empty = 4 * found / 2 / SERVER.kv_pool_tokens
     moving = 2 * 1000 * 1e-5 / (found * step_s)
     assert abs(empty / moving - 1) < 0.1
-
-
-def test_it_is_larger_where_a_departure_is_dearer() -> None:
-    roomy, full, stays = (view_of(f"{FOUR}; {facts}") for facts in ("", "host 999", "nopreempt"))
-    # KV is computed again only if host memory has no room or no request may be preempted. Moves may
-    # take longer than that.
-    recomputed = steps(full)
-    found = [FEWEST_STEPS, steps(roomy, 5e-6), steps(roomy, 20e-6), recomputed, steps(roomy, 1.0)]
-    assert found == sorted({*found})
-    assert {steps(each, s) for each in (full, stays) for s in (1e-5, 1.0)} == {recomputed}
-
-
-@given(st.integers(0, 300), st.integers(1, 9000), st.floats(0, 1), st.integers(0, 10_000))
-def test_it_is_some_steps_and_no_more_than_half_the_pool(
-    num_jobs: int, kv_tokens: int, swap_token_s: float, host_free_tokens: int
-) -> None:
-    running = [Job(n, kv_tokens, 4000, None, 0) for n in range(num_jobs)]
-    found = steps(replace(view_of(f"host {host_free_tokens}"), running=running), swap_token_s)
-    most = SERVER.kv_pool_tokens / 2
-    assert found == FEWEST_STEPS or FEWEST_STEPS < found <= most / max(1, num_jobs)
-
-
-@given(st.integers(1, 200), st.sampled_from([1, 16, 64]), st.integers(1, 3000), st.integers(1, 300))
-def test_tokens_set_aside(num_steps: int, page: int, held_tokens: int, left: int) -> None:
-    one = Job(0, 10, 500 + left, None, 0, generated_tokens=500, held_tokens=held_tokens)
-    (aside,) = Headroom(num_steps, page).set_aside_tokens([one])
-    pages = {-(-tokens // page) for tokens in (held_tokens, held_tokens + min(num_steps, left))}
-    assert aside == (max(pages) - min(pages)) * page
 
 
 @pytest.mark.parametrize(

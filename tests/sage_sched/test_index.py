@@ -4,11 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.policies.sagesched import resource_bound_cost
 from sage_sched.distribution import LengthDistribution
 from sage_sched.index import IndexTable, MeanCost
 from sage_sched.steps import Cost, num_steps
-from tests.sage_sched.strategies import MAX_LENGTH, SERVER, costs, distributions
+from tests.sage_sched.strategies import MAX_LENGTH, costs, distributions
 
 
 def brute_force(lengths: LengthDistribution, cost: Cost, input_tokens: int, age: int) -> float:
@@ -45,32 +44,6 @@ def test_the_table_holds_the_definition_at_every_boundary(
     for age in range(0, longest_seen, interval):
         expected = brute_force(tailed, cost, input_tokens, age)
         assert table.index(age) == pytest.approx(expected, rel=1e-9)
-
-
-@given(distributions(), costs, st.integers(1, 3000), st.integers(1, 700), st.integers(0, 30_000))
-def test_the_index_is_positive_finite_and_constant_within_an_interval(
-    lengths: LengthDistribution, cost: Cost, input_tokens: int, interval: int, age: int
-) -> None:
-    table = IndexTable(
-        lengths, cost, input_tokens=input_tokens, max_tokens=8192, interval_tokens=interval
-    )
-    assert 0 < table.index(age) < float("inf")
-    assert table.index(age) == table.index(age - age % interval)
-
-
-@given(distributions(), st.integers(1, 3000))
-def test_the_index_rises_past_all_lengths(lengths: LengthDistribution, input_tokens: int) -> None:
-    cap = 1_000_000
-    table = IndexTable(
-        lengths,
-        resource_bound_cost(SERVER),
-        input_tokens=input_tokens,
-        max_tokens=cap,
-        interval_tokens=200,
-    )
-    first = (int(lengths.lengths[-1]) // 200 + 1) * 200
-    indices = [table.index(age) for age in range(first, cap // 2, 20_000)]
-    assert indices == sorted(indices)
 
 
 @given(distributions(), st.sampled_from([0, 100, 700, 2000]))

@@ -47,13 +47,6 @@ def test_starts_wait_for_several_slots(facts: str, starts: bool) -> None:
     assert ("decode-only" in decided(f"{RUN}; {facts}", "makespan")) is not starts
 
 
-def test_a_job_without_an_adapter_slot_is_not_overtaken_for_ever() -> None:
-    story = Story("makespan")
-    facts = "run 0:100%200; wait 1:100%2000 2:100%1000 3:100%50; fits 1 3; full"
-    for served_tokens, order in ((0, "1 3"), (1000, "1")):
-        assert story.plan(f"{facts}; served {served_tokens}") == f"{order}; decode-only"
-
-
 def test_swapped_out_jobs_of_a_batch_wait_for_any_time() -> None:
     story = Story("makespan", SageConfig().limits(named("makespan")))
     for now_s in (0, 1, 1_000_000):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sage_sched.job import Job
 from sage_sched.order import retention_order, serving_order
 from tests.sage_sched.situations import order_of
-from tests.sage_sched.strategies import IDLE, distributions, job, named, waiting
+from tests.sage_sched.strategies import IDLE, distributions, named, waiting
 
 
 @st.composite
@@ -73,14 +73,3 @@ def test_an_unranked_job_moves_up_with_each_that_leaves(num_left: int, order: st
     ranked = [f"{arrival}:100%{100 + arrival}" for arrival in (0, 1, 2, 4, 5, 6)]
     situation = f"wait 3:100? {' '.join(ranked[: num_left - 1])}; come 7"
     assert order_of(situation, "sage") == order
-
-
-@pytest.mark.parametrize(
-    ("default", "order"), [([1, 3, 2, 0], [2, 3, 1, 0]), ([0, 1, 3, 2], [0, 2, 3, 1])]
-)
-def test_if_memory_runs_out_the_last_of_the_order_goes_first(
-    default: list[int], order: list[int]
-) -> None:
-    # SGLang's own order would retract the one with the fewest tokens, here the short one.
-    jobs = [job(n, 100, lengths=lengths) for n, lengths in enumerate(((), (900,), (10,), (300,)))]
-    assert retention_order(jobs, default, named("sage", *jobs), IDLE) == order

@@ -10,15 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.policies.srpt_oracle import SrptOracle, SrptOracleParameters
 from sage_sched.app.registry import policy_names
 from sage_sched.distribution import LengthDistribution, Refined
 from sage_sched.job import Job
-from sage_sched.order import serving_order
 from sage_sched.policy import Policy
-from sage_sched.steps import seconds_on
 from tests.sage_sched.situations import order_of
-from tests.sage_sched.strategies import IDLE, SERVER, distributions, job, named, waiting
+from tests.sage_sched.strategies import IDLE, distributions, job, named, waiting
 
 NEEDS_NONE = {"fastserve", "fcfs-fill", "uniboost"}
 RUN_TO_THE_END = {"ssjf", "lpt", "ltr", "uniboost", "fcfs-fill", "makespan", "urgency-order"}
@@ -78,19 +75,6 @@ def test_who_goes_first(
     assert order_of(situation, policy, **parameters) == order
 
 
-def test_the_measured_cost_is_in_seconds_of_the_server() -> None:
-    # Prefill 1 step and 1000 tokens; 10 steps at 1/32 of the slots; 10 * 1000 + 50 token steps at
-    # 1/10000 of the pool and at their own price.
-    step = SERVER.step_time
-    expected = (
-        step.prefill_base_s
-        + 1000 * step.prefill_token_s
-        + 10 * step.decode_base_s / 32
-        + 10_050 * (step.decode_base_s / 10_000 + step.decode_kv_token_s)
-    )
-    assert seconds_on(SERVER)(1000, 10) == pytest.approx(expected)
-
-
 def ranked(length: int, input_tokens: int = 100) -> Job:
     return job(0, input_tokens, lengths=(length,))
 
@@ -98,17 +82,6 @@ def ranked(length: int, input_tokens: int = 100) -> Job:
 def yields(policy: Policy, running: Job, waiting: Job, age: int) -> bool:
     running.generated_tokens = age
     return policy.should_preempt(running, waiting, 0.0, IDLE)
-
-
-def test_trail_prompt_yields_while_young_and_to_a_shorter_one_only() -> None:
-    running, shorter, longer, ending = (ranked(length) for length in (1000, 100, 2000, 100))
-    ending.grow(1)
-    policy = named("trail-prompt", running, shorter, longer, ending)
-    assert not yields(policy, running, longer, 0)
-    # Until 0.8 of its first prediction.
-    assert [yields(policy, running, shorter, age) for age in (0, 799, 810)] == [True, True, False]
-    # It is the last to leave when memory runs out, however little is left of others.
-    assert policy.key(running, IDLE) < policy.key(ending, IDLE)
 
 
 def test_trail_goes_by_hidden_states_and_yields_while_young() -> None:
@@ -124,27 +97,3 @@ def test_trail_goes_by_hidden_states_and_yields_while_young() -> None:
         assert yields(policy, running, shorter, age)
     # The limit is that of the first prediction, 250.
     assert not yields(policy, running, shorter, 200)
-
-
-def test_fastserve_demotes_by_service_and_joins_by_the_prefill() -> None:
-    # A token at full slots takes 42.64 ms; quanta are 100, 200, 400 ms. 4000 tokens of prompt take
-    # 41 + 696 ms: level 3, whose quantum is 800 ms.
-    used, fresh, long_prompt = ranked(5), ranked(5000), ranked(5, 4000)
-    policy = named("fastserve", used, fresh, long_prompt)
-    assert (policy.key(fresh, IDLE), policy.key(long_prompt, IDLE)) == (0, 3)
-    for age, level in ((0, 0), (2, 0), (3, 1), (7, 1), (8, 2), (16, 2), (17, 3)):
-        used.generated_tokens = age
-        assert policy.key(used, IDLE) == level
-    assert yields(policy, used, fresh, 17)
-
-
-def test_the_oracle_takes_true_lengths_only() -> None:
-    oracle = SrptOracle(SrptOracleParameters(), SERVER)
-    nearly_done, short = ranked(1000), ranked(60)
-    with pytest.raises(ValueError, match="true lengths"):
-        oracle.on_arrival(short)
-    nearly_done.grow(995)
-    for one, length in ((nearly_done, 1000), (short, 60)):
-        one.distribution = LengthDistribution.from_samples([length], "truth")
-        assert oracle.on_arrival(one)
-    assert serving_order(oracle, waiting(nearly_done, short)) == [0, 1]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 
 from sage_sched.job import BEHIND
-from sage_sched.steps import attended_pairs
 from tests.sage_sched.situations import Story
 from tests.sage_sched.strategies import SERVER
 
@@ -42,14 +40,6 @@ def test_new_requests_are_held_behind_others(newcomers: str, plan: str, is_held:
     assert (found, 0.0 < story.policy.plan_by_s < 2.0) == (plan, is_held)
 
 
-@pytest.mark.parametrize("ttft_ms", [math.inf, 50.0])
-def test_without_a_target_that_can_be_met_a_request_goes_by_its_index(ttft_ms: float) -> None:
-    story = server(ttft_ms)
-    for now_s in (0, 1, 100):
-        assert story.plan(f"{FULL} 11:100%5 12:100%4000; now {now_s}") == "11 10 12"
-        assert story.policy.plan_by_s == math.inf
-
-
 def test_requests_start_together_as_soon_as_waiting_costs_more_than_a_prefill_step() -> None:
     story, behind = server(), " ".join(f"{n}:100%400@{BEHIND}" for n in range(13, 30))
     assert story.plan(f"{FULL} 11:100%400 {behind}").startswith("10 11")
@@ -62,17 +52,6 @@ def test_requests_start_together_as_soon_as_waiting_costs_more_than_a_prefill_st
     # The more wait, the sooner.
     assert half_s < story.policy.plan_by_s < due_s
     assert story.plan(f"{queue}; now {due_s}; planned") == "-9 +11 -8 +12 10"
-
-
-def test_a_start_leaves_time_for_the_steps_before_and_after_it() -> None:
-    story, slow = server(), replace(SERVER.step_time, prefill_base_s=0.5, decode_base_s=0.1)
-    story.plan(f"{FULL} 11:100%4000", server=replace(SERVER, step_time=slow))
-    prefill_s = slow.prefill_s(1, 100, attended_pairs(0, 100))
-    assert story.policy.plan_by_s == pytest.approx(2.0 - prefill_s - 2 * slow.decode_s(10, 3010))
-
-
-def test_while_requests_gather_preempted_ones_come_back_first() -> None:
-    assert server().plan(f"{FULL} 11:100%5".replace("full", "slots 1")) == "^10 11; open 1"
 
 
 @pytest.mark.parametrize(
@@ -88,13 +67,6 @@ def test_a_start_is_worth_what_it_costs(now_s: float, facts: str, plan: str) -> 
     story = server()
     story.plan(f"{FULL} 11:100%400{facts}")
     assert story.plan(f"{FULL} 11:100%400; now {now_s}{facts}; planned") == plan
-
-
-def test_a_long_prompt_that_is_mostly_cached_is_not_late() -> None:
-    story, prompt = server(), "11:30000%400; cached 11 29900; slots 1; free 40000"
-    for _ in range(2):  # the first plan finds out
-        story.plan(f"{FULL} {prompt}")
-    assert story.plan(f"{FULL} {prompt}; now {story.policy.plan_by_s}; planned") == "+11 10"
 
 
 def test_running_requests_yield_to_one_that_is_promised_its_turn_at_any_price() -> None:

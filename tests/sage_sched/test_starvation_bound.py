@@ -11,18 +11,20 @@ from hypothesis import strategies as st
 
 from bench.simulator.presets import Engine
 from sage_sched.app.config import SageConfig
+from sage_sched.app.registry import POLICIES
+from sage_sched.job import Job
 from sage_sched.policies.sage import SageParameters
 from tests.bench.simulator.fuzz import Case, run
-from tests.sage_sched.crowd import ROOMY, STARVED, crowd
+from tests.bench.simulator.traffic import MANY_SLOTS, SMALL, mixed
 from tests.sage_sched.situations import Story
-from tests.sage_sched.strategies import IDLE, job, named
+from tests.sage_sched.strategies import named
 
 
 @settings(max_examples=30)
 @given(
     seed=st.integers(0, 10**9),
     regret=st.sampled_from([0.0, 0.1, 0.5, 1.0, 3.0]),
-    engine=st.sampled_from([ROOMY, STARVED]),
+    engine=st.sampled_from([SMALL, replace(MANY_SLOTS, swap_token_s=0.0)]),
     switches=st.sampled_from([{}, {}, {4.0: "sage"}]),
 )
 def test_the_bound_is_that_of_an_account_that_forgets_nothing_and_it_is_kept(
@@ -31,20 +33,29 @@ def test_the_bound_is_that_of_an_account_that_forgets_nothing_and_it_is_kept(
     """The run fails if a job passes its starvation bound earlier or later than the work done says,
     or if another job is admitted before a job that has passed it."""
     config = SageConfig(policy={"sage": SageParameters(regret=regret)})
-    requests = crowd(seed, (5, 40, 150) if engine is ROOMY else (150, 400))
+    requests = mixed(80, 10.0, seed, unknown=0.1)
     policy = "fcfs-fill" if switches else "sage"
     run(Case(engine, config, requests, True, policy, switches))
 
 
-@pytest.mark.parametrize("name", ["sage", "proserve"])
+@pytest.mark.parametrize("name", POLICIES)
 def test_finished_jobs_behind_an_unfinished_one_are_not_kept(name: str) -> None:
-    stays, *jobs = (job(n, 5, served=n, served_tokens=1) for n in range(1000))
-    policy, alive = named(name, stays, *jobs), weakref.WeakSet(jobs)
-    while jobs:
-        policy.on_end(jobs.pop(), 0.0)
-    assert len(alive) < 10
-    policy.on_pass(replace(IDLE, served_tokens=1000, waiting=[stays]))
-    assert not stays.goes_first
+    """By no policy and no limit, though each has waited, run, been swapped out, and been aborted
+    while it waited."""
+    config = SageConfig.parse({"overload": {"enabled": True}})
+    story, alive = Story(name, config.limits(named(name))), weakref.WeakSet[Job]()
+    for number in range(1, 100):
+        comes = f"{number}:5%9,40[c/t{number}]{'u1' * (number % 2)}{'d900p90' * (number % 3 > 0)}"
+        story.plan(f"wait 0:5%9 {comes}; slots 0")
+        story.limits.arrived(story.jobs[number])
+        for situation in (f"run {number}:5+1; wait 0:5", f"wait 0:5 {number}:5~+2", "wait 0:5"):
+            story.plan(f"{situation}; slots 0; served {5 * number}")
+        gone = story.jobs.pop(number)
+        story.policy.on_end(gone, 0.0)
+        story.limits.ended(gone, 0.0)
+        alive.add(gone)
+        del gone
+    assert len(alive) < 5
 
 
 def test_a_job_that_is_ranked_again_keeps_its_account() -> None:

@@ -11,7 +11,7 @@ from scipy.optimize import nnls
 
 from sage_sched.app.config import StepTimeConfig
 from sage_sched.step_learner import COLUMNS, _nonnegative_minimum, fit
-from sage_sched.steps import ServerFacts, StepTime
+from sage_sched.steps import StepTime
 from tests.sage_sched.step_traffic import Step, steps
 
 SHIPPED = StepTimeConfig().step_time()
@@ -58,31 +58,6 @@ def test_what_no_step_had_to_do_is_as_in_the_prior_times_the_one_factor() -> Non
     assert found == pytest.approx(3 * np.array(astuple(SHIPPED)))
 
 
-def test_a_server_far_smaller_than_the_shipped_one_is_told_exactly() -> None:
-    truth = StepTime(0.005, 0.002, 1e-4, 1e-7, 0.004, 1e-3, 4e-6)
-    taken = [decode(n, kv, truth) for n in (1, 2, 4) for kv in range(10 * n, 150 * n)]
-    found = fit(*table(taken), SHIPPED)
-    for n, kv in ((1, 100), (8, 1000)):
-        assert found.decode_s(n, kv) == pytest.approx(truth.decode_s(n, kv), rel=0.01)
-
-
-def test_what_short_prompts_take_is_not_made_up_for_long_ones() -> None:
-    rng = np.random.default_rng(0)
-    taken: list[Step] = []
-    for i in range(400):
-        if i % 20:
-            work, seconds = decode(int(rng.integers(1, 5)), int(rng.integers(10, 400)), SHIPPED)
-        else:
-            tokens = int(rng.integers(2, 9))
-            work = [1.0, 1, tokens, tokens**2 / 2, 0, 0, 0]
-            seconds = SHIPPED.prefill_s(1, tokens, tokens**2 / 2)
-        taken.append((work, seconds * rng.lognormal(0, 0.3)))
-    found = fit(*table(taken), SHIPPED)
-    long_prompt = (1, 4000, 4000**2 / 2)
-    assert found.prefill_s(*long_prompt) == pytest.approx(SHIPPED.prefill_s(*long_prompt), rel=0.5)
-    assert found.decode_s(64, 60_000) == pytest.approx(SHIPPED.decode_s(64, 60_000), rel=0.5)
-
-
 @given(st.integers(0, 2**32 - 1))
 def test_the_minimum_is_the_one_that_lawson_and_hanson_find(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -110,14 +85,3 @@ def test_noise_hides_no_slope(seed: int) -> None:
         assert mean[2] * prior.prefill_token_s > 1e-5
         assert mean[6] * prior.decode_kv_token_s > 1e-5
         assert predicted(taken, prior) == pytest.approx(np.full(256, 0.02), rel=0.3)
-
-
-@given(
-    st.lists(st.floats(0, 1, allow_subnormal=False), min_size=8, max_size=8),
-    st.integers(1, 300),
-    st.data(),
-)
-def test_cached_tokens_save_time(seconds: list[float], kv_tokens: int, data: st.DataObject) -> None:
-    server = ServerFacts(10_000, 32, StepTime(*seconds[:7]), seconds[7])
-    cached = data.draw(st.integers(0, kv_tokens))
-    assert server.recompute_s(kv_tokens, cached) <= server.recompute_s(kv_tokens) * (1 + 1e-9)

@@ -114,21 +114,6 @@ def test_a_plan_touches_as_many_jobs_however_many_wait(
     assert server.num_touched() <= MOST
 
 
-def test_the_order_at_a_long_queue_is_that_of_the_keys() -> None:
-    server = Server("sage", LONG)
-    server.settle()
-    for num_come in (3, 0, NUM_JOINING, 1):
-        server.come(num_come)
-        gone = set(server.rng.choice(len(server.view.waiting), 7, replace=False).tolist())
-        left = [job for place, job in enumerate(server.view.waiting) if place not in gone]
-        server.view = replace(server.view, waiting=left)
-        order = decide(server.view, server.policy, server.limits).order
-        assert order is not None
-        keys = [(server.policy.key(job, IDLE), job.arrival) for job in left]
-        best = sorted(range(len(left)), key=keys.__getitem__)
-        assert list(order) == best[:HEAD]
-
-
 def test_who_is_promised_its_turn_goes_first_even_if_it_has_not_joined() -> None:
     story, last = Story("fcfs-fill"), 3 * NUM_JOINING
     queue = " ".join(f"{arrival}:1" for arrival in range(last))

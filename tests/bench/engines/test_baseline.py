@@ -28,6 +28,10 @@ def fitted(rows: list[tuple[int, int, float]]) -> UnloadedTime:
 @given(times, times, times)
 def test_the_fit_finds_a_linear_time(base: float, per_input: float, per_output: float) -> None:
     true = UnloadedTime(base, per_input, per_output)
+    assert true.description == (
+        f"{1e3 * base:.0f} ms + {1e3 * per_input:.3f} ms per input token + {1e3 * per_output:.3f} "
+        "ms per output token"
+    )
     rows = [(i, o, true.seconds(i, o)) for i in (20, 400) for o in (16, 64, 256)]
     for inputs, outputs, seconds in rows:
         assert seconds == pytest.approx(base + inputs * per_input + outputs * per_output)

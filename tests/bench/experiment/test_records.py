@@ -43,6 +43,13 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path, found: list[Record])
     assert records.read(tmp_path / "nothing.jsonl") == []
 
 
+def test_a_record_tells_its_command_without_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["sage-sched", "bench", "run", "my own", "--data", "/d/e"])
+    made_by = Provenance.of_now()
+    assert made_by.command == "sage-sched bench run 'my own' --data PATH"
+    assert "sglang " in made_by.versions
+
+
 @pytest.mark.usefixtures("found")
 def test_a_page_s_tables_are_made_from_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: list[Record]

@@ -1,4 +1,4 @@
-"""Runs as medians, ratios, tables, sentences and a page."""
+"""Runs as medians, ratios, tables, sentences, pictures and a page."""
 
 from __future__ import annotations
 
@@ -7,33 +7,74 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bench.engines.server.server import ServerError
 from bench.experiment.compare import report
 from bench.experiment.goodput import figure, rate_within
 from bench.experiment.goodput import rows as goodput_rows
+from bench.experiment.lanes import Lane, picture
 from bench.experiment.plot import mean_against_tail
-from bench.experiment.records import Record
+from bench.experiment.records import Provenance, Record
 from bench.experiment.report import write_report
 from bench.experiment.stats import headline, ratio
-from bench.experiment.table import as_experiment, plain, rows
+from bench.experiment.table import as_experiment, markdown, plain
 from tests.bench.experiment.runs import on_server, record
+from tests.bench.workloads.fingerprint import fingerprint
+
+TABLE = """\
+| load | by | policy | mean TTLT, ratio | mean TTLT, s | p99 ITL, ms |
+| --- | --- | --- | --- | --- | --- |
+| 0.3x | servers | `fcfs` | 1.96 (1.43 to 2.50) | 0.0105 | 10.5 |
+| 0.3x | servers | `sage` | 1.00 | 0.00585 | 5.85 |
+| 0.3x | simulated | `hrrn` | 1.00 | 1.23 | 1234 |
+| 2x | servers | `sage` |  |  |  |
+
+Made by `sage-sched bench run` (commit abc1234, 2 seeds); `sage-sched bench` ()."""
 
 
-def test_a_ratio_is_the_median_over_seeds_with_their_range() -> None:
+def test_a_table_has_medians_and_ratios_paired_by_seed() -> None:
+    by = Provenance(commit="abc1234", command="sage-sched bench run")
+    found = [
+        *(replace(record("fcfs", seed, rate="0.3x"), made_by=by) for seed in (0, 1)),
+        *(replace(record("sage", seed, rate="0.3x", factor=0.4 + 0.3 * seed), made_by=by)
+          for seed in (0, 1)),
+        replace(record("hrrn", 0, rate="0.3x", factor=123.44), engine="sim", made_by=by),
+        replace(record("sage", 0), metrics={}, made_by=Provenance(command="sage-sched bench")),
+    ]  # fmt: skip
+    about = {"ratios": ["mean_e2e_latency_ms"], "columns": ["mean_e2e_latency_ms", "p99_itl_ms"]}
+    assert markdown(as_experiment(found, reference="sage", **about), found) == TABLE
+    first = plain(as_experiment(found[:4], **about), found[:4]).splitlines()
+    assert first == [
+        "policy  mean TTLT, ratio     mean TTLT, s  p99 ITL, ms",
+        "------------------------------------------------------",
+        "`fcfs`  1.00                 0.0105        10.5",
+        "`sage`  0.55 (0.40 to 0.70)  0.00585       5.85",
+    ]
+    three = [record("sage", seed, factor=f) for seed, f in enumerate((0.5, 0.9, 0.6))]
     theirs = [record("fcfs", seed) for seed in range(3)]
-    ours = [record("sage", seed, factor=f) for seed, f in enumerate((0.5, 0.9, 0.6))]
-    assert str(ratio(ours, theirs, "duration")) == "0.60 (0.50 to 0.90)"
-    assert str(ratio(ours[:1], theirs, "duration")) == "0.50"
-    assert str(ratio(ours, theirs[2:], "duration")) == "0.60"  # one without its pair is left out
-    assert ratio(ours, [], "duration") is None
+    assert str(ratio(three, theirs, "duration")) == "0.60 (0.50 to 0.90)"
+    assert str(ratio(three, theirs[2:], "duration")) == "0.60"  # without its pair it is left out
+    without = [replace(each, metrics={}) for each in theirs]
+    assert ratio(three, [], "duration") is ratio(without, theirs, "duration") is None
 
 
-def test_the_headline_compares_sage_with_the_first_and_the_best_of_the_others() -> None:
-    factors = {"fcfs": 1.0, "sage": 0.5, "hrrn": 0.75}
+@pytest.mark.parametrize(
+    ("sage", "hrrn", "said"),
+    [
+        (550, 750, "6.6 s on average, `fcfs` in 12 s: 45 % sooner. The best of the others was "
+         "`hrrn`, in 9 s."),
+        (1500, 1200, "18 s on average, `fcfs` in 12 s: 50 % later."),
+        (1001, 1200, "12 s on average, `fcfs` in 12 s: no sooner and no later."),
+    ],
+)  # fmt: skip
+def test_the_headline_compares_sage_with_the_first_and_the_best_of_the_others(
+    sage: float, hrrn: float, said: str
+) -> None:
+    factors = {"fcfs": 1000, "sage": sage, "hrrn": hrrn}
     found = [record(policy, seed, factor=f) for policy, f in factors.items() for seed in range(5)]
-    assert [part in headline(found) for part in ("`fcfs`", "50 % sooner", "`hrrn`")] == [True] * 3
+    assert headline(found) == f"`sage` finished answers in {said}"
     assert headline(found[:5]) == headline(found[5:]) == ""  # no sage, or it is the first
 
 
@@ -44,22 +85,33 @@ def test_the_report_stands_alone_and_holds_everything(tmp_path: Path) -> None:
         for rate in ("0.3x", "2x")
         for seed in range(3)
     ]
+    found[0] = replace(found[0], metrics=found[0].metrics | {"p99_e2e_latency_ms": 99.0})
     found[-1] = replace(found[-1], problem="2 answers of the wrong length")
-    valid, experiment = found[:-1], as_experiment(found)
-    write_report(experiment, found, tmp_path / "deep" / "report.html")
+    write_report(as_experiment(found), found, tmp_path / "deep" / "report.html")
     page = html.unescape((tmp_path / "deep" / "report.html").read_text(encoding="utf-8"))
-    assert (page.count("<svg"), page.count("<tr")) == (1, 1 + 3 * 2)
+    counts = [page.count(part) for part in ("<svg", "<tr", 'class="ours"')]
+    assert counts == [1, 1 + 3 * 2, 2]
     assert not re.search(r'(src|href)="[^#]', page)
-    for expected in (headline(valid), "0.60", "<two> cores", "2 answers of the wrong length"):
+    lost = "<li>sage, 2x, seed 2: 2 answers of the wrong length</li>"
+    for expected in (headline(found[:-1]), "0.60", "<two> cores", lost):
         assert expected in page
-    head, body = rows(experiment, valid)
-    assert [row[:2] for row in body] == [
-        [rate, f"`{policy}`"] for rate in ("0.3x", "2x") for policy in ("fcfs", "hrrn", "sage")
-    ]
-    assert {len(row) for row in body} == {len(head)}
-    assert len(plain(experiment, valid).splitlines()) == 2 + len(body)
-    svg = mean_against_tail(valid)
+    svg = mean_against_tail(found[:-1])
     assert all(f">{policy}<" in svg for policy in ("fcfs", "hrrn", "sage"))
+    assert fingerprint(svg) == "00ca3094"
+
+
+def test_lanes_show_when_requests_waited() -> None:
+    """A tenth of a second is 10 of 1000; the second request comes first."""
+    times = (np.array([2.0, 1.0]), np.array([2.5, 1.0]), np.array([11.0, 1.0]))
+    svg = picture([Lane("sage <ours>", *times, [[(3.0, 4.0)], []], is_ours=True)])
+    assert re.findall(r'd="M(\S+) (\S+)H(\S+)" stroke="#(.)', svg) == [
+        ("0.0", "1.5", "0.0", "c"), ("0.0", "1.5", "1.0", "d"),
+        ("100.0", "4.5", "150.0", "c"), ("150.0", "4.5", "1000.0", "d"),
+        ("200.0", "4.5", "300.0", "c"),
+    ]  # fmt: skip
+    assert re.findall(r"<span>(.*?)</span>", svg) == ["0 s", "2 s", "5 s", "8 s", "10 s"]
+    assert "<h3>sage &lt;ours&gt;</h3>" in svg
+    assert picture([]) == ""
 
 
 def test_a_comparison_without_a_valid_run_is_an_error(tmp_path: Path) -> None:
@@ -90,16 +142,20 @@ def test_the_rate_is_where_the_share_falls_below(good_shares: list[float], rate:
     assert rate_within(points[::-1], 0.95) == pytest.approx(rate)
 
 
-def test_ratios_are_paired_by_seed() -> None:
+def test_rates_within_the_slo_are_medians_with_ratios_paired_by_seed() -> None:
     found = [
         swept(arm, rate, good, seed)
         for seed, scale in ((0, 1.0), (1, 2.0))
-        for arm, first in (("hrrn@clip=128", 1.0), ("fcfs", 0.5), ("sage", 2.0))
+        for arm, first in (("hrrn@clip=128", 1.0), ("fcfs", 0.5 * scale), ("sage", 2.0))
         for rate, good in ((first * scale, 1.0), (3 * first * scale, 0.9))
     ]
     head, body = goodput_rows(found)
-    by_arm = {row[1]: dict(zip(head[2:5], row[2:5], strict=True)) for row in body}
-    assert by_arm["`sage`"]["to tuned"] == "2.00 (2.00 to 2.00)"
-    assert by_arm["`sage`"]["to fcfs"] == "4.00 (4.00 to 4.00)"
-    assert figure(found, "chat", "sage/tuned", 0.95) == "2.00"
-    assert figure(found, "chat", "fcfs", 0.95) == by_arm["`fcfs`"][head[2]]
+    assert head[2:5] == ["requests/s, 95% good", "to tuned", "to fcfs"]
+    assert [row[:5] for row in body] == [
+        ["chat", "`hrrn@clip=128`", "3.00", "1.00 (1.00 to 1.00)", "1.50 (1.00 to 2.00)"],
+        ["chat", "`fcfs`", "2.50", "0.75 (0.50 to 1.00)", "1.00 (1.00 to 1.00)"],
+        ["chat", "`sage`", "6.00", "2.00 (2.00 to 2.00)", "3.00 (2.00 to 4.00)"],
+    ]
+    arms = ("sage/tuned", "sage/fcfs", "fcfs", "tuned", "none")
+    figures = [figure(found, "chat", arm, 0.95) for arm in arms]
+    assert figures == ["2.00", "3.00", "2.50", "3.00", ""]

@@ -82,6 +82,22 @@ def test_a_setting_under_which_a_server_ends_is_not_the_best() -> None:
     assert best_tuned(experiment, loaded).policy == "fcfs@clip=16"
 
 
+def test_an_experiment_is_changed_as_a_user_asks() -> None:
+    """Nothing is tuned for other arms, unless a load's rate is that of the tuned one."""
+    for capacity_by, is_tuned in (("fcfs", False), ("tuned", True)):
+        experiment = tuned(
+            tuned={"policies": ["fcfs"], "clips": [64]}, defaults={"capacity_by": capacity_by},
+            loads={"one": {}, "two": {}},
+        )  # fmt: skip
+        assert changed(experiment) == experiment
+        found = changed(experiment, engine="clock", seeds=7, loads=["two"], arms=["lpm", "sage"])
+        assert found == replace(
+            experiment, engine="clock", seeds=7, loads=experiment.loads[1:],
+            arms=[Arm(policy="lpm"), Arm(policy="sage")],
+            tuned=experiment.tuned if is_tuned else None,
+        )  # fmt: skip
+
+
 def test_each_seed_begins_with_another_policy() -> None:
     asked = []
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
+from bench.engines.baseline import Saturation
 from bench.engines.server.client import Answer
 from bench.engines.server.kept_server import KeptServer, Run
 from bench.experiment import servers as module
@@ -101,6 +103,47 @@ def test_servers_differ_as_servers_can(
 ) -> None:
     with pytest.raises(ConfigError, match=message) if message else nullcontext():
         servers_of(engine, Arm(policy="sage", **arm), **{"workload": {"name": "chats"}, **load})
+
+
+def test_a_server_is_warmed_up_and_asked_for_its_times_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[list[tuple[str, int]]] = []
+
+    def ask(self: Servers, url: str, probes: list[tuple[str, int]]) -> list[Answer]:
+        asked.append(probes)
+        return [Answer(0.0, ((1.0, 1), (1.0 + n / 10, n)), len(prompt)) for prompt, n in probes]
+
+    monkeypatch.setattr(Servers, "_ask", ask)
+    servers = servers_of("server", workload={"name": "chats"})
+    for _ in range(2):
+        servers._prepare("")
+    warm, *alone, again = asked
+    assert [n for _, n in warm] == [7, 18, 20, 22, 25, 39, 56, 86]  # the shortest of 24
+    assert warm == again
+    assert [n for ((_, n),) in alone] == [16, 16, 64, 64, 256, 256]
+    assert [len(prompt) for ((prompt, _),) in alone] == [46, 274] * 3
+    assert servers._alone_s(SAGE)(46, 64) == pytest.approx(1.0 + 6.4, rel=0.01)
+
+
+def test_a_capacity_is_measured_in_order_of_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[tuple[Arm, int]] = []
+
+    def serve(self: Servers, arm: Arm, requests: list[SimRequest], label: str) -> Ran:
+        served.append((arm, len(requests)))
+        return Ran(None, "late") if len(requests) < 3 else Ran(cast("Any", "served"))
+
+    def sustained(serve: Any, num_arrivals: Any) -> Saturation:
+        assert [num_arrivals(rate) for rate in (1e-3, 1.0, 1e3)] == [300, 1200, 1500]
+        return Saturation(len(serve(np.zeros(3))), 1.0)
+
+    monkeypatch.setattr(Servers, "_serve", serve)
+    monkeypatch.setattr(module, "sustained", sustained)
+    chats = {"name": "chats"}
+    arm = Arm(policy="hrrn@clip=64", label="ours")
+    servers = servers_of("server", arm, workload=chats, capacity_by="hrrn@clip=64")
+    assert servers.sustained().capacity == len("served")
+    assert served == [(Arm(policy="fcfs@clip=64"), 3)]
 
 
 def test_no_prompt_is_asked_twice(monkeypatch: pytest.MonkeyPatch) -> None:

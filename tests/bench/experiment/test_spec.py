@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from bench.experiment import records, run_command
 from bench.experiment.records import read
 from bench.experiment.spec import Experiment, names
 from bench.workloads.arrivals import requests_per_s
 from sage_sched.cli import main
 from sage_sched.fields import ConfigError
+from tests.bench.experiment.runs import on_server
 
 NEW = """
 title = "Two policies under a load of my own"
@@ -65,6 +68,24 @@ def test_rates_are_absolute_or_of_the_capacity() -> None:
     for wrong in ("0", "-1x", "x", "2y", "nan", "inf"):
         with pytest.raises(ConfigError, match="allowed"):
             requests_per_s(wrong, capacity=1.0)
+
+
+def test_only_valid_runs_are_kept_and_for_pages_without_their_requests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [on_server("sage", 0), on_server("sage", 1, problem="late")]
+    monkeypatch.setattr(run_command, "run_experiment", lambda *of: [*map(of[2], made)] and made)
+    monkeypatch.setattr(records, "FOLDER", tmp_path / "pages")
+    for more, folder, about in (
+        ([], tmp_path / "records", made[0].about), (["--record"], tmp_path / "pages", {}),
+    ):  # fmt: skip
+        command = ["bench", "run", "gaps", "--output", str(tmp_path), *more]
+        assert main(command) == 1
+        (kept,) = read(folder / "gaps.jsonl")
+        assert (kept.seed, kept.about) == (0, about)
+    assert "invalid: sage, 2x, seed 1: late" in capsys.readouterr().err
+    assert main([*command, "--json"]) == 1
+    assert len(json.loads(capsys.readouterr().out)) == 2
 
 
 def test_experiments_are_listed_in_order(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,10 +1,8 @@
-"""Routers, and what their ledger knows."""
+"""Routers by their definitions. What a ledger tells them is in the recorded results."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,18 +10,6 @@ import pytest
 
 from bench.policies.cluster_view import ClusterView
 from bench.policies.routers import ROUTERS, router_named
-from bench.simulator.ledger import Ledger, Newcomer
-from bench.simulator.prefix_index import BLOCK_TOKENS
-from sage_sched.distribution import LengthDistribution
-from tests.sage_sched.strategies import SERVER
-
-
-def of_length(tokens: int, input_tokens: int = 100) -> Newcomer:
-    return Newcomer(input_tokens, 5000, LengthDistribution.from_samples([tokens], "history"))
-
-
-REQUEST = of_length(100)
-
 
 # Two idle nodes, and a request whose prompt takes 1 s and whose first token is due in 10 s.
 IDLE = ClusterView(
@@ -80,46 +66,3 @@ def test_every_router_picks_a_node_and_the_same_again(name: str) -> None:
     picked = [one.pick(late) for _ in range(8)]
     assert picked == [again.pick(late) for _ in range(8)]
     assert {*picked} == ({0, 1} if name in ("gorouting", "power_of_two", "round_robin") else {0})
-
-
-def asking(keys: int, input_tokens: int, tokens: int = 10) -> Newcomer:
-    """Return a request whose prompt begins with these many shared blocks."""
-    return replace(of_length(tokens, input_tokens), keys=[("shared", i) for i in range(keys)])
-
-
-PROMPT = 40 * BLOCK_TOKENS
-WITH_PREFIX, NONE = [asking(40, PROMPT)], list[Newcomer]()
-
-
-@pytest.mark.parametrize(
-    ("nodes", "asked", "picks"),
-    [
-        # A long prompt with a long answer, or two that are short.
-        (
-            [[of_length(4000, 300)], [of_length(10)] * 2],
-            of_length(2000),
-            {"total_requests": 0, "total_tokens": 1, "min-load": 1, "predicted-cost": 1},
-        ),
-        # A prefix attracts a request while it saves time, and the cache-aware router from a share
-        # of 0.3 on, unless the node has 65 requests more and half as many again.
-        ([WITH_PREFIX, NONE], asking(40, PROMPT + 9), {"cache_aware": 0, "predicted-cost": 0}),
-        ([WITH_PREFIX, NONE], asking(40, 4 * PROMPT), {"cache_aware": 1}),
-        ([WITH_PREFIX * 64, NONE], asking(40, PROMPT + 9), {"cache_aware": 0}),
-        ([WITH_PREFIX * 65, NONE], asking(40, PROMPT + 9), {"cache_aware": 1, "predicted-cost": 1}),
-        ([WITH_PREFIX * 210, [REQUEST] * 140], asking(40, PROMPT + 9), {"cache_aware": 0}),
-    ],
-)
-def test_each_router_has_its_measure(
-    nodes: list[list[Newcomer]], asked: Newcomer, picks: dict[str, int]
-) -> None:
-    ledger = ledger_of(*nodes)
-    assert {name: router_named(name).pick(ledger.view(asked, 0.0)) for name in picks} == picks
-
-
-def ledger_of(*nodes: Sequence[Newcomer]) -> Ledger:
-    """Return a ledger of nodes to which these requests were sent at 0 s, by their place there."""
-    ledger = Ledger(len(nodes), SERVER)
-    for node, requests in enumerate(nodes):
-        for number, each in enumerate(requests):
-            ledger.sent(number, node, each, 0.0)
-    return ledger

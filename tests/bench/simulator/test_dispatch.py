@@ -27,19 +27,6 @@ def test_a_cluster_of_one_is_the_engine(options: Options) -> None:
     assert found.ttlt_s == pytest.approx(alone.ttlt_s)
 
 
-def test_requests_go_where_the_fewest_are() -> None:
-    each_alone = [request(0.01 * i, 10, 50) for i in range(8)]
-    # A finished request counts no more: the third goes to the first engine, idle again.
-    one_ends = [request(0.0, 10, 2), request(0.0, 10, 300), request(2.0, 10, 2)]
-    # A request comes 0.5 s after the answer that it follows, wherever it goes.
-    asked = [request(1.0 * i, 10, 20 + 7 * i) for i in range(6)]
-    asked += [request(0.0, 12, 5, follows=i, pause_s=0.5) for i in range(6)]
-    for requests, num_nodes in ((each_alone, 8), (one_ends, 2), (asked, 3)):
-        result = together("fcfs", CONFIG, requests, CHECKED, num_nodes=num_nodes)
-        assert result.ttlt_s == pytest.approx(result.alone_s)
-    assert result.arrival_s[6:] == pytest.approx((result.arrival_s + result.ttlt_s)[:6] + 0.5)
-
-
 def test_apart_prefill_transfer_and_decode_follow_one_another_beside_other_prefills() -> None:
     result = apart("fcfs", CONFIG, [request(1.0, 100, 30)])
     sent_s = 100 * SMALL.swap_token_s

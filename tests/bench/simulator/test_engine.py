@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from bench.simulator.node import Node
@@ -14,7 +13,7 @@ from bench.simulator.request import Progress, SimRequest
 from bench.simulator.result import alone_s
 from bench.simulator.run import make_node, simulate
 from bench.simulator.state import Options
-from bench.simulator.stock import STOCK, ShortestPrefillPolicy
+from bench.simulator.stock import STOCK
 from sage_sched.app.registry import policy_names
 from sage_sched.job import Hints
 from sage_sched.steps import attended_pairs
@@ -74,14 +73,6 @@ def started(
     return node
 
 
-def test_a_retraction_estimates_the_new_token_ratio_anew() -> None:
-    node = started("fcfs", [request(0.0, 10, 50, 100)] * 2, [])
-    node.advance(0.5)
-    num_generated = sum(node.ages().values())
-    node.state.ratio.estimate(node.state.decode)
-    assert node.state.ratio.value == (num_generated + 20 * 2) / (2 * 100 + 1)
-
-
 @pytest.mark.parametrize("is_mixed", [False, True])
 @pytest.mark.parametrize("policy", ["fcfs", "hrrn", "ltr", "sage"])
 def test_leaps_are_steps(policy: str, is_mixed: bool) -> None:
@@ -133,28 +124,3 @@ def test_predictions_delay_all_but_stock_policies() -> None:
     for policy, delay_s in (("ssjf", 0.5), ("fcfs", 0.0)):
         plain, late = (simulate(SMALL, policy, CONFIG, requests, of) for of in (None, delayed))
         assert late.ttft_s[0] == plain.ttft_s[0] + delay_s
-
-
-@pytest.mark.parametrize(
-    ("policy", "inputs", "expected"),
-    [
-        ("fcfs", [300, 20, 100], [0, 1, 2]),
-        ("lpm", [300, 20, 100], [0, 1, 2]),
-        ("shortest-prefill-first", [300, 20, 100], [1, 2, 0]),
-        ("hrrn", [300, 20, 100], [1, 2, 0]),
-        ("hrrn", [300, 20] * 70, [*range(140)]),  # a long queue is left as it lies
-    ],
-)
-def test_orders(policy: str, inputs: list[int], expected: list[int]) -> None:
-    """In the only slot, one after the other, requests that come while another runs."""
-    requests = [request(0.1 + 0.001 * i, tokens, 2) for i, tokens in enumerate(inputs)]
-    one_slot = replace(SMALL, max_running_requests=1)
-    result = simulate(one_slot, policy, CONFIG, [request(0.0, 10, 100), *requests], CHECKED)
-    order = np.argsort(result.arrival_s + result.ttft_s)[1:] - 1
-    assert order.tolist()[:10] == expected[:10]
-
-
-def test_a_long_prompt_leaves_room_in_its_chunks_for_shorter_ones() -> None:
-    policy = ShortestPrefillPolicy()
-    assert policy.chunk_limit(1000, 512, 16, [20, 100, 2000]) == 512 - 32 - 112
-    assert policy.chunk_limit(50, 512, 16, [60]) is None

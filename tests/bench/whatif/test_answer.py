@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,10 @@ from bench.whatif.predictions import predictions_of
 from bench.whatif.replayed_predictor import ReplayedPredictor
 from bench.whatif.simulation import Slo
 from bench.workloads.prompts import WorkloadError
-from bench.workloads.supposed import Supposed
 from sage_sched.app.config import SageConfig, StepTimeConfig
 from sage_sched.cli import main
 from sage_sched.distribution import LengthDistribution
+from tests.bench.workloads.fingerprint import fingerprint
 
 CONFIG = SageConfig()
 SMALL = OwnServer(
@@ -54,6 +54,7 @@ def test_the_interval_tells_of_better_and_worse_predictions() -> None:
     said = sentence(answer.rows, "sage")
     assert all(seconds(each.mean_ttlt_s) in said for each in (fcfs, sage))
     assert f"{round(100 * (1 - ratio.high))} % to {round(100 * (1 - ratio.low))} %" in said
+    assert fingerprint([*map(astuple, answer.rows)]) == "d8401d78"
     known = replace(SMALL, crps_gain=0.4)
     surer = asked(traffic(), "fcfs", "sage", num_seeds=2, server=known).rows[1].mean_ratio
     assert surer.high - surer.low < ratio.high - ratio.low
@@ -86,19 +87,6 @@ def test_good_requests_get_fewer_the_faster_they_come() -> None:
     table = good_table({"fcfs": [1.0, 0.9], "sage": [1.0, 1.0], "hrrn": [0.5, 0.4]}, (1, 2))
     said = [line.split("  ")[-1].strip() for line in table.splitlines()[2:]]
     assert said == ["1.50x", "2.00x or more", "less than 1x"]
-
-
-def test_supposed_predictions_are_as_good_as_asked_and_calibrated() -> None:
-    lengths = np.random.default_rng(3).lognormal(5, 1, 1500).astype(int) + 1
-    supposed = Supposed(lengths.tolist())
-    everything = LengthDistribution.from_samples(lengths, "prior")
-    blind = np.mean([everything.crps(int(length)) for length in lengths])
-    for gain in (0.1, 0.3, 0.6):
-        said = supposed.predictions(gain, seed=1)
-        crps = np.mean([one.crps(int(n)) for one, n in zip(said, lengths, strict=True)])
-        assert 1 - crps / blind == pytest.approx(gain, abs=0.05)
-        within = np.mean([p.has_within(int(n), 0.8) for p, n in zip(said, lengths, strict=True)])
-        assert 0.75 < within < 0.9
 
 
 def test_a_prompt_is_predicted_by_answers_that_had_ended() -> None:
@@ -140,6 +128,16 @@ def test_notes_name_left_out_requests_and_a_far_off_simulation() -> None:
     for factor in (1, 3):
         told = traffic(ttlt_s=factor * answer.rows[0].mean_ttlt_s)
         assert ("far off" in "\n".join(asked(told, "fcfs").notes)) == (factor == 3)
+    # Another load is not compared with the log.
+    (first, *_, last) = told.requests
+    log = TrafficLog((first, replace(first, arrival_s=1.0), replace(last, arrival_s=30.0)))
+    assert asked(log, "fcfs", load=2.0).notes == [
+        "log: 3 requests of 15 s, 0.2 requests/s",
+        "engine: small, KV of 4096 tokens, 8 slots",
+        "predictions: none is needed",
+    ]
+    part = replace(log, requests=(*log.requests, replace(last, arrival_s=31.0, ttlt_s=None)))
+    assert (log.mean_ttlt_s(), part.mean_ttlt_s()) == (first.ttlt_s, None)
 
 
 def test_without_caps_there_are_two_answers() -> None:

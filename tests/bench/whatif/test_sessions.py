@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bench.simulator.presets import PRESETS
+from bench.simulator.request import SimRequest
 from bench.simulator.result import alone_s
 from bench.whatif.log import Logged
 from bench.whatif.sessions import Link, links_of
@@ -44,5 +45,16 @@ def test_a_parent_and_a_recorded_pause_hold() -> None:
     orphan = replace(first, arrival_s=2.0, id="c", parent="gone")
     assert linked(first, child, orphan) == [(None, 0.0), (0, 0.0), (None, 0.0)]
     assert linked(FIRST, replace(FIRST, arrival_s=1.0, pause_s=4.0)) == [(None, 0.0), (0, 4.0)]
-    simulated = requests_of(ENGINE, [FIRST, FIRST], [Link(), Link(0, 3.0)], None)
-    assert [(each.follows, each.pause_s) for each in simulated] == [(None, 0.0), (0, 3.0)]
+
+
+def test_requests_for_the_simulator_have_caps_that_fit() -> None:
+    """No cap is below the answer."""
+    most = ENGINE.kv_pool_tokens - ENGINE.page_size - 300 - 1
+    for cap_tokens, given, cap in (
+        (64, None, 64), (40, 99, 50), (None, 99, 99), (0, 99, most), (None, None, most),
+        (most + 9, None, most),
+    ):  # fmt: skip
+        logged = replace(FIRST, cap_tokens=cap_tokens)
+        found = requests_of(ENGINE, [logged, logged], [Link(), Link(0, 3.0)], given)
+        first = SimRequest(0.0, 300, 50, cap, None, "log")
+        assert found == [first, replace(first, follows=0, pause_s=3.0)]

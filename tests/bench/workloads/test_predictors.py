@@ -6,7 +6,6 @@ import pytest
 
 from bench.workloads import chats
 from bench.workloads.predictors import Predictors, truth
-from bench.workloads.prompts import WorkloadRequest
 from predictor_store.predict import predictor
 from sage_sched.app.config import PredictorConfig
 
@@ -44,11 +43,3 @@ def test_no_prediction_but_the_truth_depends_on_the_length(predictors: Predictor
     for predict in (*of_configs, predictors.of_input_length(), predictors.blind()):
         assert predict(request) == predict(other)
     assert truth(request).lengths.tolist() == [request.output_tokens]
-
-
-def test_the_published_rule_says_nothing_of_a_stranger(predictors: Predictors) -> None:
-    stranger = WorkloadRequest("zxqv blorp", 5, "chat")
-    predictors.read([stranger], "minilm")
-    predictors.read([stranger])
-    assert predictors.semantic(PUBLISHED)(stranger) == predictors.blind()(stranger)
-    assert predictors.semantic(SHIPPED)(stranger) != predictors.blind()(stranger)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import astuple, replace
-from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +15,8 @@ from sage_sched.distribution import LengthDistribution
 from sage_sched.job import BEHIND, NO_HINTS, Hints, Job
 from sage_sched.overload import Decision, Overload, OverloadConfig, Refusal
 from sage_sched.overload.overload import FLOOR, NUM_WITHIN, STRICT
+from sage_sched.overload.waits import Newcomer
+from sage_sched.overload.work import Pace, Work
 from sage_sched.slo.slo_state import slo_state_of
 from tests.sage_sched.strategies import SERVER, named
 
@@ -203,11 +204,57 @@ def test_idle_time_does_not_make_the_next_arrivals_few(idle_s: float) -> None:
     door = Door()
     door.end(door.fill(100, 50))
     door.now_s += idle_s
-    door.fill(1, 500)
+    newcomer = door.ask(500, any_waits=False)[1].newcomer
+    assert newcomer.latest == newcomer.early == Work()
     for _ in range(300):  # short ones that overtake it
         door.end([door.ask(50, any_waits=False)[0]])
         door.now_s += 0.02
     assert door.refusal(500) is not None
+
+
+def test_later_arrivals_count_if_they_are_more_than_the_server_serves() -> None:
+    """By the margin for batches that are not full."""
+
+    def asked(span_s: float) -> tuple[Work, Newcomer]:
+        door = Door("urgency")
+        offered = door.ask(500)[1].newcomer.own
+        for _ in range(99):
+            job, decision = door.ask(50, any_waits=False)
+            offered += decision.newcomer.own
+            door.end([job])
+        door.now_s = span_s
+        return offered, door.ask(400, any_waits=False)[1].newcomer
+
+    offered, newcomer = asked(1.0)
+    busy_s = newcomer.pace.busy_s(offered)
+    counted = [asked(busy_s / load)[1].latest.jobs for load in (1.1, 1.2)]
+    assert counted == [0.0, pytest.approx(1.15 * 99)]
+
+
+# Ten slots, and 1000 tokens of KV; a step takes 0.1 s, a start 0.5 s. The jobs before take 3 s to
+# start and 2 s of steps, and fill two batches. Those that came in the last 3 s bring 6 s of work.
+# To start, they stop decoding for 4 s, but all they bring takes 8 s.
+PACE = Pace(replace(SERVER, kv_pool_tokens=1000, max_running_requests=10), 0.1, 0.5)
+BEFORE = Work(prompts_s=1.0, prefills=4, steps=200, kv_steps=9000, jobs=20, kv=1500)
+EARLY = Work(prompts_s=4.0, steps=400)
+WAITS = Newcomer(np.zeros(0), Work(), BEFORE, None, Work(prompts_s=6.0), 3.0, EARLY, PACE)
+LONG = replace(WAITS, before=replace(BEFORE, kv_steps=40_000, kv=4000))
+
+
+@pytest.mark.parametrize(
+    ("newcomer", "within_s", "waited_s", "stopped_s"),
+    [
+        (WAITS, 0.0, 5.0 / 2, 0.0),
+        (WAITS, 2.0, 5.0 / 2 + 6.0 * 2 / 3, 4.0 * 2 / 8),
+        (WAITS, 30.0, 5.0 / 2 + 6.0, 4.0),
+        (LONG, 0.0, 7.0 * 3 / 4, 0.0),  # limited by the pool
+    ],
+)
+def test_a_newcomer_waits_for_jobs_before_it_and_for_later_ones(
+    newcomer: Newcomer, within_s: float, waited_s: float, stopped_s: float
+) -> None:
+    assert newcomer.waited_s(within_s) == pytest.approx(waited_s)
+    assert newcomer.stopped_s(within_s) == pytest.approx(stopped_s)
 
 
 @pytest.mark.parametrize(("lengths", "source"), [((500,), "prior"), ((), "")])
@@ -279,7 +326,7 @@ def test_after_a_clock_jump_it_goes_on(policy: str, jump_s: float) -> None:
 @pytest.mark.parametrize("policy", ["sage", "fcfs-fill"])
 def test_a_typical_request_is_one_as_the_latest_are(policy: str) -> None:
     door = Door(policy)
-    assert door.typical() == (0.0, None)
+    assert (door.typical(), door.limits.needs_clock) == ((0.0, None), True)
     crowd = [*door.fill(100, 5), *door.fill(300, 500)]
     asked = door.ask(500)[1]
     ttlt_s, refusal = door.typical()
@@ -293,63 +340,6 @@ def test_a_typical_request_is_one_as_the_latest_are(policy: str) -> None:
     alone_s, refusal = door.typical()
     assert alone_s < ttlt_s
     assert refusal is None
-
-
-@given(
-    st.sampled_from(["sage", "fcfs-fill", "proserve"]),
-    st.lists(st.integers(1, 2000), min_size=1, max_size=30),
-    st.integers(1, 2000),
-    st.integers(0, 1000),
-)
-def test_more_work_never_makes_a_wait_shorter(
-    policy: str, lengths: list[int], newcomer: int, wait_s: int
-) -> None:
-    """Monotone in load: of all other requests, of any of them, and of arrivals. Beside the wait, an
-    answer stops while others start, and of long ones fewer start in a second."""
-    times = []
-    for crowd in ([], lengths[:-1], lengths):
-        door = Door(policy)
-        for length in crowd:
-            door.fill(1, length)
-        door.now_s += wait_s
-        found = door.ask(newcomer)[1].newcomer
-        # One pace for all: another mix of prompts makes other batches.
-        found = replace(found, pace=replace(found.pace, step_s=0.05, start_s=0.01))
-        times.append((found.ttft_s, found.wait_s))
-    for one, more in pairwise(times):
-        assert all(a <= b + 1e-9 for a, b in zip(one, more, strict=True))
-
-
-def test_an_answer_takes_longer_while_long_prompts_start() -> None:
-    times_s = []
-    for input_tokens in (100, 3000):
-        door = Door()
-        door.fill(1, 500)
-        for _ in range(20):
-            door.end(door.fill(1, 50, input_tokens=input_tokens))
-        newcomer = door.ask(50)[1].newcomer
-        times_s.append((newcomer.ttft_s, newcomer.ttlt_s))
-    (ttft_s, ttlt_s), (later_ttft_s, later_ttlt_s) = times_s
-    assert ttft_s == later_ttft_s
-    assert later_ttlt_s > 1.2 * ttlt_s
-
-
-def test_after_a_standstill_none_is_refused_at_low_load() -> None:
-    door = Door()
-    for number in range(1200):
-        door.now_s += 1e6 if number == 600 else 1.0
-        job, decision = door.ask(500 if number % 2 else 5, input_tokens=500)
-        assert decision.refusal is None
-        door.end([job])
-
-
-def test_jobs_are_let_go_where_nothing_is_refused() -> None:
-    """On prefill and decode servers the predicted times of a newcomer are never computed."""
-    overload, job = Overload(SECOND_SLOS), Job(0, 100, 4096, None, 0)
-    held = sys.getrefcount(job)
-    overload.arrived(job)
-    overload.ended(job)
-    assert sys.getrefcount(job) == held
 
 
 @given(st.lists(st.tuples(st.integers(1, 2000), st.booleans()), min_size=1, max_size=60))

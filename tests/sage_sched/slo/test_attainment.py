@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from sglang.benchmark.goodput import calculate_goodput
 
-from sage_sched.job import LEAST_SLO_MS, LEAST_WEIGHT, MOST_SLO_MS, MOST_WEIGHT, NO_HINTS, Hints
+from sage_sched.job import NO_HINTS, Hints
 from sage_sched.slo import Attainment, Deadlines, Tally
 
 HIGH = Hints(weight=2.0, ttft_slo_ms=1000.0, tpot_slo_ms=100.0, slo_class="high")
@@ -48,17 +48,7 @@ def test_gains_by_class_and_over_all() -> None:
     assert metrics["tdg_ratio"] == pytest.approx((22 + 5 + 20 + 20) / (22 + 11 + 30 + 30))
     assert metrics["slo_attainment_by_class"]["high"] == 1.0
     assert metrics["slo_attainment_by_class"]["low"] == 0.0
-    assert Attainment().metrics(1.0) == {}
-
-
-@pytest.mark.parametrize("weight", [LEAST_WEIGHT, MOST_WEIGHT])
-@pytest.mark.parametrize("slo_ms", [LEAST_SLO_MS, MOST_SLO_MS])
-def test_whatever_is_promised_is_worth_something(weight: float, slo_ms: float) -> None:
-    attainment = Attainment()
-    least = Hints(weight, ttft_slo_ms=slo_ms, first_token_weight=weight)
-    attainment.add(least, 0.0, 0.0, 1, 0)
-    assert attainment.tallies[""].ideal > 0
-    assert attainment.metrics(0.0)["tdg_ratio"] == Tally().tdg_ratio == 1.0
+    assert (Attainment().metrics(1.0), Tally().tdg_ratio) == ({}, 1.0)
 
 
 def test_deadlines_of_a_request() -> None:

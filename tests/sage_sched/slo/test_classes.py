@@ -40,7 +40,9 @@ def claims(trust: str, classes: dict[str, SloClass] = CLASSES) -> SloClaims:
 )
 def test_classes_need_trust(trust: str, header: str | None, priority: object, name: str) -> None:
     assert claims(trust).class_of(header, priority) == name
-    assert claims(trust, {}).class_of(header, priority) == ""
+    without = claims(trust, {})
+    assert without.class_of(header, priority) == ""
+    assert without.stats() == {"num_by_class": {}, "num_demoted": 0, "num_clamped": 0}
 
 
 def test_claims_of_the_best_class_beyond_its_share_get_the_default() -> None:
@@ -50,9 +52,9 @@ def test_claims_of_the_best_class_beyond_its_share_get_the_default() -> None:
         shared.class_of("best", None, only_asks=True)
     granted = [shared.class_of("best", None) for _ in range(1000)]
     assert granted[:21] == ["best"] * 20 + ["default"]
-    assert Counter(granted) == {"best": 200, "default": 800}
     assert max(Counter(granted[i : i + 100])["best"] for i in range(900)) <= 20
-    assert shared.stats()["num_demoted"] == 800
+    stats = {"num_by_class": {"best": 200, "default": 800}, "num_demoted": 800, "num_clamped": 0}
+    assert shared.stats() == stats
     # The share is there again when others have come.
     for _ in range(3):
         assert {shared.class_of(None, None) for _ in range(90)} == {"default"}

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
+from random import Random
 
 import pytest
 
+from bench.simulator.request import Progress
+from bench.simulator.run import simulate
+from bench.simulator.state import EngineState, Options
 from sage_sched.best_effort import Qllm
 from sage_sched.job import Hints
 from sage_sched.urgency import Urgency
-from tests.sage_sched.crowd import ROOMY, crowd, overtakings
+from tests.bench.simulator.traffic import CONFIG, SMALL, mixed
 from tests.sage_sched.situations import decided
 from tests.sage_sched.strategies import SERVER, decide, job, named, waiting
 
@@ -74,6 +79,7 @@ def test_the_more_urgent_go_first(policy: str, situation: str, plan: str) -> Non
         ("run 0:100u2%150+5; wait 1:100u1%150", "+1"),
         ("run 0:100u2%150+5; wait 1:100u1%150 2:100u4%150", "+1 +2"),
         ("run 0:100u2%150+5; wait 1:100u1%150 2:100u4%150; fits 2", "2; decode-only"),
+        ("run 0:100u2%150+5; wait 1:100u1%150~+3 2:100u4%150", "1 2; decode-only"),
     ],
 )
 def test_prefills_wait_for_more_urgent_running_jobs(situation: str, plan: str) -> None:
@@ -84,7 +90,10 @@ def test_prefills_of_the_less_urgent_leave_decode_steps_their_share() -> None:
     runs = job(0, 100, lengths=(150,), age=5, hints=Hints(urgency=2))
     later = job(1, 100, lengths=(150,), hints=Hints(urgency=4))
     policy = named("urgency", runs, later, decode_share=0.75)
-    view, served, passes = replace(waiting(later), running=[runs]), 0, []
+    view, served, passes = replace(waiting(later), running=[runs]), 1000, list[bool]()
+    # Once no urgent one runs, no steps are owed to the next.
+    for facts in (view, replace(view, served_tokens=400), waiting(later, served_tokens=500)):
+        decide(facts, policy)
     for _ in range(40):
         passes.append(decide(replace(view, served_tokens=served), policy).decode_only)
         served += 1 if passes[-1] else 400
@@ -105,12 +114,24 @@ def test_prefills_of_the_less_urgent_leave_decode_steps_their_share() -> None:
 def test_no_request_is_overtaken_by_more_than_the_bound(
     policy: type[Urgency], urgencies: tuple[int, ...]
 ) -> None:
-    piece_tokens, num_overtaken = 200, 0
-    parameters = policy.Parameters(level_pools=piece_tokens / ROOMY.kv_pool_tokens)
-    for seed in range(20):
-        made = policy(parameters, ROOMY.server_facts())
-        for admitted, waits in overtakings(made, crowd(seed, urgencies=urgencies)):
-            later = admitted.served_at_arrival_tokens - waits.served_at_arrival_tokens
-            assert later <= (made.level(waits) - (policy is Qllm) * 2) * piece_tokens
+    piece_tokens, num_overtaken, rng = 200, 0, Random(0)
+
+    def watch(
+        state: EngineState, before: list[Progress], after: list[Progress], num_outstanding: int
+    ) -> None:
+        nonlocal num_overtaken
+        ranked = [progress for progress in before if progress.job.is_ranked]
+        for admitted, waits in product({*ranked}.difference(after), {*ranked}.intersection(after)):
+            later = admitted.job.served_at_arrival_tokens - waits.job.served_at_arrival_tokens
+            assert later <= (made.level(waits.job) - (policy is Qllm) * 2) * piece_tokens
             num_overtaken += later > 0
+
+    for seed in range(20):
+        parameters = policy.Parameters(level_pools=piece_tokens / SMALL.kv_pool_tokens)
+        made = policy(parameters, SMALL.server_facts())
+        requests = [
+            replace(each, hints=Hints(urgency=rng.choice(urgencies)))
+            for each in mixed(80, 8.0, seed, unknown=0.1)
+        ]
+        simulate(SMALL, made, CONFIG, requests, Options(watch=watch))
     assert num_overtaken > 100

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from bench.engines.clock.device import Device, DeviceUse
+from bench.engines.clock.device import Device, DeviceUse, device_note
 from bench.engines.clock.device_clock import STATE, DeviceClock, DeviceModel
 from bench.policies.fastserve import FastServeParameters
+from bench.simulator.presets import Engine
 from sage_sched.app.config import SageConfig, StepTimeConfig
 from sage_sched.overload import OverloadConfig
 from sage_sched.policies.sage import SageParameters
@@ -172,5 +173,20 @@ def test_all_times_of_a_server_are_divided_by_its_speed() -> None:
     assert told.policy["sage"] == SageParameters(ttft_ms=500.0)
     assert told.overload == OverloadConfig(enabled=True, max_ttft_ms=500.0)
     assert told.store == given.store
-    flags = device.flags()
-    assert flags[flags.index("--max-total-tokens") + 1] == str(device.engine.kv_pool_tokens)
+
+
+def test_flags_and_note_of_a_device() -> None:
+    engine = Engine(
+        MODEL.step_time, 4096, 8, 16, 512, 2048, mixed_chunk=True, max_queued_requests=5
+    )
+    flags = " ".join(Device("", 1.0, engine).flags())
+    assert flags == (
+        "--sleep-on-idle --stream-interval 64 --max-total-tokens 4096 --max-running-requests 8 "
+        "--page-size 16 --chunked-prefill-size 512 --max-prefill-tokens 2048 --enable-mixed-chunk "
+        "--max-queued-requests 5"
+    )
+    assert device_note({}) == ""
+    paces = [device_note({"device clock": "x", "speed": speed})[:40] for speed in (1.0, 2.5)]
+    assert paces == [
+        "device clock: x (real servers with a sma", "device clock: x, 2.5 times as fast as re",
+    ]  # fmt: skip

@@ -40,8 +40,10 @@ REPLIES = {
     "silent": (200, ()),
     "refused": (400, ("bad request",)),
     "overloaded": (429, ('{"error": {"code": 429}}',)),
-    "full": (200, (said(0, '{"type": "abort", "message": "The request queue is full."}'),)),
-}
+    **{name: (200, (said(0, f'{{"type": "abort", "message": "The request {why}."}}'),))
+       for name, why in (
+           ("full", "queue is full"), ("outbid", "is aborted by a higher priority request"))},
+}  # fmt: skip
 
 
 class _Stub(BaseHTTPRequestHandler):
@@ -98,15 +100,14 @@ def test_a_bad_answer_makes_the_run_invalid(url: str) -> None:
         assert reason in problem
 
 
-@pytest.mark.parametrize("prompt", ["overloaded", "full"])
-def test_a_refused_request_counts_as_refused(url: str, prompt: str) -> None:
-    answers = ask(url, prompt, "right")
-    assert [answer.is_refused for answer in answers] == [True, False]
+def test_a_refused_request_counts_as_refused(url: str) -> None:
+    answers = ask(url, "overloaded", "full", "outbid", "right")
+    assert [answer.is_refused for answer in answers] == [True, True, True, False]
     assert problem_of(answers) == ""
     assert problem_of(answers[:1]) == "all requests were refused"
-    seen = as_seen(ALONE_S, [REQUEST] * 2, answers)
-    assert seen.metrics()["refused_share"] == 0.5
-    assert seen.arrival_s.tolist() == [answers[1].sent_s]
+    seen = as_seen(ALONE_S, [REQUEST] * 4, answers)
+    assert seen.metrics()["refused_share"] == 0.75
+    assert seen.arrival_s.tolist() == [answers[3].sent_s]
 
 
 def test_a_body_has_the_cap_of_all_and_its_own_length_where_no_scheduler_looks() -> None:
@@ -127,6 +128,8 @@ def test_tokens_between_two_looks_came_evenly() -> None:
     assert (seen.alone_s[0], seen.duration_s) == (ALONE_S(40, 9), pytest.approx(12.2 - 9.99))
     metrics = seen.metrics()
     assert metrics["max_itl_ms"] == pytest.approx(200) == metrics["p99_itl_ms"]
+    assert seen.pauses_s == ((), ())
+    assert Answer(0.0, ((1.0, 1), (2.9, 2), (4.9, 3))).pauses_s() == ((2.9, 4.9),)
     assert seen.arrived_within(0.0, 0.5).ttlt_s == pytest.approx([2.21])
     assert seen.session_metrics() == {}
     # Both first tokens count once and on time for one; 5 tokens of 18, each for 2.

@@ -1,4 +1,4 @@
-"""Runs that the host held up are made again; servers of our making in their place."""
+"""Runs on servers that stay: which are made again, and what is counted of them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 
 from bench.engines.clock.device import Device
-from bench.engines.server import kept_server
+from bench.engines.server import kept_server, policy_server
 from bench.engines.server.client import Answer
+from bench.engines.server.facts import host_facts
+from bench.engines.server.fit import as_yaml
 from bench.engines.server.kept_server import KeptServer, Run
+from bench.engines.server.policy_server import counters_between, internal_state
+from sage_sched.errors import UserError
 from tests.bench.engines.clock.test_device_clock import state
 
 
@@ -26,7 +30,7 @@ def held_up(
 
     def send(url: str) -> list[Answer]:
         sent.append(url)
-        return [Answer(0.0, ((2.0, 9),))]
+        return [Answer(0.0, ((2.0, 9),))] * 50
 
     return kept.run("any", send, prepare=lambda url: sent.append("prepared")), sent
 
@@ -39,9 +43,9 @@ def _did(late_s: float, num_unpredicted: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("late_s", "num_unpredicted", "num_tries", "problem"),
     [
-        ((30.0, 1.0), 0, 2, ""),
+        ((30.0, 2.0), 1, 2, ""),
         ((30.0, 30.0, 29.0, 0.0), 0, 3, "29.0 s of 100.0 s"),
-        ((1.0, 1.0, 1.0), 1, 3, "1 of 1 requests went on without a prediction"),
+        ((1.0, 1.0, 1.0), 2, 3, "2 of 50 requests went on without a prediction"),
     ],
 )
 def test_a_run_that_the_host_held_up_is_sent_again(
@@ -57,3 +61,28 @@ def test_a_run_that_the_host_held_up_is_sent_again(
     assert bool(run.late) == bool(problem)
     assert run.use is not None
     assert run.use.late_s == late_s[num_tries - 1]
+
+
+def test_the_clocks_of_all_replicas_and_our_counters_are_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    states = [state(num_steps=2.0) | {"name": "first"}, state(num_steps=3.0)]
+    answer = SimpleNamespace(json=lambda: {"internal_states": states})
+    monkeypatch.setattr(policy_server.requests, "get", lambda url, timeout: answer)
+    server: Any = SimpleNamespace(url="")
+    assert internal_state(server) == state(num_steps=5.0) | {"name": "first"}
+    before = {"num_passes": 3, "predictor": {"num_records": 7, "worker_alive": True}}
+    after = {
+        "num_passes": 5, "error": 0.5, "decisions": {"num_yields": 2},
+        "predictor": {"num_records": 9, "worker_alive": True, "num_late": 4},
+    }  # fmt: skip
+    assert counters_between({"sage": before}, {"sage": after}) == after | {"num_passes": 2}
+    assert counters_between({}, {}) == {}
+
+
+def test_what_a_number_depends_on_is_named() -> None:
+    facts = host_facts()
+    assert {name for name, found in facts.items() if not found} <= {"commit", "sage-sched"}
+    assert facts["gpu"] == "none"
+    with pytest.raises(UserError, match="3 steps are too few"):
+        as_yaml({"error": None, "num_steps": 3})
