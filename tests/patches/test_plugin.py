@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from patches.compat import UnsupportedServerError
+from patches.compat import UnsupportedServerError, passing_for_fcfs
 from patches.hook import check_target
+from patches.platform import activate
 from patches.refusals import REFUSED, REFUSED_WITH_SHADOW, refuse
-from predictor_store.store.store import Store, refuse_in_use
+from predictor_store.store.store import Store
 from sage_sched.app.config import StoreConfig
 from tests.nursery import Nursery
 
@@ -18,107 +20,120 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
-def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
 def test_installed_but_not_chosen_no_scheduling_code_is_touched(nursery: Nursery) -> None:
     result = nursery.run(
         """
-import inspect
-import sglang.srt.managers.scheduler as scheduler, sglang.srt.managers.schedule_policy as policy
-import sglang.srt.managers.tokenizer_manager as manager
+import sglang.srt.managers.scheduler, sglang.srt.managers.tokenizer_manager
 from sglang.srt.plugins import load_plugins
 from sglang.srt.plugins.hook_registry import HookRegistry
 
-before = {
-    (cls, name): value
-    for cls in (scheduler.Scheduler, policy.SchedulePolicy, policy.PrefillAdder,
-                manager.TokenizerManager)
-    for name, value in inspect.getmembers(cls, inspect.isfunction)
-}
 load_plugins()
 print(*sorted(HookRegistry._patched))
-print(*{name for (cls, name), value in before.items() if getattr(cls, name) is not value})
 """
     )
-    assert result.returncode == 0, result.stderr
-    patched, touched = result.stdout.splitlines()[-2:]
-    assert patched.split() == [
+    assert result.stdout.splitlines()[-1].split() == [
         "sglang.srt.managers.scheduler.Scheduler.__init__",
         "sglang.srt.server_args.ServerArgs.add_cli_args",
         "sglang.srt.server_args.ServerArgs.check_server_args",
         "sglang.srt.server_args.ServerArgs.from_cli_args",
-    ]
-    assert touched == "__init__"
+    ], result.stderr
 
 
-def test_a_store_in_use_is_said_in_one_line(nursery: Nursery, tmp_path: Path) -> None:
-    store, settings = tmp_path / "store", tmp_path / "sage.toml"
-    settings.write_text(f'[store]\npath = "{store}"\n')
-    flags = ["--model-path", "none", "--device", "cpu", "--sage-config", str(settings)]
-    flags += ["--sage-shadow", str(tmp_path / "record")]
-    config = StoreConfig(path=str(store))
-    with Store(config, "any", 8):
-        refused = nursery.run(
-            f"""
+# Starts servers until SGLang looks for their model, and tells what became of each.
+STARTS = """
+import json, os, sys
 from predictor_store.store import store
 store.refuse_in_use.__defaults__ = (0.0,)
 from sglang.srt.plugins import load_plugins
 load_plugins()
 from sglang.srt.server_args import prepare_server_args
-args = prepare_server_args({flags})  # which `sage-sched doctor` has looked at, too
-args.check_server_args()
-"""
-        )
-    assert f"sage-sched: the store {store} is in use by" in refused.stderr.splitlines()[-1]
-    assert "Traceback" not in refused.stderr
-    refuse_in_use(config, 0.0)  # the lock is free again
 
+def depth(function):
+    return 1 + depth(function.__wrapped__) if hasattr(function, "__wrapped__") else 0
 
-REFUSING = [
-    ["--sage-trace", "/no/such/folder/trace"], ["--sage-config", "no-such-file.toml"],
-    ["--use-ray"], ["--grpc-mode"], ["--pp-size", "2"], ["--is-embedding"],
-]  # fmt: skip
-REFUSING_SHADOWS = [
-    ["--schedule-policy", "sage"], ["--skip-tokenizer-init"], ["--tokenizer-worker-num", "2"],
-    ["--disaggregation-mode", "decode"], ["--sage-shadow", "/no/such/folder/record"],
-]  # fmt: skip
-
-
-def test_what_it_cannot_serve_is_refused_in_one_line(nursery: Nursery, tmp_path: Path) -> None:
-    record = tmp_path / "record.jsonl"
-    result = nursery.run(
-        f"""
-from sglang.srt.plugins import load_plugins
-load_plugins()
-from sglang.srt.server_args import prepare_server_args
-shadow = ["--model-path", "none", "--sage-shadow", {str(record)!r}]
-for base, each in ((["--model-path", "none", "--schedule-policy", "sage"], {REFUSING}),
-                   (shadow, {REFUSING_SHADOWS})):
-    for flags in each:
+for flags, env in json.loads(sys.argv[1]):
+    os.environ.update(env)
+    try:
+        args = prepare_server_args(["--model-path", "none", *flags])
         try:
-            prepare_server_args(base + flags)
-            print("accepted", flags)
-        except SystemExit as refusal:
-            assert str(refusal).startswith("sage-sched: "), (flags, refusal)
-args = prepare_server_args(shadow + ["--schedule-policy", "lpm", "--enable-priority-scheduling"])
-print(args._sage_shadow)
-try:
-    args.check_server_args()
-except TypeError:
-    pass  # SGLang's own check looks for the model; ours comes before
-from sglang.srt.managers.scheduler import Scheduler
-from sglang.srt.managers.tokenizer_manager import TokenizerManager
-print([hasattr(one, "__wrapped__") for one in (
-    TokenizerManager._send_one_request,
-    TokenizerManager._init_req_state, Scheduler.get_new_batch_prefill)])
+            args.check_server_args()
+        except TypeError:
+            pass  # SGLang's own check looks for the model; ours comes before
+        from sglang.srt.managers.multi_tokenizer_mixin import MultiTokenizerRouter as Router
+        from sglang.srt.managers.scheduler import Scheduler
+        from sglang.srt.managers.tokenizer_manager import TokenizerManager as Manager
+        told = [getattr(args, name, None) for name in ("_sage_trace", "_sage_shadow")]
+        told.append(os.environ.get("SGLANG_HTTP_SERVER_APP_PATH"))
+        told.append([depth(one) for one in (Manager._init_req_state, Manager.abort_request,
+                                            Router.__init__, Scheduler.get_new_batch_prefill)])
+        print(json.dumps(told))
+    except SystemExit as refusal:
+        print(json.dumps(str(refusal)))
+    for name in env:
+        del os.environ[name]
 """
-    )
-    kept, hooked = result.stdout.splitlines()[-2:]
-    assert (kept, hooked) == (str(record), "[False, True, False]"), result.stderr
-    assert "accepted" not in result.stdout
-    assert not record.exists()
+
+
+def test_servers_start_or_say_in_one_line_why_not(nursery: Nursery, tmp_path: Path) -> None:
+    settings = {
+        name: f'store.path = "{tmp_path}/{name}"\n{more}' for name, more in (
+            ("free", ""), ("used", ""), ("served", "predictor.service = '/no.socket'"),
+            ("urgent", "urgency.model = '/no/such/model'"),
+        )
+    }  # fmt: skip
+    for name, text in settings.items():
+        (tmp_path / f"{name}.toml").write_text(text)
+    free, used, served, urgent = (f"{tmp_path}/{name}.toml" for name in settings)
+    trace, nowhere = f"{tmp_path}/trace", "/no/such/folder/trace"
+    ours, needs = ["--schedule-policy", "sage"], " needs --schedule-policy "
+    shadow = ["--sage-shadow", "a.record", "--sage-config", free]
+    in_use = f"the store {tmp_path}/used is in use by process "
+    hooked, app = [1, 1, 0, 0], "sage_sched.entry_points:app"
+    starts: list[tuple[list[str], dict[str, str], Any]] = [
+        *(([*ours, *more], {}, refusal) for more, refusal in (
+            (["--sage-trace", nowhere], "--sage-trace is "),
+            (["--sage-config", "no-such-file.toml"], "[Errno 2] No such file"),
+            (["--use-ray"], "--use-ray"), (["--grpc-mode"], "--smg-grpc-mode"),
+            (["--pp-size", "2"], "--pp-size above 1"), (["--is-embedding"], "--is-embedding"),
+            (["--sage-config", used], in_use), (["--sage-config", urgent], "urgency.model: "),
+            (["--sage-config", used, "--disaggregation-mode", "decode"], in_use))),
+        *(([*shadow, *more], {}, refusal) for more, refusal in (
+            (ours, "--sage-shadow is for SGLang's own policies"),
+            (["--skip-tokenizer-init"], "--skip-tokenizer-init"),
+            (["--tokenizer-worker-num", "2"], "--tokenizer-worker-num above 1"),
+            (["--disaggregation-mode", "decode"], "--disaggregation-mode"),
+            (["--sage-shadow", nowhere], "--sage-shadow is "), (["--sage-config", used], in_use))),
+        (["--sage-config", free], {}, f"--sage-config{needs}"),
+        (["--sage-trace", trace], {}, f"--sage-trace{needs}"),
+        (ours, {"SAGE_TRACE": nowhere}, "--sage-trace is "),
+        (ours, {"SAGE_CONFIG": used}, in_use),
+        ([*shadow, "--schedule-policy", "lpm", "--enable-priority-scheduling"], {},
+         [None, f"{Path.cwd()}/a.record", None, [1, 0, 0, 0]]),
+        (ours, {"SAGE_CONFIG": free, "SAGE_TRACE": trace}, [trace, None, None, hooked]),
+        ([*ours, "--sage-config", free, "--sage-trace", trace], {"SAGE_CONFIG": used},
+         [trace, None, None, hooked]),
+        # A prefill server keeps no history.
+        ([*ours, "--sage-config", used, "--disaggregation-mode", "prefill"], {},
+         [None, None, None, hooked]),
+        ([*ours, "--sage-config", served], {}, [None, None, None, hooked]),
+        ([*ours, "--tokenizer-worker-num", "2"], {}, [None, None, app, [1, 1, 1, 0]]),
+    ]  # fmt: skip
+    with Store(StoreConfig(path=str(tmp_path / "used")), "any", 8):
+        result = nursery.run(STARTS, json.dumps([(flags, env) for flags, env, _ in starts]))
+    lines = result.stdout.splitlines()[-len(starts) :]
+    for (flags, _, expected), line in zip(starts, lines, strict=True):
+        told = json.loads(line)
+        if isinstance(expected, str):
+            assert expected in told, flags
+            assert told.startswith("sage-sched: "), told
+        else:
+            assert told == expected, flags
+    assert {*tmp_path.iterdir()} == {tmp_path / "used", *tmp_path.glob("*.toml")}
 
 
 DECLARED = {**REFUSED, **REFUSED_WITH_SHADOW}
@@ -142,15 +157,28 @@ def test_each_declared_reason_is_a_refusal(what: str, monkeypatch: pytest.Monkey
         refuse(asked, "ours", {what: DECLARED[what]})
 
 
-def test_the_last_line_names_the_error(nursery: Nursery, tmp_path: Path) -> None:
-    (tmp_path / "sage.toml").write_text("")
-    module = "import runpy; runpy.run_module('sglang.launch_server', run_name='__main__')"
-    config = str(tmp_path / "sage.toml")
-    result = nursery.run(module, "--model-path", "no-such-model", "--sage-config", config)
-    assert result.returncode == 1
-    last_line = result.stderr.strip().splitlines()[-1]
-    assert last_line.startswith("sage-sched: --sage-config needs --schedule-policy ")
-    assert "sage" in last_line.split()[-1].split("|")
+def test_sglangs_check_sees_fcfs_alone() -> None:
+    """With --enable-priority-scheduling it refuses other policies."""
+    args = SimpleNamespace(_resolved_overrides=[], enable_priority_scheduling=True)
+    with passing_for_fcfs(args):
+        assert args._resolved_overrides == [("sage-sched", {"schedule_policy": "fcfs"})]
+    assert args._resolved_overrides == []
+
+
+@pytest.mark.parametrize(
+    ("named", "uses_sglangs", "has_gpu", "is_ours"),
+    [
+        ("", "", False, True), ("", "", True, False), ("", "1", False, False),
+        ("", "0", False, True), ("sage_cpu", "1", True, True), ("other", "", True, False),
+    ],
+)  # fmt: skip
+def test_a_host_without_an_accelerator_is_ours(
+    named: str, uses_sglangs: str, has_gpu: bool, is_ours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: has_gpu)
+    monkeypatch.setenv("SGLANG_PLATFORM", named)
+    monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", uses_sglangs)
+    assert activate() == ("patches.platform.cpu:CpuPlatform" if is_ours else None)
 
 
 def test_a_release_and_hooks_that_do_not_fit_are_refused_by_name(nursery: Nursery) -> None:

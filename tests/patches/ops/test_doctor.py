@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,9 +20,10 @@ from bench.engines.server.model import write_model
 from bench.engines.server.policy_server import CPU_MODEL
 from patches.ops import checks, doctor
 from patches.ops.doctor import Finding
+from patches.ops.fit import targets
 from predictor_store.data.warm import Observation, warm_store
 from predictor_store.store.store import Store, file_of
-from sage_sched.app.config import SageConfig, StoreConfig
+from sage_sched.app.config import StoreConfig
 from tests.nursery import Nursery
 
 pytestmark = pytest.mark.slow
@@ -36,24 +39,17 @@ sys.exit(main(["doctor", "--json", *{argv!r}]))
 """
 
 
-class Patient:
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.store, self.model = folder, folder / "store", folder / "model"
-        write_model(self.model, **CPU_MODEL)
-        warm_store(self.store, [Observation("Why?", 9)] * 3, StoreConfig())
-        self.settings = f'[store]\npath = "{self.store}"\n'
-
-    def argv(self, *flags: str) -> list[str]:
-        (self.folder / "sage.toml").write_text(self.settings)
-        config = str(self.folder / "sage.toml")
-        return ["--model-path", str(self.model), "--sage-config", config, *flags]
-
-
 @pytest.fixture
-def patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Patient:
+def patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a healthy server's settings, model and store."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    return Patient(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("SGLANG_PLATFORM", raising=False)
+    write_model(tmp_path / "model", **CPU_MODEL)
+    warm_store(tmp_path / "store", [Observation("Why?", 9)] * 3, StoreConfig())
+    (tmp_path / "sage.toml").write_text(f'store.path = "{tmp_path}/store"')
+    return tmp_path
 
 
 ON_CPU = ["--device", "cpu"]
@@ -78,9 +74,10 @@ OF_SGLANG: list[tuple[str, list[str], dict[str, str], str]] = [
 @pytest.mark.parametrize(("breaks", "flags", "env", "named"), OF_SGLANG)
 def test_each_fault_of_a_server_is_named(
     breaks: str, flags: list[str], env: dict[str, str], named: str,
-    patient: Patient, nursery: Nursery,
+    patient: Path, nursery: Nursery,
 ) -> None:  # fmt: skip
-    code = CODE.format(cwd=str(patient.folder), breaks=breaks, argv=patient.argv(*flags))
+    flags = ["--model-path", f"{patient}/model", "--sage-config", f"{patient}/sage.toml", *flags]
+    code = CODE.format(cwd=str(patient), breaks=breaks, argv=flags)
     done = nursery.run(code, **env)
     faults = [found for found in json.loads(done.stdout) if found["level"] == "FAULT"]
     assert all(fault["do"] for fault in faults)
@@ -111,35 +108,77 @@ def replace(store: Path) -> None:
     Store(StoreConfig(path=str(store)), "another embedder", 768).close()
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (damage, "is damaged"),
-        (use, "is in use by process"),
-        (link_lock, "what to do: remove"),
-        (replace, "another embedder"),
-        ('[store]\npath = "{folder}/sage.toml/store"\n', "may write to"),
-        ("[predictor]\ndeadline_ms = 0.0\n", "predictor.deadline_ms"),
-        ('[predictor]\nservice = "{folder}/no.socket"\n', "no predictor service at"),
-        ("[preemption]\nhost_pool_gib = 1e6\n", "host_pool_gib is 1e+06"),
-    ],
-)
-def test_each_fault_of_its_surroundings_is_named(
-    change: Callable[[Path], None] | str,
-    named: str,
-    patient: Patient,
+def chunk(num_tokens: int, ms: int, most: int) -> tuple[str, str]:
+    said = (
+        f"a chunk of {num_tokens} tokens takes {ms} ms, of which 41 ms do not depend on its size; "
+        f"while answers run, a chunk has at most {most} tokens (decode.max_gap_ms)"
+    )
+    return "note", said
+
+
+HEALTHY = {
+    "settings": ("ok", f"sage-sched {version('sage-sched')}, "),
+    "release": ("ok", f"SGLang {version('sglang')}"),
+    "plugin": ("ok", "registered"),
+    "store": ("ok", "3 records in "),
+    "predictor": ("ok", "encoder 'static' works"),
+    "GPU": ("ok", "2, the first: a GPU"),
+    "host memory": ("ok", "100.0 GiB free; KV of preempted requests may take 25.0 GiB"),
+    "chunks": chunk(8192, 1466, 5276),
+    "flags": ("ok", "with settings"),
+}
+# What is done to a healthy server, by a function or by settings, flags, and what the checks say.
+CHANGES: list[tuple[Any, list[str], dict[str, tuple[str, str]]]] = [
+    ("", [], {}),
+    (damage, [], {"store": ("FAULT", "is damaged")}),
+    (use, [], {"store": ("FAULT", "is in use by process")}),
+    (link_lock, [], {"store": ("FAULT", "what to do: remove")}),
+    (replace, [], {"store": ("FAULT", "another embedder")}),
+    ('store.path = "{folder}/sage.toml/store"', [], {"store": ("FAULT", "may write to")}),
+    ("store.on_disk = false", [], {"store": ("ok", ", which stays as it is")}),
+    ("predictor.deadline_ms = 0.0", [],
+     {"settings": ("FAULT", "predictor.deadline_ms"), "store": ("ok", "0 records in "),
+      "flags": ("ok", "without settings")}),
+    ('predictor.service = "{folder}/no.socket"', [],
+     {"store": ("note", "the predictor service has it"),
+      "predictor": ("FAULT", "no predictor service at")}),
+    ("preemption.host_pool_gib = 8", [], {"host memory": ("ok", "may take 8 GiB a rank")}),
+    ("preemption.host_pool_gib = 100.5", [],
+     {"host memory": ("FAULT", "host_pool_gib is 100.5 for each rank, but 100.0 GiB are free")}),
+    ("", ["--tp", "2"], {}),
+    ("", ["--tp-size", "3"], {"GPU": ("FAULT", "--tp-size is 3, but torch sees 2")}),
+    ("", ON_CPU, {"GPU": ("note", "the flags ask for the CPU; torch sees 2 accelerators")}),
+    ("decode.max_gap_ms = inf", [], {"chunks": chunk(8192, 1466, 8192)}),
+    ("decode.max_gap_ms = 400", [], {"chunks": chunk(8192, 1466, 1828)}),
+    *(("", [f"--chunked-prefill-size={given}"], {"chunks": said}) for given, said in (
+        ("100", chunk(100, 58, 100)), ("-1", ("note", "prompts are not chunked")),
+        ("many", ("note", "see flags")), ("9" * 5000, ("note", "see flags")))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "flags", "said"), CHANGES)
+def test_each_check_says_what_it_has_found(
+    change: Any, flags: list[str], said: dict[str, tuple[str, str]], patient: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """SGLang is not asked about flags, as it would keep our plugin."""
-    monkeypatch.setattr(checks, "flags", lambda argv, with_settings: None)
+) -> None:  # fmt: skip
+    """SGLang is not asked about flags: it would keep our plugin."""
+    # First: SGLang's modules look for accelerators when they are imported.
+    expected = {**HEALTHY, "hooks": ("ok", f"{len(targets())}, and all fit"), **said}
+    told = {True: "with settings", False: "without settings"}
+    monkeypatch.setattr(checks, "flags", lambda argv, with_settings: told[with_settings])
+    monkeypatch.setattr(checks, "free_bytes", lambda: 100 * 2**30)
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+    monkeypatch.setattr("torch.accelerator.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda number: "a GPU")
+    monkeypatch.setenv("SAGE_CONFIG", f"{patient}/sage.toml")
     if callable(change):
-        change(patient.store)
+        change(patient / "store")
     else:
-        own = "" if change.startswith("[store]") else patient.settings
-        patient.settings = own + change.format(folder=patient.folder)
-    found = doctor.findings(patient.argv(*ON_CPU))
-    (fault,) = (str(finding) for finding in found if finding.level == "FAULT")
-    assert named in fault
+        own = "" if "store.path" in change else f'store.path = "{patient}/store"\n'
+        (patient / "sage.toml").write_text(own + change.format(folder=patient))
+    found = [*doctor.findings(flags)]
+    assert {each.about: each.level for each in found} == {k: v for k, (v, _) in expected.items()}
+    assert [each for each in found if expected[each.about][1] not in str(each)] == []
 
 
 def test_sglang_that_is_not_installed_is_a_fault() -> None:
@@ -148,34 +187,25 @@ def test_sglang_that_is_not_installed_is_a_fault() -> None:
     assert "FAULT release: SGLang is not installed" in found.stdout, found.stderr
 
 
-def test_a_program_gets_json(
+def test_findings_are_told_to_users_and_to_programs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[list[str]] = []
+    fault, note = Finding("FAULT", "store", "none", "name one"), Finding("note", "GPU", "none")
 
     def findings(argv: list[str]) -> Iterator[Finding]:
         asked.append(argv)
-        yield Finding("FAULT", "store", "there is none", "name one")
+        yield from found
 
     monkeypatch.setattr(doctor, "findings", findings)
     # A server has flags that begin alike.
     flags = ["--model-path", "m", "--json-model-override-args", "{}", "--max-total-tokens=-1"]
-    assert doctor.run([*flags[:2], "--json", *flags[2:]]) == 1
-    assert asked == [flags]
-    (found,) = json.loads(capsys.readouterr().out)
-    assert found == {"level": "FAULT", "about": "store", "said": "there is none", "do": "name one"}
-
-
-def test_a_chunks_cost_is_named() -> None:
-    for max_gap_ms, given, said in (
-        (1000.0, None, "a chunk of 8192 tokens takes 1466 ms"),
-        (math.inf, None, "at most 8192 tokens"),
-        (1000.0, "100", "at most 100 tokens"),
-        (400.0, None, "at most 1828 tokens"),
-        (1000.0, "-1", "prompts are not chunked"),
-        *((1000.0, given, "see flags") for given in ("many", "9" * 30, "9" * 5000)),
-    ):
-        config = SageConfig.parse({"decode": {"max_gap_ms": max_gap_ms}})
-        found = checks.chunks(config, {"chunked_prefill_size": given})
-        assert said in found
-        assert isinstance(found, checks.Note)
+    for found, code in (([fault, note], 1), ([note], 0)):
+        assert doctor.run([*flags[:2], "--json", *flags[2:]]) == code
+        assert json.loads(capsys.readouterr().out) == [asdict(each) for each in found]
+    found = [note, fault]
+    assert doctor.run(flags) == 1
+    assert capsys.readouterr().out == (
+        "note  GPU: none\nFAULT store: none\n      what to do: name one\n\n1 fault\n"
+    )
+    assert asked == [flags] * 3
