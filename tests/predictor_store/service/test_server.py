@@ -32,6 +32,7 @@ from predictor_store.store.file import StoreError
 from predictor_store.store.store import Store
 from sage_sched.app.address import Address
 from sage_sched.app.config import PredictorConfig, SageConfig, StoreConfig
+from sage_sched.cli import main
 from sage_sched.distribution import LengthDistribution
 from tests.predictor_store.samples import share_of
 
@@ -362,7 +363,9 @@ def test_one_of_two_services_listens(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert isinstance(others[0].exception(), PredictorError)
 
 
-def test_bad_tokens_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_tokens_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "token").write_text("of two lines\nis none of ours")
     with pytest.raises(PredictorError, match="printable"):
         endpoint.token_of(PredictorConfig(service_token_file=str(tmp_path / "token")))
@@ -373,3 +376,6 @@ def test_bad_tokens_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         endpoint.token_of(PredictorConfig(service_token_file=str(tmp_path / "none")))
     monkeypatch.delenv(endpoint.TOKEN_VARIABLE)
     assert endpoint.token_of(PredictorConfig()) == ""
+    for option in ("--listen", "--http"):
+        assert main(["predictor", "serve", option, "127.0.0.1:1"]) == 2
+        assert "needs a token" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,37 +22,17 @@ from predictor_store.service.supervisor import SharedWorker, Supervisor
 from sage_sched.app.config import PredictorConfig, SageConfig, StoreConfig
 
 
-class Kept:
-    """A supervisor whose workers die at once, and do not come up where `fails` says so, and what
-    happens to it. It is closed in its pause number num_pauses + 1."""
+def supervised(told: list[str], *fails: bool) -> Supervisor[Any]:
+    """A supervisor whose workers die at once, and do not come up where `fails` says so."""
+    left = [*fails]
 
-    def __init__(self, fails: list[bool], num_pauses: int) -> None:
-        self.fails, self.num_pauses = fails, num_pauses
-        self.pauses, self.told = list[float](), list[str]()
-        self.supervisor = Supervisor[Any](
-            self._opened, lambda worker: self.told.append("attached"), self._tells("lost")
-        )
-        self.supervisor._closed.wait = self._wait  # type: ignore[method-assign]
-
-    def _tells(self, what: str) -> Callable[[], None]:
-        return lambda: self.told.append(what)
-
-    def _wait(self, seconds: float | None = None) -> bool:
-        if len(self.pauses) == self.num_pauses:
-            self.supervisor.close()
-            return True
-        self.pauses.append(seconds or 0)
-        return False
-
-    def _opened(self) -> Any:
-        if self.fails and self.fails.pop(0):
+    def opened() -> Any:
+        if left and left.pop(0):
             raise PredictorError("not today")
-        return SimpleNamespace(
-            wait=lambda: None, kill=self._tells("killed"), close=self._tells("closed")
-        )
+        tells = {name: partial(told.append, name) for name in ("kill", "close")}
+        return SimpleNamespace(wait=lambda: None, **tells)
 
-    def run(self) -> None:
-        self.supervisor._keep(self.supervisor._open())
+    return Supervisor(opened, lambda worker: told.append("attach"), partial(told.append, "lose"))
 
 
 @pytest.mark.parametrize(
@@ -68,18 +48,29 @@ def test_pauses_grow_until_a_worker_has_lived(
     times = itertools.count(0, lived_s)
     monkeypatch.setattr("predictor_store.service.supervisor.time.monotonic", times.__next__)
     num_opened = 1 + len(pauses) - sum(fails)
-    kept = Kept(fails, len(pauses))
-    kept.run()
-    assert kept.pauses == pauses
-    assert kept.told == ["attached", "lost", "killed"] * num_opened + ["closed"]
+    told, paused_s = list[str](), list[float]()
+    supervisor = supervised(told, *fails)
+
+    def wait(seconds: float) -> bool:
+        if paused_s == pauses:
+            supervisor.close()
+            return True
+        paused_s.append(seconds)
+        return False
+
+    monkeypatch.setattr(supervisor._closed, "wait", wait)
+    supervisor._keep(supervisor._open())
+    assert paused_s == pauses
+    assert told == ["attach", "lose", "kill"] * num_opened + ["close"]
 
 
 def test_once_closed_no_worker_is_kept() -> None:
-    kept = Kept([], 0)
-    kept.supervisor._open()
-    kept.supervisor.close()
-    kept.supervisor._open()  # a worker that was being opened meanwhile
-    assert kept.told == ["attached", "closed", "closed"]
+    told = list[str]()
+    supervisor = supervised(told)
+    supervisor._open()
+    supervisor.close()
+    supervisor._open()  # a worker that was being opened meanwhile
+    assert told == ["attach", "close", "close"]
 
 
 def test_a_shared_worker_that_is_killed_comes_back(tmp_path: Path) -> None:

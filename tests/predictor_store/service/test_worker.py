@@ -114,18 +114,6 @@ def test_what_is_kept_of_prompts_is_bounded(
     assert counts(worker, "recorded", "unrecorded", "dropped", "malformed") == [*expected, 1]
 
 
-def test_answers_ended_by_clients_spoil_no_other_prediction(worker: Worker) -> None:
-    """Half of all requests end their answers by a stop of their own."""
-    for i in range(0, 2 * WINDOW + 100, 2):
-        answered(worker, predict(i), finished(i, 300))
-        scope = Scope("", f"stops {i}").name
-        answered(worker, predict(i + 1, scope=scope), finished(i + 1, 1, stopped=True))
-    quality = news(worker).stats.quality
-    assert (quality["num_answers"], quality["widened"]) == (WINDOW, False)
-    for scope in ("", LIMITED):
-        assert answered(worker, predict(-1, scope=scope)).quantile(0.1) >= 300
-
-
 def test_answers_that_clients_end_are_judged_once_their_kind_is_known(worker: Worker) -> None:
     for i in range(40):
         answered(worker, predict(i, scope=LIMITED), finished(i, 7, stopped=True))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -25,8 +26,8 @@ from predictor_store.data.store_info import facts
 from predictor_store.predict.embedder import dimension
 from predictor_store.predict.history import History
 from predictor_store.store import file, lock
-from predictor_store.store.file import Record, StoreError
-from predictor_store.store.store import Store, default_path, file_of, recorded_capacity
+from predictor_store.store.file import AccessError, NoRoomError, Record, StoreError
+from predictor_store.store.store import Store, file_of, recorded_capacity
 from sage_sched.app.config import StoreConfig
 from tests.predictor_store.samples import no_file_larger_than, record
 
@@ -93,23 +94,11 @@ def test_what_was_written_is_read_by_its_owner_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_a_prompt_that_an_earlier_release_kept_is_passed_over(tmp_path: Path) -> None:
-    filled(tmp_path, record(1))
-    with sqlite3.connect(file_of(tmp_path)) as store:
-        number, *of, _, _ = store.execute("SELECT * FROM records").fetchone()
-        crc32 = file._crc32(number, *of, "its prompt")
-        store.execute("UPDATE records SET prompt = 'its prompt', crc32 = ?", (crc32,))
+def test_what_an_earlier_release_wrote_is_read(tmp_path: Path) -> None:
+    filled(tmp_path)
+    values = f"1, zeroblob({4 * DIMENSION}), 11, 5, 0, 'history', 'lora', 'its prompt', 3387136159"
+    executed(file_of(tmp_path), f"INSERT INTO records VALUES ({values})")
     assert seeds_in(tmp_path) == [1]
-
-
-def test_default_path_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert default_path() == tmp_path / ".cache" / "sage-sched" / "store"
-    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
-    assert default_path() == Path("/cache/sage-sched/store")
-    with opened(Path("~/mine")) as store:
-        assert store.folder == tmp_path / "mine"
 
 
 @settings(max_examples=25)
@@ -197,6 +186,23 @@ def test_a_spoilt_or_foreign_file_is_refused_and_left_alone(tmp_path: Path) -> N
                 opens(folder).load()
         # Records are looked at after a store is opened, which is noted in its file.
         assert path.read_bytes() == before or "UPDATE records" in str(spoil)
+
+
+ERRORS: list[tuple[int, int, type[StoreError]]] = [
+    (errno.EDQUOT, 0, NoRoomError),
+    (errno.EIO, 0, AccessError),
+    (0, sqlite3.SQLITE_IOERR_FSYNC, NoRoomError),
+    (0, sqlite3.SQLITE_READONLY_DIRECTORY, AccessError),
+    (0, sqlite3.SQLITE_CORRUPT_INDEX, StoreError),
+]
+
+
+def test_errors_say_whether_the_file_may_be_sound() -> None:
+    for number, code, kind in ERRORS:
+        error: OSError | sqlite3.Error = OSError(number, "") if number else sqlite3.Error()
+        if code:
+            error.sqlite_errorcode = code  # type: ignore[union-attr]
+        assert type(file.explained(Path(), error)) is kind
 
 
 def linked(path: Path) -> None:
