@@ -91,10 +91,13 @@ def test_recorded_lengths_go_before_texts(tmp_path: Path) -> None:
     assert found == [(4, 3), (99, 1), (7, 1), (8, 10_000)]
 
 
-def test_more_rows_than_room_are_sampled_over_all_of_them(tmp_path: Path) -> None:
-    rows = [{"prompt": "p", "output_tokens": i + 1} for i in range(300)]
+def test_more_rows_than_room_are_sampled_over_all_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"prompt": "p", "output_tokens": i + 1, "is_cut": i > 9} for i in range(300)]
     data = lines(tmp_path / "d.jsonl", *rows)
     assert warm(data, "--store", tmp_path / "a", "--capacity", 30, "--limit", 200) == 0
+    assert "30 answers are cut" in capsys.readouterr().out
     lengths = [r.output_tokens for r in stored(tmp_path / "a", 30)]
     assert (len(lengths), lengths) == (30, sorted(set(lengths)))
     assert min(lengths) < 60 < 240 < max(lengths)

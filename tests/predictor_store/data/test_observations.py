@@ -74,6 +74,9 @@ def test_nothing_usable_says_why(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"fields seen: output_tokens, prompt.*--filter left"):
         read(lines(tmp_path / "e.jsonl", PLAIN), frage="z")
     (tmp_path / "folder").mkdir()
+    both = [str(lines(tmp_path / name, PLAIN | {"prompt": 5})) for name in "xy"]
+    with pytest.raises(DatasetError, match=r"left out: 2 .*the first: \S*/x:1"):
+        list(Observations(both))
     with pytest.raises(DatasetError, match="there is no file in"):
         read(tmp_path / "folder")
 

@@ -12,6 +12,7 @@ from predictor_store.logs.clock import Clock
 from predictor_store.logs.options import add_options, read_options
 from predictor_store.logs.reader import ReadOptions
 from predictor_store.logs.registry import FORMATS
+from predictor_store.logs.summary import cautions_of_lengths
 from sage_sched.cli import main
 
 
@@ -79,3 +80,17 @@ def test_units_are_found_or_guessed(
     clock = Clock()
     assert [clock.read(number, usual=usual) for number in numbers] == numbers
     assert (clock.guess()[0], not clock.cautions()) == (unit, is_sure)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "num_cut", "said"),
+    [
+        ([5] * 20, 0, ["20 of 20 answers have 5 tokens"]),
+        ([*range(20)], 18, ["18 of 20 answers are cut"]),
+        ([*range(20)], 17, []),
+        ([5] * 19, 19, []),
+    ],
+)
+def test_logs_of_cut_answers_are_doubted(lengths: list[int], num_cut: int, said: list[str]) -> None:
+    found = cautions_of_lengths(lengths, num_cut)
+    assert [one[: len(start)] for one, start in zip(found, said, strict=True)] == said

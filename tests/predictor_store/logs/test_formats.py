@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predictor_store.logs.errors import DatasetError
+from predictor_store.logs.messages import was_cut
 from predictor_store.logs.reader import LogReader, ReadOptions, Source
 from predictor_store.logs.registry import FORMATS, format_of
 from predictor_store.logs.request import LoggedRequest
@@ -56,6 +57,7 @@ def test_the_same_requests_out_of_every_variant(tmp_path: Path, name: str) -> No
         expected_s = pytest.approx([a.at_s for a in ASKED], abs=1.01 * resolution_s)
         assert [t - at_s[0] for t in at_s] == expected_s
     assert [each.prompt for each in found] == [a.text if "p" in has else "" for a in ASKED]
+    assert {(each.output, each.is_cut) for each in found} <= {(None, False), ("So.", False)}
     # bench_serving names the length that it wants as the cap.
     own_caps = {None, *(each.output_tokens for each in found)}
     assert {each.cap_tokens for each in found} <= ({800} if "c" in has else own_caps)
@@ -137,6 +139,19 @@ def test_special_fields(tmp_path: Path, name: str, change: str, expected: str) -
     for field, value in json.loads(filled(expected, A)).items():
         read_value = getattr(found, field)
         assert (list(read_value) if isinstance(value, list) else read_value) == value, field
+
+
+REASONS: dict[bool, list[Any]] = {
+    True: ["length", "max_tokens", "max_output_tokens", "FinishReason.MAX_TOKENS", "abort",
+           "model_length", {"type": "length"}, {"reason": "length"}, ["stop", "length"]],
+    False: ["stop", "end_turn", "FinishReason.STOP", {"type": "stop"}, ["stop"], [], None],
+}  # fmt: skip
+
+
+def test_reasons_say_whether_an_answer_was_cut() -> None:
+    found = {cut: [reason for reason in every if was_cut(reason) is cut]
+             for cut, every in REASONS.items()}  # fmt: skip
+    assert found == REASONS
 
 
 def test_of_a_long_prompt_sglang_logs_the_beginning_and_the_end(tmp_path: Path) -> None:

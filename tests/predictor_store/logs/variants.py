@@ -44,6 +44,7 @@ class Asked(NamedTuple):
     def usage(self) -> dict[str, Any]:
         details = {"reasoning_tokens": 3}
         return {"prompt_tokens": self.inputs, "completion_tokens": self.outputs,
+                "total_tokens": self.inputs + self.outputs,
                 "completion_tokens_details": details}  # fmt: skip
 
 
