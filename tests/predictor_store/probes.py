@@ -16,7 +16,6 @@ EDGES = 50 * np.arange(9)
 def probe(
     fingerprint: str = "0123", *, hidden_size: int = 128, layer: int = 0, seed: int = 0
 ) -> ProbeFile:
-    """A probe with random weights."""
     rng = np.random.default_rng(seed)
     bins = EDGES.size - 1
     return ProbeFile(

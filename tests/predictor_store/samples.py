@@ -47,7 +47,6 @@ def record(seed: int, **fields: Any) -> Record:
 
 
 def learn(history: History, vector: NDArray[np.float32], *lengths: int, **fields: Any) -> None:
-    """Add answers of these lengths to the prompt with this vector."""
     for length in lengths:
         history.add(answer(vector, length, **fields))
 

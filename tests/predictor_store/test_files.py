@@ -1,5 +1,3 @@
-"""Files of settings, and files that only their owner reads and writes."""
-
 from __future__ import annotations
 
 import os

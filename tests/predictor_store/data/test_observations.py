@@ -1,5 +1,3 @@
-"""Prompts and lengths of answers out of data sets, as warm takes them."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""The command formats, the options of commands that read logs, and the units of their times."""
-
 from __future__ import annotations
 
 import argparse

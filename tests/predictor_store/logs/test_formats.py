@@ -1,5 +1,3 @@
-"""The same requests out of every format, and the special cases of some."""
-
 from __future__ import annotations
 
 import json
@@ -57,11 +55,14 @@ def test_the_same_requests_out_of_every_variant(tmp_path: Path, name: str) -> No
         expected_s = pytest.approx([a.at_s for a in ASKED], abs=1.01 * resolution_s)
         assert [t - at_s[0] for t in at_s] == expected_s
     assert [each.prompt for each in found] == [a.text if "p" in has else "" for a in ASKED]
-    assert {(each.output, each.is_cut) for each in found} <= {(None, False), ("So.", False)}
+    output = "So." if {"o", "-"} & {*has} else None
+    assert {(each.output, each.is_cut) for each in found} == {(output, False)}
+    assert len(source.context.notes) == variant.num_notes
     # bench_serving names the length that it wants as the cap.
     own_caps = {None, *(each.output_tokens for each in found)}
     assert {each.cap_tokens for each in found} <= ({800} if "c" in has else own_caps)
     assert all(each.session for each in found) == ("s" in has)
+    assert len({each.session for each in found}) == (15 if "$session" in variant.row else 1)
     ttlts_s = [ttlt_s(each, scale) for each in found]
     assert None in ttlts_s or ttlts_s == pytest.approx([a.ttlt_s for a in ASKED], abs=2e-3)
     assert (None in ttlts_s) == ("t" not in has)
@@ -74,7 +75,6 @@ def ttlt_s(request: LoggedRequest, scale: float) -> float | None:
 
 
 def damaged(text: str, chance: random.Random) -> str:
-    """Return the text with pieces that are lost, doubled, moved or overwritten."""
     for _ in range(chance.randint(1, 8)):
         begin, other = chance.randrange(len(text)), chance.randrange(len(text))
         piece = text[begin : begin + chance.choice([1, 1, 5, 200])]
@@ -181,10 +181,11 @@ def test_a_format_can_be_named(tmp_path: Path) -> None:
 
 def test_files_of_a_folder_that_are_no_logs_are_named(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("# Logs\n")
-    (tmp_path / ".hidden").write_text("{}")
-    (tmp_path / "a.csv").write_text("t,input,output\n1,2,3\n")
+    (tmp_path / ".hidden").mkdir()
+    for place in (tmp_path, tmp_path / ".hidden"):
+        (place / "a.csv").write_text("t,input,output\n1,2,3\n")
     reader = LogReader([str(tmp_path)])
-    assert [Path(source.path).name for source in reader.sources()] == ["a.csv"]
+    assert [source.path for source in reader.sources()] == [str(tmp_path / "a.csv")]
     assert [said.partition(" is ")[0][-9:] for said in reader.skipped] == ["README.md"]
     (tmp_path / "a.csv").unlink()
     with pytest.raises(DatasetError, match="no log found"):

@@ -1,5 +1,3 @@
-"""Rows of files of every kind, whole and damaged."""
-
 from __future__ import annotations
 
 import gzip

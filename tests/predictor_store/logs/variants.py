@@ -101,6 +101,7 @@ class Variant(NamedTuple):
     resolution_s: float = 1e-3
     head: str = ""
     whole: str = ""
+    num_notes: int = 0
     no_request: Sequence[str] = ()
     left_out: Sequence[str] = ()
     found: Sequence[tuple[str, str]] = ()

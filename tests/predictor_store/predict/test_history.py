@@ -133,7 +133,6 @@ def test_of_a_prompt_asked_too_often_the_newest_answers_count() -> None:
 
 @pytest.mark.parametrize("capacity", [60, 300])
 def test_what_the_search_does_not_read_still_puts_in_order(capacity: int) -> None:
-    """Few columns find records, and all columns rank them, also in replaced slots."""
     rng = np.random.default_rng(0)
     columns = np.arange(16)
     part, whole = VectorIndex(32, columns), VectorIndex(32)

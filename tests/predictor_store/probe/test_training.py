@@ -1,5 +1,3 @@
-"""The file of a probe, and how one is trained."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""The HTTP of a service, over real sockets."""
-
 from __future__ import annotations
 
 import http.client
@@ -186,8 +184,6 @@ def test_late_predictions_time_out_and_no_asker_stays(
 
 
 class Frontend(BaseHTTPRequestHandler):
-    """Answers with the body of the request."""
-
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.send_response(200)

@@ -42,7 +42,6 @@ def worker(config: SageConfig) -> Iterator[Worker]:
 
 @pytest.fixture
 def service(worker: Worker, config: SageConfig) -> Iterator[Worker]:
-    """A worker whose clients name their models."""
     with closing(Worker(config, by_model=True)) as service:
         yield service
 

@@ -1,5 +1,3 @@
-"""A guess at how urgent a prompt is: learned, written, read, and never in the way."""
-
 from __future__ import annotations
 
 import random
