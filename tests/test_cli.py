@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -75,6 +76,8 @@ def test_a_package_that_is_not_installed_is_named(
     monkeypatch.setattr(cli, "ALL", ("no_such_package",))
     with pytest.raises(ModuleNotFoundError):
         main(["set"])
+    replace_set(monkeypatch, lambda args: signal.raise_signal(signal.SIGINT))
+    assert main(["set"]) == 128 + signal.SIGINT
     replace_set(monkeypatch, lambda args: int("x"))
     with pytest.raises(ValueError, match="invalid literal"):
         main(["set"])

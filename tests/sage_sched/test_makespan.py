@@ -15,24 +15,6 @@ WAIT = "wait " + " ".join(f"{n}:100%200" for n in range(20, 40))
 
 
 @pytest.mark.parametrize(
-    ("situation", "plan"),
-    [
-        # Jobs that may be long start first. A fixed length needs no prediction.
-        ("wait 2:100%50 0:100%300 1:100%50x19,2000", "+1 +0 +2"),
-        ("wait 0:100<3000f 1:100%50", "+0 +1"),
-        # When memory runs out, a job near its end leaves first.
-        ("run 0:100%1000<1000+990 1:100%50x99,3000+990 2:100%60<60; short", "-0"),
-        ("run 0:100%300 1:3000%300 2:200%300; short", "-1"),
-        # A job may exceed all lengths as far as the longest exceeds most.
-        ("run 0:100%100x95,600x5+600 1:100%100x5,600x95+600; short", "-1"),
-        ("run 1:100%100x95,600x5+600 0:100%100x5,600x95+600; short", "-0"),
-    ],
-)
-def test_jobs_that_may_end_last_go_first(situation: str, plan: str) -> None:
-    assert decided(situation, "makespan") == plan
-
-
-@pytest.mark.parametrize(
     ("facts", "starts"),
     [
         (f"{WAIT}; slots 1", False),

@@ -61,9 +61,16 @@ def slots(answers: NDArray[np.int64], prompts: NDArray[np.int64]) -> Callable[[A
 
 
 @pytest.mark.parametrize(
-    "kind", ["light tails", "heavy tails", "long prompts", "fits at once", "long ones first"]
+    ("kind", "measured"),
+    [
+        ("light tails", (9.708, 1.009)),
+        ("heavy tails", (3.431, 2.889)),
+        ("long prompts", (3.323, 1.009)),
+        ("fits at once", (3.484, 2.765)),
+        ("long ones first", (8.728, 1.132)),
+    ],
 )
-def test_the_capacity_is_that_of_a_long_run(kind: str) -> None:
+def test_the_capacity_is_that_of_a_long_run(kind: str, measured: tuple[float, float]) -> None:
     rng, number = np.random.default_rng(0), 6000
     answers = rng.exponential(100, number).astype(int) + 1
     prompts = np.full(number, 20)
@@ -78,6 +85,7 @@ def test_the_capacity_is_that_of_a_long_run(kind: str) -> None:
     sustains = 10 / (0.01 * answers.mean() + 0.001 * prompts.mean())
     found = sustained(slots(answers, prompts), lambda _: number)
     assert found.capacity == pytest.approx(sustains, rel=0.05)
+    assert found == pytest.approx(measured, abs=1e-3)
 
 
 @given(st.integers(1, 20_000), st.integers(1, 500))

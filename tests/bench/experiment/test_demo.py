@@ -17,13 +17,13 @@ def test_the_report_opens_with_the_result_and_its_picture(
     text = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
     places = [text.index(part) for part in ("sage finished answers", 'class="lanes"', "<table>")]
     assert places == sorted(places)
-    assert (text.count("<svg"), "src=" in text, "href=" in text) == (2, False, False)
-    # The best tuned policy has a queue, and sage a shorter one.
-    said = capsys.readouterr().out
-    rows = [line.split("  ") for line in said.splitlines() if line.startswith("`")]
-    waited_s = {
-        row[0].strip("`"): float([cell for cell in row[1:] if cell.strip()][5]) for row in rows
-    }
-    ours = waited_s.pop("sage")
-    assert min(waited_s.values()) > max(2, ours)
-    assert said.splitlines()[-1].startswith("sage finished answers in ")
+    counts = [text.count(part) for part in ("<svg", "waited 3 s on", "waited 8 s on")]
+    assert (counts, "src=" in text, "href=" in text) == ([2, 2, 2], False, False)
+    *_, limit, _, _, said = capsys.readouterr().out.splitlines()
+    assert limit.startswith("If no request waits, no order can help: below 1.7 requests/s")
+    assert said == (
+        "sage finished answers in 14 s on average, SGLang's best tuned policy "
+        "(shortest-prefill-first@clip=32) in 19 s: 23 % sooner. Of 100 requests 99 were good under "
+        "sage, and 73 under SGLang's: the first token within 2 s, and then at most 100 ms per "
+        "token."
+    )

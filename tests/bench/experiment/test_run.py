@@ -19,7 +19,7 @@ from bench.workloads.prompts import WorkloadError
 from bench.workloads.source import Purpose
 from sage_sched.cli import main
 from sage_sched.fields import ConfigError
-from tests.bench.recordings import azure_like
+from tests.bench.recordings import agents_like, azure_like, triage_like
 from tests.bench.workloads.fingerprint import fingerprint
 
 
@@ -128,10 +128,20 @@ def test_many_engines_apart_have_dispatchers_and_first_tokens_are_counted(tmp_pa
     assert fingerprint([[*record.metrics.items()] for record in found]) == "6e591198"
 
 
-@pytest.mark.parametrize(("name", "wanted"), [("best-effort", "e2e80162"), ("gaps", "9bec06df")])
-def test_experiments_without_data_run_small(name: str, wanted: str) -> None:
-    experiment = small(name)
-    found = run(experiment, Options(), lambda _: None)
+@pytest.mark.parametrize(
+    ("name", "load", "wanted"),
+    [
+        ("best-effort", {}, "e2e80162"), ("gaps", {}, "9bec06df"),
+        ("slo", {"rate": "5"}, "aff2c7a8"), ("urgency", {"rate": "3"}, "305382d0"),
+        ("agents", {"rate": "0.5", "workload": {"name": "agents", "max_steps": 2}}, "866a60ce"),
+    ],
+)  # fmt: skip
+def test_experiments_run_small(
+    name: str, load: dict[str, Any], wanted: str, tmp_path: Path
+) -> None:
+    experiment = small(name, **load)
+    folder = agents_like(triage_like(azure_like(tmp_path)))
+    found = run(experiment, Options(data=folder if load else None), lambda _: None)
     assert [record.arm for record in found] == [arm.name for arm in experiment.arms]
     columns = {*experiment.columns, *experiment.ratios}
     assert all(columns <= record.metrics.keys() for record in found)

@@ -13,9 +13,10 @@ import pytest
 from bench.experiment.stats import seconds
 from bench.simulator.presets import PRESETS, Engine
 from bench.whatif.answer import Answer, answer_of
-from bench.whatif.comparison import Ratio, good_table, sentence
+from bench.whatif.comparison import Ratio, endings, good_table, sentence, table
 from bench.whatif.engine import OwnServer, of_info
 from bench.whatif.log import Logged, TrafficLog
+from bench.whatif.plot import ratios_to_first
 from bench.whatif.predictions import predictions_of
 from bench.whatif.replayed_predictor import ReplayedPredictor
 from bench.whatif.simulation import Slo
@@ -54,7 +55,8 @@ def test_the_interval_tells_of_better_and_worse_predictions() -> None:
     said = sentence(answer.rows, "sage")
     assert all(seconds(each.mean_ttlt_s) in said for each in (fcfs, sage))
     assert f"{round(100 * (1 - ratio.high))} % to {round(100 * (1 - ratio.low))} %" in said
-    assert fingerprint([*map(astuple, answer.rows)]) == "d8401d78"
+    shown = [*map(astuple, answer.rows)], table(answer.rows), ratios_to_first(answer.rows, "title")
+    assert [*map(fingerprint, shown)] == ["d8401d78", "387b1d40", "e7812cd0"]
     known = replace(SMALL, crps_gain=0.4)
     surer = asked(traffic(), "fcfs", "sage", num_seeds=2, server=known).rows[1].mean_ratio
     assert surer.high - surer.low < ratio.high - ratio.low
@@ -75,6 +77,9 @@ def test_a_policy_that_runs_out_of_memory_has_a_line() -> None:
     assert [row.policy for row in found.rows] == ["fcfs", "sage"]
     assert 0 < found.ended_s[ends] < answer.rows[0].mean_ttlt_s + arrivals[-1]
     assert answer.good[ends] == [0.0]
+    said = endings({"a": 3.4}, "sage").splitlines()
+    assert said == [endings({"a": 3.4}, "a"), "sage serves this log to its end."]
+    assert said[0] == "a: SGLang's scheduler ends here after 3 s, out of KV memory"
     with pytest.raises(WorkloadError, match="each of these policies"):
         asked(log, ends, server=server)
 
@@ -84,21 +89,22 @@ def test_good_requests_get_fewer_the_faster_they_come() -> None:
     good = asked(traffic(), "fcfs", "sage", multiples=(0.1, 1.0, 4.0), slo=slo).good
     assert good["sage"][0] == good["fcfs"][0] == 1.0
     assert 0.95 > good["sage"][2] > good["fcfs"][2]
-    table = good_table({"fcfs": [1.0, 0.9], "sage": [1.0, 1.0], "hrrn": [0.5, 0.4]}, (1, 2))
-    said = [line.split("  ")[-1].strip() for line in table.splitlines()[2:]]
+    shown = good_table({"fcfs": [1.0, 0.9], "sage": [1.0, 1.0], "hrrn": [0.5, 0.4]}, (1, 2))
+    said = [line.split("  ")[-1].strip() for line in shown.splitlines()[2:]]
     assert said == ["1.50x", "2.00x or more", "less than 1x"]
 
 
 def test_a_prompt_is_predicted_by_answers_that_had_ended() -> None:
     requests = [
-        Logged(float(i), 9, 700 if i < 40 else 3, prompt=f"Name a colour, please: {i}")
+        Logged(float(i), 9, 700 if i < 40 else 3, None, i % 9 == 8, f"Name a colour, please: {i}")
         for i in range(80)
     ]
 
     def means(ends_s: list[float]) -> list[float]:
         predictor = ReplayedPredictor(CONFIG, None)
         found = predictor.predictions(requests, ends_s)
-        assert (predictor.quality()["num_answers"] > 50) == (ends_s[0] < 80)
+        # What was cut is not judged.
+        assert predictor.quality().get("num_answers", 0) == (71 if ends_s[0] < 80 else 0)
         return [each.mean() if each else 0.0 for each in found]
 
     unlearned, learned = means([1e9] * 80), means([i + 0.5 for i in range(80)])
@@ -202,6 +208,8 @@ def test_the_command(
     assert "`sage` finished answers in" in capsys.readouterr().out
     summary = json.loads((output / "summary.json").read_text())
     assert [row["policy"] for row in summary["rows"]] == ["lpm", "fcfs", "sage"]
+    assert (summary["without_caps"], summary["multiples"]) == (None, [1.0, 1.25, 1.5, 2.0, 3.0])
+    assert summary["notes"][0] == "log: 30 requests of 7.447 s, 4.03 requests/s"
     assert (output / "whatif.svg").read_text().startswith("<svg")
     # Errors are found before the simulation, which would take hours.
     monkeypatch.setattr("bench.whatif.command.answer_of", lambda *_, **__: pytest.fail("hours"))

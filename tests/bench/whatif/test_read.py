@@ -153,7 +153,7 @@ def test_arrivals_are_drawn_if_there_are_none_and_a_rate_is_named(tmp_path: Path
     table = lines(tmp_path / "log")
     table.write_text("t,input,output\n1,2,3\n,2,3\n" + "".join(f"{i},7,5\n" for i in range(50)))
     assert len(read_log([table], rate=5.0).requests) == 51  # it has arrivals
-    assert len(read_log([table], limit=30).requests) == 30
+    assert [len(read_log([table] * 2, limit=n).requests) for n in (30, 70)] == [30, 70]
 
 
 @pytest.mark.parametrize(("unit", "seconds"), [(None, 2.5), ("s", 2500.0), ("us", 0.0025)])

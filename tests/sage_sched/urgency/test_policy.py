@@ -18,57 +18,6 @@ from tests.bench.simulator.traffic import CONFIG, SMALL, mixed
 from tests.sage_sched.situations import decided
 from tests.sage_sched.strategies import SERVER, decide, job, named, waiting
 
-MIXED = "wait 0:100u5%150 1:100u3%950 2:100u3%150 3:100u2%950 4:100u1%950 5:100u4%150"
-# More come of the most urgent level than a piece of work lets pass.
-FLOOD = "wait 0:100u2%950 " + " ".join(f"{n}:100u1%150s{2000 * n}" for n in range(1, 20))
-
-
-@pytest.mark.parametrize(
-    ("policy", "situation", "plan"),
-    [
-        # The more urgent go first, and of a level the shorter, or the first to come.
-        ("urgency", MIXED, "+4 +3 +2 +1 +5 +0"),
-        ("urgency-arrival", MIXED, "+4 +3 +1 +2 +5 +0"),
-        # A piece of work, as large as the pool, is worth a level.
-        ("urgency", "wait 0:100u4%950 1:100u2%150s19999", "+1 +0"),
-        ("urgency", "wait 0:100u4%950 1:100u2%150s30000", "+0 +1"),
-        ("urgency", f"{FLOOD}; slots 0",
-         "1 2 3 4 5 6 7 8 9 0 10 11 12 13 14 15 16 17 18 19; open 20"),
-        # Jobs yield to more urgent ones alone, the least urgent first, and no more than it takes.
-        ("urgency", "run 0:100u3%950+1=1100; wait 1:100u2%150; full", "-0 +1"),
-        ("urgency", "run 0:100u3%950+1=1100; wait 1:100u3%150; full", "1"),
-        ("urgency", "run 0:100u2%950+1=1100; wait 1:100u1%150; full", "-0 +1"),
-        ("urgency", "run 0:100u2%950+1=1100; wait 1:100u4%150; full", "1"),
-        ("urgency", "run 0:100u3%950+1 1:100u5%950+1 2:100u4%950+1; wait 3:100u2%150; full",
-         "-1 -2 +3"),
-        # It does not for one that has only waited for longer, or if its move takes longer than it.
-        ("urgency", "run 0:100u3%950+1s50000=1100; wait 1:100u3%150; full", "1"),
-        ("urgency", "run 0:100u3%2+1=1100; wait 1:100u2%150; full; move 1000000", "1"),
-        # Two classes: the sensitive go first, and each goes by arrival.
-        ("qllm", "wait 0:100u5%150 1:100u3%950 2:100u3%150 3:100u2%950 4:100u1%150 5:100u2%150",
-         "+3 +4 +5 +0 1 2; open 2; prefill 301"),
-        ("qllm", "wait 0:100%150 2:100%150", "+0 +2"),
-        # Best effort is overtaken by jobs that come within a pool of work.
-        ("qllm", "wait 0:100s10%150 1:100u1%150s10009", "+1 +0; prefill 101"),
-        ("qllm", "wait 0:100s10%150 1:100u1%150s10011", "+0 +1"),
-        # It yields to sensitive jobs.
-        ("qllm", "run 0:100u3%950+1=1100; wait 1:100u2%150; full", "-0 +1; prefill 101"),
-        ("qllm", "run 0:100u3%950+1=1100; wait 1:100u1%150; full", "-0 +1; prefill 101"),
-        ("qllm", "run 0:100u5%950+1=1100; wait 1:100u3%150; full", "1"),
-        ("qllm", "run 0:100u2%950+1=1100; wait 1:100u1%150; full", "1; prefill 101"),
-        # The sensitive are prefilled by themselves: uncached tokens in pages, and one to spare.
-        ("qllm", "wait 0:100%150 1:100u2%150 2:100%150 3:100u1%150; page 16; cached 3 40",
-         "+1 +3 +0 2; open 1; prefill 192"),
-        ("qllm", "wait 0:100%150 1:100u2%150~+5", "^1 +0"),
-        ("qllm", "run 3:100u1%150; wait 0:100%150 1:100u2%150 2:100%150; fits 0 2", "+0 +2"),
-        # Beside them a best-effort chunk shrinks to a page.
-        ("qllm", "chunk 0:3000/512%150; wait 1:100u2%150; page 16; noswap",
-         "1; open 1; chunk 16; prefill 128"),
-    ],
-)  # fmt: skip
-def test_the_more_urgent_go_first(policy: str, situation: str, plan: str) -> None:
-    assert decided(situation, policy) == plan
-
 
 @pytest.mark.parametrize(
     ("situation", "plan"),

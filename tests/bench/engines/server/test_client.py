@@ -18,6 +18,7 @@ from bench.simulator.result import alone_s
 from bench.workloads.forced_length import LENGTH_KEY
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints
+from tests.bench.workloads.fingerprint import fingerprint
 
 ALONE_S = partial(alone_s, H800_QWEN3_32B)
 REQUEST = SimRequest(
@@ -128,6 +129,7 @@ def test_tokens_between_two_looks_came_evenly() -> None:
     assert (seen.alone_s[0], seen.duration_s) == (ALONE_S(40, 9), pytest.approx(12.2 - 9.99))
     metrics = seen.metrics()
     assert metrics["max_itl_ms"] == pytest.approx(200) == metrics["p99_itl_ms"]
+    assert fingerprint([*metrics.items()]) == "7cf492cf"
     assert seen.pauses_s == ((), ())
     assert Answer(0.0, ((1.0, 1), (2.9, 2), (4.9, 3))).pauses_s() == ((2.9, 4.9),)
     assert seen.arrived_within(0.0, 0.5).ttlt_s == pytest.approx([2.21])
