@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import pytest
 from hypothesis import given
@@ -11,15 +9,19 @@ from patches.carrier import (
     came_at_s,
     clients_hints,
     decode,
+    decode_asked,
     decode_hints,
     encode,
     encode_asked,
     encode_hints,
+    short_id,
     strip,
 )
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints
 from tests.sage_sched.strategies import distributions
+
+GOOD = encode(LengthDistribution.from_samples([5, 9], "history"))
 
 
 @given(distributions(), st.dictionaries(st.text(), st.booleans()))
@@ -32,88 +34,72 @@ def test_a_distribution_survives_the_way_to_the_scheduler(
     assert strip(carried) == others
 
 
-GOOD = encode(LengthDistribution.from_samples([5, 9], "history"))
-
-
 @pytest.mark.parametrize(
-    "malformed",
+    ("field", "values"),
     [
-        {"__sage_lengths": "no"},
-        {"__sage_lengths": [9, 5]},
-        {"__sage_lengths": [0, 5]},
-        {"__sage_lengths": []},
-        {"__sage_lengths": [2**70, 2**71]},
-        {"__sage_weights": [0.5]},
-        {"__sage_weights": [-1.0, 2.0]},
-        {"__sage_weights": ["a", "b"]},
-        {"__sage_weights": None},
-        {"__sage_effective_samples": -1},
-        {"__sage_effective_samples": None},
-        {"__sage_source": "me"},
-        {"__sage_source": ["history"]},
+        ("lengths", ["no", [9, 5], [0, 5], [], [2**70, 2**71]]),
+        ("weights", [[0.5], [-1.0, 2.0], ["a", "b"], None]),
+        ("effective_samples", [-1, None]),
+        ("source", ["me", ["history"]]),
     ],
 )
-def test_a_malformed_carrier_is_a_value_error(malformed: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r".+"):
-        decode({**GOOD, **malformed})
-    incomplete = {key: value for key, value in GOOD.items() if key not in malformed}
-    if "__sage_lengths" in incomplete:
+def test_a_malformed_carrier_is_a_value_error(field: str, values: list[object]) -> None:
+    for value in values:
+        with pytest.raises(ValueError, match=r".+"):
+            decode({**GOOD, f"__sage_{field}": value})
+    incomplete = {key: value for key, value in GOOD.items() if key != f"__sage_{field}"}
+    if field == "lengths":
+        assert decode(incomplete) is None
+    else:
         with pytest.raises(ValueError, match="malformed"):
             decode(incomplete)
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("field", "values"),
     [
-        ("weight", 0.0),
-        ("weight", None),
-        ("weight", float("nan")),
-        ("ttft_slo_ms", "soon"),
-        ("ttft_slo_ms", 10**400),
-        ("tpot_slo_ms", -1),
-        ("urgency", True),
-        ("urgency", 6),
-        ("session", 3),
-        ("session", "x" * 257),
+        ("weight", [0.0, None, float("nan")]), ("ttft_slo_ms", ["soon", 10**400]),
+        ("tpot_slo_ms", [-1]), ("urgency", [True, 6]), ("session", [3, "x" * 257]),
     ],
-)
-def test_a_malformed_hint_is_named(field: str, value: object) -> None:
-    with pytest.raises(ValueError, match=field):
-        decode_hints({f"__sage_hint_{field}": value})
+)  # fmt: skip
+def test_a_malformed_hint_is_named(field: str, values: list[object]) -> None:
+    for value in values:
+        with pytest.raises(ValueError, match=field):
+            decode_hints({f"__sage_hint_{field}": value})
 
 
-def test_hints_come_as_they_went_and_what_was_not_given_is_not_carried() -> None:
-    hints = Hints(
-        weight=2.5, tpot_slo_ms=40, urgency=1, session="s", slo_class="high", first_token_weight=5.0
-    )
-    carried = encode_hints(hints)
-    assert decode_hints(carried) == hints
-    assert "__sage_hint_ttft_slo_ms" not in carried
-    assert encode_hints(Hints()) == {}
-    assert strip(carried) == {}
+def test_hints_come_as_they_went() -> None:
+    given = {"weight": 2.5, "tpot_slo_ms": 40, "urgency": 1, "session": "s", "slo_class": "high",
+             "first_token_weight": 5.0}  # fmt: skip
+    carried = encode_hints(Hints(**given))
+    assert carried == {f"__sage_hint_{name}": value for name, value in given.items()}
+    assert (decode_hints(carried), encode_hints(Hints())) == (Hints(**given), {})
     # No client names its class.
     asked = {"slo_class": "high", "first_token_weight": 9.0, "weight": 2.0}
     assert clients_hints(asked) == Hints(weight=2.0)
     for nothing in (None, 3, "text", [1], {"other": 1}):
         assert (decode(nothing), decode_hints(nothing)) == (None, Hints())
+        assert decode_asked(nothing) is None
+
+
+def test_ids_are_short_and_as_different_as_before() -> None:
+    ids = ["a" * 128, "a" * 129, "a" * 130, "b" * 129]
+    found = [decode_asked(encode_asked(rid, 1.0, 2.0)) for rid in ids]
+    assert found == [(short_id(rid), 1.0, 2.0) for rid in ids]
+    assert [short_id(rid)[:128] for rid in ids] == [rid[:128] for rid in ids]
+    assert [len(short_id(rid)) for rid in ids] == [128, *[152] * 3]
+    assert len({short_id(rid) for rid in ids}) == 4
 
 
 @pytest.mark.parametrize(
     ("stamp", "came_s"),
     [
-        (encode_asked("a", 90.0, 90.5), 90.0),
-        (encode_asked("a", 100.0, 100.0), 100.0),
+        *((encode_asked("a", came_s, came_s), came_s) for came_s in (90.0, 100.0, -3500.0)),
         # The clock has jumped, or it is not the same one.
-        (encode_asked("a", 100.5, 100.5), 100.0),
-        (encode_asked("a", 100.0 - 3600.0, 0.0), 100.0 - 3600.0),
-        (encode_asked("a", 100.0 - 3601.0, 0.0), 100.0),
-        (encode_asked("a", float("nan"), 0.0), 100.0),
-        ({"__sage_asked": ["a", "early", 0.0]}, 100.0),
+        *((encode_asked("a", came_s, 0.0), 100.0) for came_s in (100.5, -3501.0, float("nan"))),
         ({"__sage_asked": ["a", 90.0, 90.5, "another host's"]}, 100.0),
-        ({"__sage_asked": 3}, 100.0),
-        *(({"__sage_asked": value}, 100.0) for value in (5, [], ["a", 1, 2])),
-        ({}, 100.0),
-        (None, 100.0),
+        *(({"__sage_asked": value}, 100.0) for value in (3, [], ["a", 1, 2], ["a", "early", 0.0])),
+        *((nothing, 100.0) for nothing in ({}, None)),
     ],
 )
 def test_a_stamp_that_cannot_be_counts_as_now(stamp: object, came_s: float) -> None:

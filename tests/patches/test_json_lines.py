@@ -14,44 +14,42 @@ from patches.refusals import refuse_place
 from tests.engine.serving import wait_until
 
 
-def ended(rid: str) -> dict[str, Any]:
-    return {"t": 1.0, "is": "ends", "rid": rid, "tokens": 3, "why": "done"}
+def written(path: Path, lines: int = 1, **about: Any) -> JsonLines:
+    """Return once so many lines have been written, or writing has stopped."""
+    file = JsonLines(path, **about)
+    for number in range(lines):
+        file.add({"t": 1.0, "is": "ends", "rid": f"{number}", "tokens": 3, "why": "done"})
+    wait_until(lambda: file.stats()["num_written"] == lines or file.stats()["is_stopped"])
+    return file
 
 
 def test_only_its_owner_may_read_it_and_no_link_is_followed(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
+    path, link = tmp_path / "trace.jsonl", tmp_path / "link"
     path.touch(0o644)
-    file = JsonLines(path)
-    file.add(ended("a"))
-    wait_until(lambda: file.stats()["num_written"] == 1)
+    link.symlink_to(tmp_path / "elsewhere")
+    assert written(path).stats() == {"num_written": 1, "num_lost": 0, "is_stopped": False}
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-    refused = JsonLines(tmp_path / "link")
-    wait_until(lambda: bool(refused.stats()["is_stopped"]))
-    assert not (tmp_path / "elsewhere").exists()
+    assert written(link).stats()["is_stopped"]
+    assert {*tmp_path.iterdir()} == {path, link}
 
 
 def test_it_grows_to_its_limit_and_keeps_what_is_latest(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
-    file = JsonLines(path, max_bytes=2000)
-    for i in range(200):
-        file.add(ended(f"request {i}"))
-    wait_until(lambda: file.stats()["num_written"] == 200)
+    written(path, 200, max_bytes=2000)
     both = [event["rid"] for event in events_of(path)]
-    assert both == [f"request {i}" for i in range(200 - len(both), 200)]
+    assert both == [f"{number}" for number in range(200 - len(both), 200)]
     assert len(both) > 30
-    assert all(file.stat().st_size <= 2000 for file in tmp_path.iterdir())
-    assert len(list(tmp_path.iterdir())) == 2
+    size = max(map(len, path.read_bytes().splitlines(keepends=True)))
+    before = (tmp_path / "trace.jsonl.1").stat().st_size
+    assert 2000 - size < before <= 2000 >= path.stat().st_size
 
 
 def test_a_full_disk_ends_the_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb", 0)
     monkeypatch.setattr(JsonLines, "_opened", lambda self: full)
-    file = JsonLines(tmp_path / "trace.jsonl")
-    file.add(ended("a"))
-    wait_until(lambda: bool(file.stats()["is_stopped"]))
-    for i in range(10):
-        file.add(ended(f"{i}"))
+    file = written(tmp_path / "trace.jsonl")
+    for _ in range(10):
+        file.add({})
     assert file.stats() == {"num_written": 0, "num_lost": 11, "is_stopped": True}
     assert not file._lines  # no thread would take them
 
@@ -61,8 +59,8 @@ def test_a_hanging_disk_costs_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path = tmp_path / "trace.jsonl"
     os.mkfifo(path)  # a pipe without a reader: opening it blocks
     file = JsonLines(path)
-    for i in range(80):
-        file.add(ended(f"{i}"))
+    for _ in range(80):
+        file.add({})
     assert file.stats()["num_lost"] == 30
 
 

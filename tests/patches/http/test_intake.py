@@ -21,12 +21,14 @@ from patches.carrier import (
     is_dry_run,
     session_of,
 )
+from patches.http.asked import asked_of_chat
 from patches.http.incoming import Incoming, chat_hooks, incoming, last_user_text, prompt_text
-from predictor_store.predict.asked import Asked
+from predictor_store.predict.asked import Asked, digest
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints
 from tests.patches.http.conftest import PREDICTED, PRIOR, Client, Manager, generate
 
+DRY = {"x-sage-dry-run": "1"}
 TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How?"}]
 
 
@@ -34,10 +36,6 @@ def carried(manager: Manager, obj: Any = None, *args: Any, **kw: Any) -> Any:
     """The custom_params with which a request goes on, the first of several."""
     tokenized, *_ = manager.receive(generate() if obj is None else obj, *args, **kw)
     return tokenized.sampling_params.custom_params
-
-
-def session(*args: Any, **kw: Any) -> str:
-    return decode_hints(carried(*args, **kw)).session
 
 
 def of_chat(messages: list[Any] = TALK, **fields: Any) -> Any:
@@ -153,42 +151,46 @@ def test_hints_count_if_they_are_trusted(
     assert obj.priority == priority
 
 
+CHAT = asked_of_chat(ChatCompletionRequest(model="any", messages=TALK)).session
+BY_ID, TENANT = {"enable_session_radix_cache": True}, {"x-sage-tenant": "a"}
+
+
 @pytest.mark.parametrize(
-    ("fields", "keeps_by_id", "name"),
+    ("obj", "server_args", "headers", "session"),
     [
-        ({"session_params": {"id": "a"}}, False, "a"),
-        ({"session_id": "a"}, True, "a"),
-        ({"session_id": "a"}, False, ""),
-        ({}, True, ""),
+        # Sessions of SGLang are hinted as they are closed.
+        (generate(session_params={"id": "a"}), {}, {}, session_of("a")),
+        (generate(session_id="a"), BY_ID, {}, session_of("a")),
+        (generate(session_id="a"), {}, {}, ""),
+        (generate(), BY_ID, {}, ""),
+        # A chat of one sample is a session.
+        *(
+            (of_chat(sampling=sampling), {}, {}, digest("", "", CHAT))
+            for sampling in ({}, {"n": 1})
+        ),
+        (of_chat(lora_path="adapter"), {}, {}, digest("", "adapter", CHAT)),
+        (of_chat(), {}, TENANT, digest("a", "", CHAT)),
+        (of_chat(sampling={"n": 2}), {}, {}, ""),
+        (of_chat(TALK[:1]), {}, {}, ""),
+        # A dry run belongs to none.
+        (of_chat(), {}, DRY, ""),
+        (generate(session_id="a"), BY_ID, DRY, ""),
     ],
 )
-def test_sessions_of_sglang_are_hinted_as_they_are_closed(
-    manager: Manager, fields: dict[str, Any], keeps_by_id: bool, name: str
+def test_a_request_is_of_its_session(
+    make_manager: Callable[..., Manager], obj: Any, server_args: Any, headers: Any, session: str
 ) -> None:
-    manager.server_args.enable_session_radix_cache = keeps_by_id
-    assert session(manager, generate(**fields)) == (name and session_of(name))
+    found = carried(make_manager(server_args, slo={"trust": "header"}), obj, headers)
+    assert (decode_hints(found).session, is_dry_run(found)) == (session, headers is DRY)
 
 
-def test_a_chat_of_one_sample_is_a_session(make_manager: Callable[..., Manager]) -> None:
-    manager = make_manager(slo={"trust": "header"})
-    chat = session(manager, of_chat())
-    assert session(manager, of_chat(sampling={"n": 1})) == chat
-    others = [
-        session(manager, of_chat(lora_path="adapter")),
-        *(session(manager, of_chat(), {"x-sage-tenant": name}) for name in "ab"),
-    ]
-    assert len({"", chat, *others}) == 5
-    for none in (of_chat(sampling={"n": 2}), of_chat(TALK[:1]), generate()):
-        assert session(manager, none) == ""
-
-
-def test_a_dry_run_belongs_to_no_session(manager: Manager) -> None:
-    headers = {"x-sage-dry-run": "1"}
-    found = carried(manager, of_chat(), headers)
-    assert is_dry_run(found)
-    assert decode_hints(found).session == ""
+def test_a_dry_run_takes_nothing(make_manager: Callable[..., Manager]) -> None:
+    manager = make_manager(slo={"classes": {"all": {}}, "default": "all"})
+    before = manager.sage.claims.stats()
+    carried(manager, None, DRY)
+    assert manager.sage.claims.stats() == before
     with pytest.raises(ValueError, match="a dry run has no session_params"):
-        carried(manager, generate(session_params={"id": "a"}), headers)
+        carried(manager, generate(session_params={"id": "a"}), DRY)
 
 
 @pytest.mark.parametrize(

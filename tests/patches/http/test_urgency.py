@@ -8,7 +8,7 @@ import pytest
 
 from patches.compat import UnsupportedServerError
 from patches.http.urgency import UrgencyGuess, refuse_urgency
-from predictor_store.urgency.head import UrgencyHead, hashed
+from predictor_store.urgency.head import BUILTIN, UrgencyHead, hashed
 from sage_sched.app.config import UrgencyConfig
 from sage_sched.job import NO_HINTS, Hints
 
@@ -27,32 +27,29 @@ def model(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("given", "text", "urgency"),
+    ("name", "given", "text", "urgency", "is_guessed"),
     [
-        (NO_HINTS, "he bleeds", 1),
-        (Hints(session="a"), "good morning", 4),
-        (Hints(urgency=5), "he bleeds", 5),
-        (Hints(slo_class="bulk"), "he bleeds", 3),
-        (NO_HINTS, None, 3),
+        ("", NO_HINTS, "he bleeds", 3, False),
+        ("own", NO_HINTS, "he bleeds", 1, True),
+        ("own", Hints(session="a"), "good morning", 4, True),
+        ("own", Hints(urgency=5), "he bleeds", 5, False),
+        ("own", Hints(slo_class="bulk"), "he bleeds", 3, False),
+        ("own", NO_HINTS, None, 3, False),
+        ("builtin", NO_HINTS, "My father has crushing chest pain and cannot breathe!", 2, True),
+        *(("builtin", NO_HINTS, text, 3, True)
+          for text in ("Write a poem about the sea.", "Fix this: def f(x): return x +", "")),
     ],
-)
+)  # fmt: skip
 def test_requests_of_unknown_urgency_are_guessed(
-    model: str, given: Hints, text: str | None, urgency: int
+    model: str, name: str, given: Hints, text: str | None, urgency: int, is_guessed: bool
 ) -> None:
-    guess = UrgencyGuess(UrgencyConfig(model))
+    guess = UrgencyGuess(UrgencyConfig(model if name == "own" else name))
     for _ in range(2):
         assert guess.hints(given, text) == replace(given, urgency=urgency)
-    num_guessed = {f"{urgency}": 2} if urgency in (1, 4) else {}
-    assert guess.stats() == {"num_guessed": num_guessed, "num_failed": 0, "confusion": CONFUSION}
-    assert UrgencyGuess(UrgencyConfig()).hints(given, text) == given
-
-
-def test_the_builtin_one_knows_complaints_and_takes_all_else_for_the_middle() -> None:
-    guess = UrgencyGuess(UrgencyConfig("builtin"))
-    urgent = "My father has crushing chest pain and cannot breathe, what do I do?"
-    others = ("Write a poem about the sea.", "Fix this function: def f(x): return x +", "")
-    assert guess.hints(NO_HINTS, urgent).urgency == 2
-    assert [guess.hints(NO_HINTS, text).urgency for text in others] == [3, 3, 3]
+    assert guess.stats() == {
+        "num_guessed": {f"{urgency}": 2} if is_guessed else {}, "num_failed": 0,
+        "confusion": {"own": CONFUSION, "": ()}.get(name, UrgencyHead.read(BUILTIN).confusion),
+    }  # fmt: skip
 
 
 def test_a_failed_guess_is_counted(model: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,8 +63,7 @@ def test_a_file_that_cannot_be_read_is_a_reason(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     file = tmp_path / "server.yaml"
-    if content is not None:
-        file.write_text(content)
+    file.mkdir() if content is None else file.write_text(content)
     with pytest.raises((ValueError, OSError)):
         with_policy(["--config", str(file)])
     monkeypatch.setattr("sys.argv", ["sage-sched", "serve", "--config", str(file)])
