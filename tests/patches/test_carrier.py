@@ -5,23 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patches.carrier import (
-    came_at_s,
-    clients_hints,
-    decode,
-    decode_asked,
-    decode_hints,
-    encode,
-    encode_asked,
-    encode_hints,
-    short_id,
-    strip,
-)
+from patches import carrier
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints
 from tests.sage_sched.strategies import distributions
 
-GOOD = encode(LengthDistribution.from_samples([5, 9], "history"))
+GOOD = carrier.encode(LengthDistribution.from_samples([5, 9], "history"))
 
 
 @given(distributions(), st.dictionaries(st.text(), st.booleans()))
@@ -29,9 +18,9 @@ def test_a_distribution_survives_the_way_to_the_scheduler(
     lengths: LengthDistribution, others: dict[str, bool]
 ) -> None:
     others = {key: value for key, value in others.items() if not key.startswith("__sage")}
-    carried = {**others, **encode(lengths), "__sage_new": 1}
-    assert decode(msgspec.msgpack.decode(msgspec.msgpack.encode(carried))) == lengths
-    assert strip(carried) == others
+    carried = {**others, **carrier.encode(lengths), "__sage_new": 1}
+    assert carrier.decode(msgspec.msgpack.decode(msgspec.msgpack.encode(carried))) == lengths
+    assert carrier.strip(carried) == others
 
 
 @pytest.mark.parametrize(
@@ -46,13 +35,13 @@ def test_a_distribution_survives_the_way_to_the_scheduler(
 def test_a_malformed_carrier_is_a_value_error(field: str, values: list[object]) -> None:
     for value in values:
         with pytest.raises(ValueError, match=r".+"):
-            decode({**GOOD, f"__sage_{field}": value})
+            carrier.decode({**GOOD, f"__sage_{field}": value})
     incomplete = {key: value for key, value in GOOD.items() if key != f"__sage_{field}"}
     if field == "lengths":
-        assert decode(incomplete) is None
+        assert carrier.decode(incomplete) is None
     else:
         with pytest.raises(ValueError, match="malformed"):
-            decode(incomplete)
+            carrier.decode(incomplete)
 
 
 @pytest.mark.parametrize(
@@ -65,42 +54,45 @@ def test_a_malformed_carrier_is_a_value_error(field: str, values: list[object]) 
 def test_a_malformed_hint_is_named(field: str, values: list[object]) -> None:
     for value in values:
         with pytest.raises(ValueError, match=field):
-            decode_hints({f"__sage_hint_{field}": value})
+            carrier.decode_hints({f"__sage_hint_{field}": value})
 
 
 def test_hints_come_as_they_went() -> None:
     given = {"weight": 2.5, "tpot_slo_ms": 40, "urgency": 1, "session": "s", "slo_class": "high",
              "first_token_weight": 5.0}  # fmt: skip
-    carried = encode_hints(Hints(**given))
+    carried = carrier.encode_hints(Hints(**given))
     assert carried == {f"__sage_hint_{name}": value for name, value in given.items()}
-    assert (decode_hints(carried), encode_hints(Hints())) == (Hints(**given), {})
+    assert (carrier.decode_hints(carried), carrier.encode_hints(Hints())) == (Hints(**given), {})
     # No client names its class.
     asked = {"slo_class": "high", "first_token_weight": 9.0, "weight": 2.0}
-    assert clients_hints(asked) == Hints(weight=2.0)
+    assert carrier.clients_hints(asked) == Hints(weight=2.0)
     for nothing in (None, 3, "text", [1], {"other": 1}):
-        assert (decode(nothing), decode_hints(nothing)) == (None, Hints())
-        assert decode_asked(nothing) is None
+        assert (carrier.decode(nothing), carrier.decode_hints(nothing)) == (None, Hints())
+        assert carrier.decode_asked(nothing) is None
 
 
 def test_ids_are_short_and_as_different_as_before() -> None:
     ids = ["a" * 128, "a" * 129, "a" * 130, "b" * 129]
-    found = [decode_asked(encode_asked(rid, 1.0, 2.0)) for rid in ids]
-    assert found == [(short_id(rid), 1.0, 2.0) for rid in ids]
-    assert [short_id(rid)[:128] for rid in ids] == [rid[:128] for rid in ids]
-    assert [len(short_id(rid)) for rid in ids] == [128, *[152] * 3]
-    assert len({short_id(rid) for rid in ids}) == 4
+    found = [carrier.decode_asked(carrier.encode_asked(rid, 1.0, 2.0)) for rid in ids]
+    assert found == [(carrier.short_id(rid), 1.0, 2.0) for rid in ids]
+    assert [carrier.short_id(rid)[:128] for rid in ids] == [rid[:128] for rid in ids]
+    assert [len(carrier.short_id(rid)) for rid in ids] == [128, *[152] * 3]
+    assert len({carrier.short_id(rid) for rid in ids}) == 4
 
 
 @pytest.mark.parametrize(
     ("stamp", "came_s"),
     [
-        *((encode_asked("a", came_s, came_s), came_s) for came_s in (90.0, 100.0, -3500.0)),
+        *((carrier.encode_asked("a", came_s, came_s), came_s) for came_s in (90.0, 100.0, -3500.0)),
         # The clock has jumped, or it is not the same one.
-        *((encode_asked("a", came_s, 0.0), 100.0) for came_s in (100.5, -3501.0, float("nan"))),
+        *(
+            (carrier.encode_asked("a", came_s, 0.0), 100.0)
+            for came_s in (100.5, -3501.0, float("nan"))
+        ),
         ({"__sage_asked": ["a", 90.0, 90.5, "another host's"]}, 100.0),
         *(({"__sage_asked": value}, 100.0) for value in (3, [], ["a", 1, 2], ["a", "early", 0.0])),
         *((nothing, 100.0) for nothing in ({}, None)),
     ],
 )
 def test_a_stamp_that_cannot_be_counts_as_now(stamp: object, came_s: float) -> None:
-    assert came_at_s(stamp, now_s=100.0) == came_s
+    assert carrier.came_at_s(stamp, now_s=100.0) == came_s

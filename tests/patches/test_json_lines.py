@@ -65,9 +65,11 @@ def test_a_hanging_disk_costs_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_place_that_takes_no_file_is_refused_at_the_start(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "file")
     for name in ("link", "no/such/folder", "."):
         with pytest.raises(UnsupportedServerError, match="--sage-trace is"):
             refuse_place("--sage-trace", str(tmp_path / name))
-    refuse_place("--sage-trace", str(tmp_path / "new.jsonl"))
-    assert [*tmp_path.iterdir()] == [tmp_path / "link"]
+    for name in ("file", "new.jsonl"):
+        refuse_place("--sage-trace", str(tmp_path / name))
+    assert {*tmp_path.iterdir()} == {tmp_path / "link", tmp_path / "file"}

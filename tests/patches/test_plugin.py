@@ -222,6 +222,16 @@ for owner, name, changed in (
 
 def test_the_installed_sglang_fits(nursery: Nursery) -> None:
     # In a process of its own, as it imports much of SGLang.
-    done = nursery.run("from patches.ops.fit import main; assert main() == 0")
+    done = nursery.run(
+        """
+from patches.ops.fit import main
+assert main() == 0
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
+del TokenizerManager._handle_batch_output
+assert main() == 1
+"""
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1].endswith(" fits")
+    fits, misfit, number = done.stdout.splitlines()[-3:]
+    assert (fits.endswith(" fits"), number.endswith(": 1 misfits")) == (True, True)
+    assert "TokenizerManager._handle_batch_output" in misfit

@@ -26,11 +26,22 @@ from sage_sched.distribution import LengthDistribution
 PREDICTED = LengthDistribution.from_samples([70], "history")
 PRIOR = LengthDistribution.from_samples([90], "prior")
 VOCABULARY, EOS = 1000, 2
+COUNTED = ("general", "hint", "history", "none", "prior", "warm")
 HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 
 
 def http_hook(method: str) -> Callable[..., Any]:
     return next(hook.hook for hook in http_hooks if hook.target.endswith(f".{method}"))
+
+
+def stats(num_answers: int) -> dict[str, Any]:
+    """Return the counters of a client, after so many answers."""
+    quality = {"num_answers": num_answers, "within_80": 0.25, "crps_gain": -1.0, "widened": True}
+    return {
+        **{f"num_predicted_{source}": n * num_answers for n, source in enumerate(COUNTED, 1)},
+        "num_deadline_misses": 3, "num_unsent": 4, "worker_alive": True, "num_records": 8,
+        "num_unwritten": 9, "quality": quality if num_answers else {},
+    }  # fmt: skip
 
 
 class Client:
@@ -63,7 +74,7 @@ class Client:
         self.heard.append(("finished", *about))
 
     def stats(self) -> dict[str, Any]:
-        return {"worker_alive": True}
+        return stats(0)
 
 
 class Manager:

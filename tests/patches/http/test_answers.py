@@ -18,13 +18,15 @@ def test_the_history_hears_what_ended_an_answer(manager: Manager, client: Client
     reasons: list[tuple[dict[str, Any], bool, bool]] = [
         ({"type": "stop"}, False, False),
         ({"type": "stop", "matched": EOS}, False, False),
+        ({"type": "stop", "matched": manager.tokenizer.eos_token_id}, False, False),
         ({"type": "stop", "matched": 7}, False, True),
         ({"type": "stop", "matched": "END"}, False, True),
         ({"type": "length", "length": 9}, True, False),
         ({"type": "abort", "message": "gone"}, True, False),
     ]
     for handle, (reason, *cut_and_stopped) in enumerate(reasons, 1):
-        manager.receive(generate(sampling={"stop_token_ids": [EOS, 7]}, rid=f"{handle}"))
+        ids = [EOS, manager.tokenizer.eos_token_id, 7]
+        manager.receive(generate(sampling={"stop_token_ids": ids}, rid=f"{handle}"))
         manager.answer(f"{handle}", 9, reason)
         assert client.heard[-1] == ("finished", handle, 5, 9, *cut_and_stopped)
 

@@ -130,6 +130,7 @@ def test_a_logit_processor_is_a_limit_and_an_adapter_is_none() -> None:
     for fields in ({"custom_logit_processor": "code"}, {"max_thinking_tokens": 5}):
         assert scope(**fields).end == SHAPED
     assert scope(lora_path="a") == Scope("a")
+    assert scope({"stop": "x"}, lora_path="a") == scope({"stop": "x"})._replace(adapter="a")
     nested: list[Any] = []
     for _ in range(100_000):
         nested = [nested]

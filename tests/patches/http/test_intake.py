@@ -12,21 +12,13 @@ import pytest
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from sglang.srt.managers.tokenizer_manager import ServerStatus
 
-from patches.carrier import (
-    decode,
-    decode_asked,
-    decode_hints,
-    encode,
-    encode_asked,
-    is_dry_run,
-    session_of,
-)
-from patches.http.asked import asked_of_chat
+from patches import carrier
+from patches.http.asked import asked_of, asked_of_chat, scope_of
 from patches.http.incoming import Incoming, chat_hooks, incoming, last_user_text, prompt_text
 from predictor_store.predict.asked import Asked, digest
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints
-from tests.patches.http.conftest import PREDICTED, PRIOR, Client, Manager, generate
+from tests.patches.http.conftest import EOS, PREDICTED, PRIOR, Client, Manager, generate
 
 DRY = {"x-sage-dry-run": "1"}
 TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How?"}]
@@ -51,10 +43,12 @@ def test_a_batch_is_stripped_and_predicted_one_by_one(
 ) -> None:
     monkeypatch.setattr("patches.http.intake.monotonic", count(1.0).__next__)
     given = {"__sage_lengths": [1], "__sage_hint_weight": 9.0, "theirs": 1}
-    obj = generate(["a", "b"], [{"custom_params": given}] * 2, rid=["one", "two"])  # type: ignore[arg-type]
+    sampling = {"custom_params": given, "stop_token_ids": [EOS]}
+    obj = generate(["a", "b"], [sampling] * 2, rid=["one", "two"])  # type: ignore[arg-type]
     batch = manager.receive(obj, at_once=at_once)
     assert [tokenized.sampling_params.custom_params for tokenized in batch] == [
-        {"theirs": 1, **encode(PREDICTED), **encode_asked(rid, 1.0, 2.0)} for rid in ("one", "two")
+        {"theirs": 1, **carrier.encode(PREDICTED), **carrier.encode_asked(rid, 1.0, 2.0)}
+        for rid in ("one", "two")
     ]
     assert client.asked == [(text, "", Asked()) for text in "ab"]
     assert [incoming(obj[number]).handle for number in range(2)] == [1, 2]
@@ -101,8 +95,8 @@ def test_only_the_servers_own_requests_go_without_a_prediction(
     vars(manager).update(about)
     assert client.is_started is ("prefill" not in about.values())
     found = carried(manager, generate(**fields), route=route)
-    assert decode(found) == predicted
-    assert decode_asked(found) is not None
+    assert carrier.decode(found) == predicted
+    assert carrier.decode_asked(found) is not None
 
 
 @pytest.mark.parametrize(
@@ -118,7 +112,7 @@ def test_a_gateways_length_counts_if_nothing_better_is_known(
     client.distribution = known
     obj = generate(sampling={"max_new_tokens": 30})
     vars(obj)["nvext"] = {"agent_hints": {"osl": 40}}
-    found = decode(carried(make_manager(hints={"trust": "body"}), obj))
+    found = carrier.decode(carried(make_manager(hints={"trust": "body"}), obj))
     assert found is not None
     assert (found.source, found.lengths[-1]) == (source, lengths)  # never above its cap
 
@@ -147,7 +141,7 @@ def test_hints_count_if_they_are_trusted(
         "x-llm-d-slo-ttft-ms": "250", "x-smg-priority": "bulk",
     }  # fmt: skip
     manager = make_manager(**sections)
-    assert decode_hints(carried(manager, obj, headers)) == hints
+    assert carrier.decode_hints(carried(manager, obj, headers)) == hints
     assert obj.priority == priority
 
 
@@ -159,15 +153,13 @@ BY_ID, TENANT = {"enable_session_radix_cache": True}, {"x-sage-tenant": "a"}
     ("obj", "server_args", "headers", "session"),
     [
         # Sessions of SGLang are hinted as they are closed.
-        (generate(session_params={"id": "a"}), {}, {}, session_of("a")),
-        (generate(session_id="a"), BY_ID, {}, session_of("a")),
+        (generate(session_params={"id": "a"}), {}, {}, carrier.session_of("a")),
+        (generate(session_id="a"), BY_ID, {}, carrier.session_of("a")),
         (generate(session_id="a"), {}, {}, ""),
         (generate(), BY_ID, {}, ""),
         # A chat of one sample is a session.
-        *(
-            (of_chat(sampling=sampling), {}, {}, digest("", "", CHAT))
-            for sampling in ({}, {"n": 1})
-        ),
+        (of_chat(), {}, {}, digest("", "", CHAT)),
+        (of_chat(sampling={"n": 1}), {}, {}, digest("", "", CHAT)),
         (of_chat(lora_path="adapter"), {}, {}, digest("", "adapter", CHAT)),
         (of_chat(), {}, TENANT, digest("a", "", CHAT)),
         (of_chat(sampling={"n": 2}), {}, {}, ""),
@@ -178,10 +170,17 @@ BY_ID, TENANT = {"enable_session_radix_cache": True}, {"x-sage-tenant": "a"}
     ],
 )
 def test_a_request_is_of_its_session(
-    make_manager: Callable[..., Manager], obj: Any, server_args: Any, headers: Any, session: str
-) -> None:
+    make_manager: Callable[..., Manager], client: Client, obj: Any, server_args: Any,
+    headers: Any, session: str,
+) -> None:  # fmt: skip
     found = carried(make_manager(server_args, slo={"trust": "header"}), obj, headers)
-    assert (decode_hints(found).session, is_dry_run(found)) == (session, headers is DRY)
+    part = obj if obj.is_single else obj[0]
+    asked = asked_of(part, incoming(part).asked, headers.get("x-sage-tenant", ""))
+    assert client.asked == [(client.asked[0][0], scope_of(part).name, asked)]
+    assert (carrier.decode_hints(found).session, carrier.is_dry_run(found)) == (
+        session,
+        headers is DRY,
+    )
 
 
 def test_a_dry_run_takes_nothing(make_manager: Callable[..., Manager]) -> None:

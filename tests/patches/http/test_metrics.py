@@ -10,20 +10,11 @@ from prometheus_client import REGISTRY
 from patches.http.metrics import HttpMetrics
 from predictor_store.predict.quality import LEAST_TO_TELL
 from predictor_store.service.client import Prediction
+from tests.patches.http.conftest import COUNTED, stats
 
 LABELS = {"model_name": "of test_metrics"}
-COUNTED = ("general", "hint", "history", "none", "prior", "warm")
 # All but the first are missing until there are enough answers, and NaN if they come to be too few.
 RATIOS = ("prediction_scored_answers", "prediction_coverage_ratio", "prediction_crps_gain_ratio")
-
-
-def stats(num_answers: int) -> dict[str, Any]:
-    quality = {"num_answers": num_answers, "within_80": 0.25, "crps_gain": -1.0, "widened": True}
-    return {
-        **{f"num_predicted_{source}": n * num_answers for n, source in enumerate(COUNTED, 1)},
-        "num_deadline_misses": 3, "num_unsent": 4, "worker_alive": True, "num_records": 8,
-        "num_unwritten": 9, "quality": quality if num_answers else {},
-    }  # fmt: skip
 
 
 def reported() -> dict[str, float]:

@@ -9,9 +9,10 @@ import pytest
 from sglang.srt.managers.io_struct import AbortReq
 
 from patches.http.incoming import Incoming
-from patches.http.refused import RefusedResponses, note_degraded, note_refusal, note_request
+from patches.http.refused import RefusedResponses
 from patches.messages import answer_in_abort, in_abort
 from sage_sched.overload import Decision, Refusal
+from tests.patches.http.conftest import Manager, generate, http_hook
 
 NEWCOMER: Any = SimpleNamespace(ttft_s=1.5, ttlt_s=2.5)
 OTHER, REFUSED, DRY = (
@@ -46,22 +47,22 @@ CAPPED, PLAIN = {"x-sage-overload": "cap"}, {}
     ],
 )
 def test_a_client_gets(
-    parts: list[Any], aborts: list[Any], refused_at: int, degraded: str, answer: Any
-) -> None:
+    manager: Manager, parts: list[Any], aborts: list[Any], refused_at: int, degraded: str,
+    answer: Any,
+) -> None:  # fmt: skip
     """What an app sends in parts, if it is refused before one of them."""
     sent: list[dict[str, Any]] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        obj = SimpleNamespace()
-        note_request(obj, SimpleNamespace(scope=scope))
-        manager: Any = SimpleNamespace(rid_to_state={"a": SimpleNamespace(obj=obj)})
+        request = SimpleNamespace(scope=scope, headers={}, _json=None)
+        await manager.received(generate(rid="a"), request)
         await send({"type": "http.response.start", "status": 200, "headers": []})
         if degraded:
             scope["sage.told"]["sage_overload"] = degraded
         for number, part in enumerate(parts):
             if number == refused_at:
                 for abort in aborts:
-                    note_refusal(manager, abort)
+                    http_hook("_handle_abort_req")(manager, abort)
             await send({"type": "http.response.body", "body": json.dumps(part).encode()})
 
     async def send(message: Any) -> None:
@@ -77,9 +78,14 @@ def test_a_client_gets(
     assert (start["status"], headers, [json.loads(part["body"]) for part in bodies]) == answer
 
 
-def test_only_the_degraded_request_of_a_batch_says_so() -> None:
+def test_only_the_degraded_request_of_a_batch_says_so(manager: Manager) -> None:
     info = {"sage_overload": [[], ["behind"]], "others": [[1], [2]]}
     states = [SimpleNamespace(obj=SimpleNamespace(sage=Incoming(told={}))) for _ in range(2)]
-    found = [note_degraded(state, info, index) for index, state in enumerate(states)]
-    assert found == [{"others": info["others"]}, info]
+    found: list[Any] = []
+    for index, state in enumerate(states):
+        update = http_hook("update_request_meta_info")
+        update(lambda *args: found.append(args[1:]), manager, {}, state, info, index, None)
+    assert found == [
+        ({}, states[0], {"others": info["others"]}, 0, None), ({}, states[1], info, 1, None),
+    ]  # fmt: skip
     assert [state.obj.sage.told for state in states] == [{}, {"sage_overload": "behind"}]

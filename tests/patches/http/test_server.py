@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 from sglang.srt.managers import load_snapshot
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
@@ -26,8 +27,12 @@ from tests.patches.http.conftest import HTTP_SERVER, Client, Manager, generate, 
 
 
 def test_a_process_counts_for_its_model(
-    make_manager: Callable[..., Manager], client: Client
+    make_manager: Callable[..., Manager], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    labels = {"model_name": "of test_server"}
+    monkeypatch.setattr(Manager, "enable_metrics", True)
+    collector = SimpleNamespace(labels=labels)
+    monkeypatch.setattr(Manager, "metrics_collector", collector, raising=False)
     for name, model in ((None, "its/path"), ("its name", "its name")):
         manager = make_manager(
             {"served_model_name": name}, urgency={"model": "builtin"}, slo={"trust": "header"}
@@ -35,6 +40,7 @@ def test_a_process_counts_for_its_model(
         assert client.model == model
     assert load_snapshot.snapshot_decoder.type is SageLoad
     manager.receive(generate("My father has crushing chest pain and cannot breathe!"))
+    assert REGISTRY.get_sample_value("sage:predictor_records", labels) == 8
 
     async def theirs(manager: Manager) -> list[dict[str, Any]]:
         return [{"sage": {"policy": "sage", "slo": {"classes": {}}}} for _ in range(2)]

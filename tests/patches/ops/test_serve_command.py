@@ -17,6 +17,7 @@ SAGE = ["--schedule-policy", "sage"]
     [
         (["--model-path", "M"], "", SAGE),
         (["M", "--tp", "2"], "", SAGE),
+        (["--model-path=M", "--sage-config", "c.toml"], "", SAGE),
         (["--schedule-policy=lpm"], "", []),
         (["--schedule-pol", "lpm"], "", []),
         (["--sage-shadow", "record"], "", []),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -61,8 +62,10 @@ def answering(answer: bytes) -> tuple[str, list[bytes]]:
     def serve() -> None:
         while True:
             connection = listener.accept()[0]
-            with connection, contextlib.suppress(OSError):
-                asked.append(connection.recv(65_536))
+            with connection, contextlib.suppress(OSError), connection.makefile("rb") as sent:
+                head = b"".join(iter(sent.readline, b"\r\n"))
+                length = re.search(rb"Content-Length: (\d+)", head)
+                asked.append(head + sent.read(int(length[1]) if length else 0))
                 connection.sendall(answer)
 
     threading.Thread(target=serve, daemon=True).start()
@@ -125,7 +128,7 @@ def test_a_command_asks_the_named_server_alone(
     assert shown.startswith(b"GET /sage/settings HTTP")
     assert b"\r\nAuthorization: Bearer key of the environment\r\n" in changed
     assert changed.startswith(b"POST /sage/settings HTTP")
-    assert changed.endswith(b'\r\n\r\n{"policy": {"sage": {"regret": 4}}}')
+    assert changed.endswith(b'\r\n{"policy": {"sage": {"regret": 4}}}')
     assert all(b"\r\nAuthorization: Bearer key of the file\r\n" in each
                for each in (shown, *asked_moved))  # fmt: skip
     assert (len(asked_moved), others) == (2, [])
