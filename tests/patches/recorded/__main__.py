@@ -29,9 +29,10 @@ def records(nursery: Nursery, names: Sequence[str]) -> dict[str, dict[str, list[
     with tempfile.TemporaryDirectory() as folder:
         env = {"SGLANG_DISABLED_MODEL_ARCHS": ",".join(other_models()), "OMP_NUM_THREADS": "1"}
         done = nursery.run(_PROGRAM, folder, *names, **env)
+        assert done.returncode == 0, done.stderr
+        errors = [file.read_text() for file in Path(folder).glob("*.error")]
+        assert not errors, "\n".join(errors)
         files = {name: Path(folder, f"{name}.json") for name in names}
-        missing = [name for name, file in files.items() if not file.exists()]
-        assert not missing, f"{missing} did not come to an end: {done.stderr[-8000:]}"
         return {name: json.loads(file.read_text()) for name, file in files.items()}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang.srt.managers.io_struct import AbortReq, TokenizedGenerateReqInput
+from sglang.srt.managers.io_struct import BaseReq, TokenizedGenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from bench.engines.server.model import NUM_SPECIAL_TOKENS
@@ -74,13 +74,14 @@ class Ask:
         )
 
 
-def abort(rid: str) -> Make:
-    return lambda now_s: AbortReq(rid=rid)
-
-
 def change(**changes: Any) -> Make:
     """Change settings of the running server, as `sage-sched set` does."""
     return lambda now_s: SetSettings(changes=json.dumps(changes), now_s=now_s, clock=CLOCK)
+
+
+def send(message: type[BaseReq], **fields: Any) -> Make:
+    """Send another message."""
+    return lambda now_s: message(**fields)
 
 
 def _words(seed: int, number: int) -> array[int]:

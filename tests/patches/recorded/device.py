@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.managers.utils import GenerationBatchResult
 
 from bench.engines.clock.device_clock import DeviceModel
@@ -24,7 +25,8 @@ from tests.patches.recorded.asks import NUM_WORDS
 _END = SPECIAL_TOKENS.index(END_TOKEN)
 _START_S = 1_000.0
 _EPOCH_S = 1_800_000_000.0
-_FACTOR = 0.6
+# Its step times, in those that are shipped. It slows down, so that there is always more to learn.
+_FACTOR, _SLOWER_EVERY_S = 0.6, 2.0
 # A prime below 2^23: all sums of KV are exact.
 _MODULUS = 8191
 
@@ -48,35 +50,47 @@ class Clock:
 
 
 class Device:
-    """A modelled GPU with a model of one layer. saw: called with each batch that it gets."""
+    """A modelled GPU, whose model computes only if its hidden states are read."""
 
-    def __init__(self, clock: Clock, saw: Callable[[Any], None]) -> None:
+    def __init__(self, clock: Clock, moves_a_failure: int | None) -> None:
+        """moves_a_failure: of so many moves of KV one fails; None if all succeed."""
+        self._clock, self._moves_a_failure = clock, moves_a_failure
         facts = H800_QWEN3_32B.server_facts()
         # Faster than the shipped step times say.
         self._model = DeviceModel(facts.step_time, facts.swap_token_s).times(_FACTOR)
-        self._clock, self._saw = clock, saw
+        self._compute = TpModelWorker.forward_batch_generation
+        self._num_moves = 0
 
-    def forward(self, worker: Any, batch: Any) -> GenerationBatchResult:
+    def launch(self, worker: Any, batch: Any) -> GenerationBatchResult:
         """Replace TpModelWorker.forward_batch_generation."""
-        self._saw(batch)
-        self._clock.passes(self._model.step_s(batch))
         pool = worker.model_runner.token_to_kv_pool.k_buffer[0]
         rows = worker.model_runner.req_to_token_pool.req_to_token
         positions = _positions(batch)
         pool[batch.out_cache_loc, 0, 0] = (batch.input_ids * (positions + 1) % _MODULUS).to(pool)
         ends = zip(batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), strict=True)
         sums = [int(pool[rows[row, :end], 0, 0].double().sum()) for row, end in ends]
-        said = [_next_token(req, kv) for req, kv in zip(batch.reqs, sums, strict=True)]
-        return GenerationBatchResult(
-            logits_output=LogitsProcessorOutput(next_token_logits=None),
-            next_token_ids=torch.tensor(said),
-        )
+        seen = zip(batch.reqs, sums, _penalties(batch), strict=True)
+        said = [_next_token(req, kv + penalty) for req, kv, penalty in seen]
+        result = GenerationBatchResult(LogitsProcessorOutput(None))
+        if worker.model_runner.sampling_observer is not None:
+            result = self._compute(worker, batch)
+        result.next_token_ids = torch.tensor(said)
+        slows_down = 1 + max(0.0, self._clock.now_s - _START_S) // _SLOWER_EVERY_S / 2
+        result.device_s = self._model.step_s(batch) * slows_down
+        return result
+
+    def wait(self, result: Any) -> None:
+        """Wait until the device is done with a step."""
+        self._clock.passes(getattr(result, "device_s", 0.0))
 
     def moving(self, copy: Callable[..., Any], place: int) -> Callable[..., Any]:
         """Return a copy of KV to host memory, or back, that takes its time. place: of the slots
         among its arguments."""
 
         def timed(pool: Any, *given: Any, **kw: Any) -> Any:
+            self._num_moves += 1
+            if self._moves_a_failure and self._num_moves % self._moves_a_failure == 0:
+                raise RuntimeError("no memory")
             self._clock.passes(len(given[place]) * self._model.swap_token_s)
             return copy(pool, *given, **kw)
 
@@ -91,8 +105,16 @@ def _positions(batch: Any) -> torch.Tensor:
     return torch.cat([torch.arange(cached, cached + new) for cached, new in extents])
 
 
-def _next_token(req: Any, kv: int) -> int:
+def _penalties(batch: Any) -> list[int]:
+    """Return a number for what each request's sampling does to logits."""
+    logits = torch.ones(len(batch.reqs), NUM_SPECIAL_TOKENS + NUM_WORDS)
+    batch.sampling_info.apply_logits_bias(logits)
+    found: list[int] = (64 * logits.nan_to_num(neginf=-8.0)).sum(dim=1).round().int().tolist()
+    return found
+
+
+def _next_token(req: Any, seen: int) -> int:
     """Return a word, or the end once the answer has the length that its request asks for."""
     if num_output_tokens(req) >= req.sampling_params.custom_params[LENGTH_KEY]:
         return _END
-    return NUM_SPECIAL_TOKENS + kv % NUM_WORDS
+    return NUM_SPECIAL_TOKENS + seen % NUM_WORDS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -9,31 +10,38 @@ import sys
 import traceback
 from pathlib import Path
 
-from bench.engines.server.model import write_model
+from bench.engines.server.model import NUM_SPECIAL_TOKENS, write_model
+from predictor_store.probe.file import fingerprint
+from tests.patches.recorded.asks import NUM_WORDS
+from tests.predictor_store.probes import probe
 
 # What takes long, and is the same for all. The second needs the first.
 _IMPORTED = ("sglang.srt.managers.scheduler", "sglang.srt.models.registry")
 
 
 def main() -> None:
-    """Arguments: a folder, and names of situations. Writes the records of each to NAME.json."""
+    """Arguments: a folder, and names of situations. Writes the records of each to NAME.json, or
+    what went wrong to NAME.error."""
     folder, names = Path(sys.argv[1]), sys.argv[2:]
     for module in _IMPORTED:
         importlib.import_module(module)
     # Only now, because the plugin tells by the imported modules what a process is.
     importlib.import_module("sglang.srt.plugins").load_plugins()
     os.chdir(folder)
-    write_model(
-        Path("model"), num_layers=1, hidden_size=8, num_heads=1, num_kv_heads=1, vocab_size=64,
-        weights=False,
-    )  # fmt: skip
+    for model, num_layers in (("model", 1), ("deep", 3)):
+        write_model(
+            Path(model), num_layers=num_layers, hidden_size=8, num_heads=1, num_kv_heads=1,
+            vocab_size=NUM_SPECIAL_TOKENS + NUM_WORDS, weights=model == "deep",
+        )  # fmt: skip
+    probe(fingerprint(Path("deep")), hidden_size=8, layer=1).write(Path("probe"))
+    gc.collect()
+    gc.freeze()  # collections in the forks would copy all of this process's memory
     for name in names:
         if os.fork() == 0:
             try:
                 _run(name)
             except BaseException:
-                traceback.print_exc()
-            sys.stderr.flush()
+                Path(f"{name}.error").write_text(traceback.format_exc())
             os._exit(0)
         os.wait()
 
@@ -47,6 +55,6 @@ def _run(name: str) -> None:
     folder.mkdir()
     os.environ |= {"XDG_CACHE_HOME": str(folder.absolute()), **situation.env}
     flags = ["--schedule-policy", situation.policy, *situation.flags]
-    server = RecordedServer(folder, flags, situation.settings)
+    server = RecordedServer(folder, flags, situation.settings, situation.moves_a_failure)
     server.run(situation.script())
-    Path(f"{name}.json").write_text(json.dumps(server.records))
+    Path(f"{name}.json").write_text(json.dumps(server.records.lines))

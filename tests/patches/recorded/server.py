@@ -1,17 +1,16 @@
-"""A scheduler of SGLang with our plugin, in this process: driven by a script, and recorded."""
+"""A scheduler of SGLang with our plugin, in this process, that follows a script."""
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import yaml
-from prometheus_client import REGISTRY
+from sglang.srt.distributed.parallel_state import GroupCoordinator
 from sglang.srt.managers import scheduler as sglang_scheduler
 from sglang.srt.managers.io_struct import BatchTokenIDOutput, GetInternalStateReq
 from sglang.srt.managers.scheduler_components.request_receiver import SchedulerRequestReceiver
@@ -21,43 +20,44 @@ from sglang.srt.runtime_context import SpawnRanks, publish
 from sglang.srt.server_args import PortArgs, prepare_server_args
 
 from patches.json_lines import JsonLines
-from patches.scheduler import host_memory, step_meter
-from patches.series import SERIES
+from patches.scheduler import host_memory, kv_copy, step_meter
+from sage_sched import step_learner
 from tests.patches.recorded.asks import Script
 from tests.patches.recorded.device import Clock, Device
+from tests.patches.recorded.records import Records
 
+_FLAGS = (
+    "--model-path", "model", "--load-format", "dummy", "--dtype", "float32", "--device", "cpu",
+    "--attention-backend", "torch_native", "--mem-fraction-static", "0.5", "--random-seed", "1",
+    "--enable-metrics", "--log-level", "error", "--max-total-tokens", "2000",
+)  # fmt: skip
 # The time of a turn of the loop besides its step, and of a turn without a step.
 _TURN_S, _IDLE_S = 0.0002, 0.01
 _MOST_TURNS = 3000
 _TURNS_A_LOOK = 25
 _HOST_BYTES = 2**30
+_LEARNING_STEPS = 24
 # Longer than the interval at which series are brought up to date.
 _LAST_S = 3.0
-_FLAGS = (
-    "--model-path", "model", "--load-format", "dummy", "--dtype", "float32", "--device", "cpu",
-    "--attention-backend", "torch_native", "--mem-fraction-static", "0.5", "--random-seed", "1",
-    "--enable-metrics", "--log-level", "error",
-)  # fmt: skip
-_SHOWN = (
-    "finished_reasons", "output_ids", "prompt_tokens", "completion_tokens", "cached_tokens",
-    "retraction_counts",
-)  # fmt: skip
-_STAMPS = (
-    "wait_queue_entry_time", "forward_entry_time", "prefill_finished_time", "completion_time"
-)  # fmt: skip
 
 
 class RecordedServer:
-    """records: what an operator can see, as lines of text by kind."""
+    """records: what it did."""
 
-    def __init__(self, folder: Path, flags: Sequence[str], settings: Mapping[str, Any]) -> None:
-        """folder: for its files. The model is in `model`."""
-        self.records: defaultdict[str, list[str]] = defaultdict(list)
+    def __init__(
+        self,
+        folder: Path,
+        flags: Sequence[str],
+        settings: Mapping[str, Any],
+        moves_a_failure: int | None,
+    ) -> None:
+        """folder: for its files. The model is in `model`. moves_a_failure: see Device."""
         self._folder = folder
         self._turns = count(1)
         self._script: Script = {}
         self._clock = Clock()
-        self._device = Device(self._clock, self._ran)
+        self.records = Records(self._clock)
+        self._device = Device(self._clock, moves_a_failure)
         self._clock.install()
         self._replace()
         config = folder / "settings.yaml"
@@ -66,21 +66,36 @@ class RecordedServer:
         args = prepare_server_args([*_FLAGS, *files, *flags])
         publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
         self.scheduler = sglang_scheduler.Scheduler(args, PortArgs.init_new(args))
-        for name in ("send_to_tokenizer", "send_to_detokenizer"):
-            getattr(self.scheduler.ipc_channels, name).send_output = self._sent
+        self._follow()
 
     def _replace(self) -> None:
-        """Put in the clock, the device and the script, in this process."""
-        device: Any = self._device
-        TpModelWorker.forward_batch_generation = lambda *given, **_: device.forward(*given)
+        """Put in the device and the script, and record what ranks agree on, in this process."""
+        TpModelWorker.forward_batch_generation = lambda worker, batch, **_: self._ran(worker, batch)
         SchedulerRequestReceiver._pull_raw_reqs = lambda _: self._pulled()
         # Without the thread that writes the file.
-        JsonLines.add = lambda _, line: self.records["trace"].append(json.dumps(line))
+        JsonLines.add = lambda _, line: self.records.lines["trace"].append(json.dumps(line))
+        GroupCoordinator.broadcast_object = self._agreed(GroupCoordinator.broadcast_object)
+        kv_copy.least = self._agreed(kv_copy.least)
         host_memory.free_bytes = lambda: _HOST_BYTES
+        step_learner.INTERVAL_STEPS = _LEARNING_STEPS
         step_meter.ends_with_launch = lambda _: False  # as on a GPU
         for allocator in (TokenToKVPoolAllocator, PagedTokenToKVPoolAllocator):
-            allocator.get_cpu_copy = device.moving(allocator.get_cpu_copy, 0)
-            allocator.load_cpu_copy = device.moving(allocator.load_cpu_copy, 1)
+            allocator.get_cpu_copy = self._device.moving(allocator.get_cpu_copy, 0)
+            allocator.load_cpu_copy = self._device.moving(allocator.load_cpu_copy, 1)
+
+    def _follow(self) -> None:
+        """Record what the scheduler tells other processes, and let it wait for the device."""
+        scheduler: Any = self.scheduler
+        poll, process = scheduler._poll_timeout_aborts, scheduler.process_batch_result
+
+        def processed(batch: Any, result: Any, *given: Any) -> None:
+            self._device.wait(result)
+            process(batch, result, *given)
+
+        scheduler._poll_timeout_aborts = lambda: self._told(poll())
+        scheduler.process_batch_result = processed
+        for name in ("send_to_tokenizer", "send_to_detokenizer"):
+            getattr(scheduler.ipc_channels, name).send_output = self._sent
 
     def run(self, script: Script) -> None:
         """Give the scheduler what the script has, by the turns of its loop, until all is done."""
@@ -88,12 +103,9 @@ class RecordedServer:
         self.scheduler.run_event_loop()
         self._clock.passes(_LAST_S)
         self.scheduler._poll_timeout_aborts()
-        self._look("at the end")
-        self.records["metrics"] += sorted(_series())
-        for file in sorted(self._folder.glob("**/*.json")):
-            kept = json.loads(file.read_text())
-            kept["server"]["hardware"] = "any"
-            self.records["files"].append(_rounded(kept))
+        self._look()
+        self.records.scraped()
+        self.records.kept(self._folder)
 
     def _pulled(self) -> list[Any]:
         turn = next(self._turns)
@@ -102,62 +114,35 @@ class RecordedServer:
             self.scheduler.gracefully_exit = True
         assert turn < _MOST_TURNS, "some request never ends"
         if turn % _TURNS_A_LOOK == 0:
-            self._look(turn)
+            self._look()
         return [make(self._clock.now_s) for make in self._script.get(turn, ())]
 
-    def _look(self, when: object) -> None:
-        """Record what /server_info and /v1/loads show."""
-        state = self.scheduler.get_internal_state(GetInternalStateReq()).internal_state["sage"]
-        self._add("stats", when, _rounded(state))
-        load = self.scheduler.load_inquirer.get_loads().to_dict()
-        self._add(
-            "loads", when, _rounded({"running": load["num_running_reqs"], **load.get("sage", {})})
-        )
+    def _ran(self, worker: Any, batch: Any) -> Any:
+        self.records.ran(batch)
+        return self._device.launch(worker, batch)
 
-    def _ran(self, batch: Any) -> None:
-        requests = [req.rid for req in batch.reqs]
-        if batch.forward_mode.is_extend():
-            extents = zip(requests, batch.prefix_lens, batch.extend_lens, strict=True)
-            requests = [f"{rid}:{cached}+{new}" for rid, cached, new in extents]
-        self._add("steps", batch.forward_mode.name, *requests)
+    def _told(self, messages: list[Any]) -> list[Any]:
+        """Record what rank 0 tells all ranks."""
+        for message in messages:
+            self.records.add("told", type(message).__name__, msgspec.structs.asdict(message))
+        return messages
+
+    def _agreed(self, agree: Callable[..., Any]) -> Callable[..., Any]:
+        def recorded(of: Any, value: Any, *given: Any, **kw: Any) -> Any:
+            self.records.add("told", agree.__name__, value)
+            return agree(of, value, *given, **kw)
+
+        return recorded
+
+    def _look(self) -> None:
+        """Record what /server_info and /v1/loads show."""
+        asked = GetInternalStateReq()
+        self.records.add("stats", self.scheduler.get_internal_state(asked).internal_state["sage"])
+        load = self.scheduler.load_inquirer.get_loads().to_dict()
+        self.records.add("loads", load["num_running_reqs"], load.get("sage"))
 
     def _sent(self, output: Any, asked: Any = None) -> None:
-        if not isinstance(output, BatchTokenIDOutput):
-            self._add("outputs", type(output).__name__, msgspec.structs.asdict(output))
-            return
-        for place, rid in enumerate(output.rids):
-            shown = {name: getattr(output, name)[place] for name in _SHOWN}
-            shown |= {name: getattr(output.time_stats[place], name) for name in _STAMPS}
-            info = output.customized_info or {}
-            shown |= {key: values[place] for key, values in info.items()}
-            self._add("outputs", rid, _rounded(shown))
-
-    def _add(self, kind: str, *parts: object) -> None:
-        self.records[kind].append(" ".join([f"{self._clock.now_s:.6f}", *map(str, parts)]))
-
-
-def _series() -> Iterator[str]:
-    """The series of ours on /metrics."""
-    for family in REGISTRY.collect():
-        if family.name.startswith("sage:"):
-            for name, labels, value, *_ in family.samples:
-                if not name.endswith("_created"):
-                    own = {
-                        label: labels[label] for label in SERIES[name.removeprefix("sage:")].labels
-                    }
-                    yield f"{name} {own} {value:.6g}"
-
-
-def _rounded(value: Any) -> str:
-    """Return JSON with numbers to six digits: others may round sums otherwise."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, float):
-            return float(f"{value:.6g}")
-        if isinstance(value, dict):
-            return {str(key): plain(each) for key, each in value.items()}
-        if isinstance(value, str) or value is None or isinstance(value, int):
-            return value
-        return [plain(each) for each in value]
-
-    return json.dumps(plain(value))
+        if isinstance(output, BatchTokenIDOutput):
+            self.records.answered(output)
+        else:
+            self.records.add("outputs", type(output).__name__, msgspec.structs.asdict(output))
