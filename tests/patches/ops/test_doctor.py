@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import version
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,12 @@ from tests.nursery import Nursery
 
 pytestmark = pytest.mark.slow
 
-# Faults of the process are made first.
 CODE = """
 import os, sys
-os.chdir({cwd!r})
+os.chdir({folder!r})
 sys.path[:] = filter(None, sys.path)  # as a command's, not as that of `python -c`
-{breaks}
 from sage_sched.cli import main
-sys.exit(main(["doctor", "--json", *{argv!r}]))
+sys.exit(main(["doctor", "--json", *{flags!r}]))
 """
 
 
@@ -53,38 +52,21 @@ def patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 ON_CPU = ["--device", "cpu"]
-# Faults of SGLang, each in a process of its own: what breaks it, flags, variables, and the fault.
-OF_SGLANG: list[tuple[str, list[str], dict[str, str], str]] = [
-    ("", ON_CPU, {}, ""),
-    ("import sglang.version; sglang.version.__version__ = '0.4.0'", ON_CPU, {}, "SGLang 0.4.0"),
-    ("from sglang.srt.managers.tokenizer_manager import TokenizerManager as Manager\n"
-     "del Manager._handle_batch_output", ON_CPU, {}, "TokenizerManager._handle_batch_output"),
-    # With it, SGLang knows no policy of ours either: two faults, of which this is the first.
-    ("", ON_CPU, {"SGLANG_PLUGINS": "sage_cpu"}, "SGLANG_PLUGINS is 'sage_cpu'"),
-    # SGLang stops before it reads its flags.
-    ("", ON_CPU, {"SGLANG_PLATFORM": "other"}, "SGLANG_PLATFORM is 'other'"),
-    ("import predictor_store.predict.static_encoder as encoder\n"
-     "def broken(*_): raise FileNotFoundError('token vectors')\n"
-     "encoder.StaticEncoder.__init__ = broken", ON_CPU, {}, "'static' cannot be loaded"),
-    ("", [], {}, "torch sees none"),
-    ("", [*ON_CPU, "--enable-pdmux"], {}, "--enable-pdmux"),
-]  # fmt: skip
 
 
-@pytest.mark.parametrize(("breaks", "flags", "env", "named"), OF_SGLANG)
-def test_each_fault_of_a_server_is_named(
-    breaks: str, flags: list[str], env: dict[str, str], named: str,
-    patient: Path, nursery: Nursery,
-) -> None:  # fmt: skip
-    flags = ["--model-path", f"{patient}/model", "--sage-config", f"{patient}/sage.toml", *flags]
-    code = CODE.format(cwd=str(patient), breaks=breaks, argv=flags)
-    done = nursery.run(code, **env)
+@pytest.mark.parametrize(
+    ("flags", "fault"), [([], ""), (["--enable-pdmux"], "--enable-pdmux"), (["--tp", "x"], "--tp")]
+)
+def test_sglang_itself_is_asked_about_flags(
+    flags: list[str], fault: str, patient: Path, nursery: Nursery
+) -> None:
+    named = ["--model-path", f"{patient}/model", "--sage-config", f"{patient}/sage.toml", *ON_CPU]
+    done = nursery.run(CODE.format(folder=str(patient), flags=[*named, *flags]))
     faults = [found for found in json.loads(done.stdout) if found["level"] == "FAULT"]
-    assert all(fault["do"] for fault in faults)
-    assert done.returncode == bool(faults) == bool(named), done.stdout + done.stderr
-    assert not named or any(named in fault["said"] for fault in faults)
-    # SGLang may name the same fault of the flags once more.
-    assert len([fault for fault in faults if fault["about"] != "flags"]) <= 1
+    assert done.returncode == bool(fault), done.stdout + done.stderr
+    assert [(found["about"], fault in found["said"], bool(found["do"])) for found in faults] == [
+        ("flags", True, True)
+    ] * bool(fault)
 
 
 def damage(store: Path) -> None:
@@ -108,6 +90,10 @@ def replace(store: Path) -> None:
     Store(StoreConfig(path=str(store)), "another embedder", 768).close()
 
 
+def broken(*about: object) -> None:
+    raise FileNotFoundError("token vectors")
+
+
 def chunk(num_tokens: int, ms: int, most: int) -> tuple[str, str]:
     said = (
         f"a chunk of {num_tokens} tokens takes {ms} ms, of which 41 ms do not depend on its size; "
@@ -127,6 +113,8 @@ HEALTHY = {
     "chunks": chunk(8192, 1466, 5276),
     "flags": ("ok", "with settings"),
 }
+MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+ENCODER = "predictor_store.predict.static_encoder.StaticEncoder"
 # What is done to a healthy server, by a function or by settings, flags, and what the checks say.
 CHANGES: list[tuple[Any, list[str], dict[str, tuple[str, str]]]] = [
     ("", [], {}),
@@ -134,6 +122,16 @@ CHANGES: list[tuple[Any, list[str], dict[str, tuple[str, str]]]] = [
     (use, [], {"store": ("FAULT", "is in use by process")}),
     (link_lock, [], {"store": ("FAULT", "what to do: remove")}),
     (replace, [], {"store": ("FAULT", "another embedder")}),
+    (methodcaller("setattr", "sglang.version.__version__", "0.4.0"), [],
+     {"release": ("FAULT", "SGLang 0.4.0 is installed")}),
+    (methodcaller("delattr", f"{MANAGER}._handle_batch_output"), [],
+     {"hooks": ("FAULT", "TokenizerManager._handle_batch_output")}),
+    (methodcaller("setattr", f"{ENCODER}.__init__", broken), [],
+     {"predictor": ("FAULT", "'static' cannot be loaded")}),
+    *((methodcaller("setenv", name, "other"), [], {"plugin": ("FAULT", f"{name} is 'other'")})
+      for name in ("SGLANG_PLUGINS", "SGLANG_PLATFORM")),
+    (methodcaller("setattr", "torch.accelerator.is_available", lambda: False), [],
+     {"GPU": ("FAULT", "torch sees none")}),
     ('store.path = "{folder}/sage.toml/store"', [], {"store": ("FAULT", "may write to")}),
     ("store.on_disk = false", [], {"store": ("ok", ", which stays as it is")}),
     ("predictor.deadline_ms = 0.0", [],
@@ -172,13 +170,14 @@ def test_each_check_says_what_it_has_found(
     monkeypatch.setattr("torch.cuda.get_device_name", lambda number: "a GPU")
     monkeypatch.setenv("SAGE_CONFIG", f"{patient}/sage.toml")
     if callable(change):
-        change(patient / "store")
+        change(monkeypatch if isinstance(change, methodcaller) else patient / "store")
     else:
         own = "" if "store.path" in change else f'store.path = "{patient}/store"\n'
         (patient / "sage.toml").write_text(own + change.format(folder=patient))
     found = [*doctor.findings(flags)]
     assert {each.about: each.level for each in found} == {k: v for k, (v, _) in expected.items()}
     assert [each for each in found if expected[each.about][1] not in str(each)] == []
+    assert all(bool(each.do) == (each.level == "FAULT") for each in found)
 
 
 def test_sglang_that_is_not_installed_is_a_fault() -> None:
