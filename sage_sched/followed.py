@@ -21,9 +21,11 @@ class Followed(Generic[Item]):
 
     def look(self, items: Sequence[Item]) -> tuple[list[Item], list[Item], int, int]:
         """Return the items that have gone and come since the last look, and the start and end of
-        the unchanged part: the items that were behind the first HEAD ones at the last look, if they
-        are still in a row."""
+        the unchanged part: all, or the items that were behind the first HEAD ones at the last look,
+        if they are still in a row."""
         left, self._left = self._left, [*items]
+        if self._left == left:
+            return [], [], 0, len(left)
         start = end = len(items)
         if len(left) > HEAD and left[HEAD] in self._left[: 2 * HEAD]:
             first = self._left.index(left[HEAD])

@@ -181,7 +181,9 @@ class Indices:
 
     def of(self, job: Job) -> IndexState:
         """Return the index of a ranked job at its present age."""
-        state, age_tokens = index_state_of(job), job.generated_tokens
+        state, age_tokens = job.index_state, job.generated_tokens
+        # Called for each running job in each plan, so this does without another call.
+        assert isinstance(state, IndexState)
         interval = age_tokens // self.interval_tokens
         if state.interval != interval:
             state.interval = interval

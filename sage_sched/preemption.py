@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -174,12 +175,28 @@ def plan_admissions(
         KV, or the engine pins it. It takes long, so it is called only for jobs that would be
         preempted at price zero.
     """
-    still_running = [
-        (job.level, policy.key(job, view), job.arrival, job)
-        for job in running
-        if job.num_preemptions < max_preemptions
-    ]
-    still_running.sort(reverse=True)
+    gone = set[Job]()
+
+    @cache  # in most passes there is room, and no job is preempted
+    def last_first() -> list[tuple[int, float, int, Job]]:
+        may_leave = (job for job in running if job.num_preemptions < max_preemptions)
+        places = ((job.level, policy.key(job, view), job.arrival, job) for job in may_leave)
+        return sorted(places, reverse=True)
+
+    def preemptible(newcomer: Job) -> Iterator[Victim]:
+        if not newcomer.is_ranked:
+            return
+        place = place_of(newcomer, policy, view)[:2]
+        for level, key, _, job in last_first():
+            if (
+                (level, key) > place
+                and job not in gone
+                and _is_preemptible(job, newcomer, 0.0, policy, view)
+                and (cost := cost_of(job)) is not None
+                and _is_preemptible(job, newcomer, cost.price_s, policy, view)
+            ):
+                yield Victim(job, cost)
+
     admissions = []
     extra_reserved_tokens = 0
     for newcomer, needed_tokens in candidates:
@@ -187,24 +204,13 @@ def plan_admissions(
         # take that room, or it would overtake a prompt for which no room is left.
         if newcomer in view.swapped:
             needed_tokens += extra_reserved_tokens
-        place = (math.inf, math.inf)  # no job is preempted for a job that the policy cannot rank
-        if newcomer.is_ranked:
-            place = place_of(newcomer, policy, view)[:2]
-        preemptible = (
-            Victim(job, cost)
-            for level, key, _, job in still_running
-            if (level, key) > place
-            and _is_preemptible(job, newcomer, 0.0, policy, view)
-            and (cost := cost_of(job)) is not None
-            and _is_preemptible(job, newcomer, cost.price_s, policy, view)
-        )
-        victims = _enough(preemptible, 1 - free_slots, needed_tokens + 1 - free_tokens)
+        short_tokens = needed_tokens + 1 - free_tokens
+        victims = _enough(preemptible(newcomer), 1 - free_slots, short_tokens)
         if victims is None:
             break
         free_slots += len(victims) - 1
         free_tokens += sum(victim.cost.freed_tokens for victim in victims) - needed_tokens
-        gone = {victim.job.arrival for victim in victims}
-        still_running = [entry for entry in still_running if entry[2] not in gone]
+        gone.update(victim.job for victim in victims)
         admissions.append(Admission(newcomer, tuple(victims)))
         if newcomer in view.swapped:
             extra_reserved_tokens = 0  # now subtracted from free_tokens

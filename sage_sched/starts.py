@@ -99,7 +99,9 @@ class Starts:
         waited_s = [now_s - job.arrival_s for job in prompts_s]
         weights = [self._weight(job) for job in prompts_s]
         waited = sum(s * weight for s, weight in zip(waited_s, weights, strict=True))
-        costs = step_time.prefill_base_s * sum(self._weight(j) for j in view.running if j.is_ranked)
+        costs = step_time.prefill_base_s * sum(
+            self._weight(job) for job in view.running if job.is_ranked
+        )
         left_s = self._ttft_s - max(waited_s) - step_s - decode_s - sum(prompts_s.values())
         if waited < costs and left_s > 0:
             self._held.update(prompts_s)

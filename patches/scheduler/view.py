@@ -113,7 +113,13 @@ def is_full(scheduler: Scheduler, running_batch: Batch) -> bool:
 
 def is_short(scheduler: Scheduler, running_batch: Batch) -> bool:
     """Whether memory runs out at the next decode step."""
-    return step_tokens(scheduler, running_batch) > room_tokens(scheduler)
+    room = room_tokens(scheduler)
+    # Without drafts a request takes at most a page (beam search is refused). Before most steps
+    # there is room for that, which saves two walks through the batch.
+    takes_a_page = scheduler.spec_algorithm.is_none() and not queues.only_decodes(scheduler)
+    if takes_a_page and len(running_batch.reqs) * scheduler.page_size <= room:
+        return False
+    return step_tokens(scheduler, running_batch) > room
 
 
 def room_tokens(scheduler: Scheduler) -> int:
