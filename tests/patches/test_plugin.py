@@ -10,7 +10,7 @@ import pytest
 
 from patches.compat import UnsupportedServerError, passing_for_fcfs
 from patches.platform import activate
-from patches.refusals import REFUSED, REFUSED_WITH_SHADOW, refuse
+from patches.refusals import REFUSED, REFUSED_WITH_SHADOW, refuse, refuse_model
 from predictor_store.store.store import Store
 from sage_sched.app.config import StoreConfig
 from tests.nursery import Nursery
@@ -22,35 +22,29 @@ pytestmark = pytest.mark.slow
 def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for variable in ("SAGE_CONFIG", "SAGE_TRACE"):
+        monkeypatch.delenv(variable, raising=False)
 
 
-def test_installed_but_not_chosen_no_scheduling_code_is_touched(nursery: Nursery) -> None:
-    result = nursery.run(
-        """
-import sglang.srt.managers.scheduler, sglang.srt.managers.tokenizer_manager
-from sglang.srt.plugins import load_plugins
-from sglang.srt.plugins.hook_registry import HookRegistry
-
-load_plugins()
-print(*sorted(HookRegistry._patched))
-"""
-    )
-    assert result.stdout.splitlines()[-1].split() == [
-        "sglang.srt.managers.scheduler.Scheduler.__init__",
-        "sglang.srt.server_args.ServerArgs.add_cli_args",
-        "sglang.srt.server_args.ServerArgs.check_server_args",
-        "sglang.srt.server_args.ServerArgs.from_cli_args",
-    ], result.stderr
-
-
+# Without a policy of ours no scheduling code is touched.
+FIRST_HOOKS = [
+    "sglang.srt.managers.scheduler.Scheduler.__init__",
+    *(f"sglang.srt.server_args.ServerArgs.{method}"
+      for method in ("add_cli_args", "check_server_args", "from_cli_args")),
+]  # fmt: skip
 # Starts servers until SGLang looks for their model, and tells what became of each.
 STARTS = """
 import json, os, sys
+from sglang.srt.managers.multi_tokenizer_mixin import MultiTokenizerRouter as Router
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.managers.tokenizer_manager import TokenizerManager as Manager
+from sglang.srt.plugins import load_plugins
+from sglang.srt.plugins.hook_registry import HookRegistry
+load_plugins()
+print(json.dumps(sorted(HookRegistry._patched)))
+from sglang.srt.server_args import prepare_server_args
 from predictor_store.store import store
 store.refuse_in_use.__defaults__ = (0.0,)
-from sglang.srt.plugins import load_plugins
-load_plugins()
-from sglang.srt.server_args import prepare_server_args
 
 def depth(function):
     return 1 + depth(function.__wrapped__) if hasattr(function, "__wrapped__") else 0
@@ -63,9 +57,6 @@ for flags, env in json.loads(sys.argv[1]):
             args.check_server_args()
         except TypeError:
             pass  # SGLang's own check looks for the model; ours comes before
-        from sglang.srt.managers.multi_tokenizer_mixin import MultiTokenizerRouter as Router
-        from sglang.srt.managers.scheduler import Scheduler
-        from sglang.srt.managers.tokenizer_manager import TokenizerManager as Manager
         told = [getattr(args, name, None) for name in ("_sage_trace", "_sage_shadow")]
         told.append(os.environ.get("SGLANG_HTTP_SERVER_APP_PATH"))
         told.append([depth(one) for one in (Manager._init_req_state, Manager.abort_request,
@@ -78,22 +69,22 @@ for flags, env in json.loads(sys.argv[1]):
 """
 
 
-def test_servers_start_or_say_in_one_line_why_not(nursery: Nursery, tmp_path: Path) -> None:
-    settings = {
-        name: f'store.path = "{tmp_path}/{name}"\n{more}' for name, more in (
-            ("free", ""), ("used", ""), ("served", "predictor.service = '/no.socket'"),
-            ("urgent", "urgency.model = '/no/such/model'"),
-        )
-    }  # fmt: skip
-    for name, text in settings.items():
-        (tmp_path / f"{name}.toml").write_text(text)
-    free, used, served, urgent = (f"{tmp_path}/{name}.toml" for name in settings)
-    trace, nowhere = f"{tmp_path}/trace", "/no/such/folder/trace"
+SETTINGS = {
+    "free": "", "used": "", "served": "predictor.service = '/no.socket'\n",
+    "urgent": "urgency.model = '/no/such/model'\n",
+}  # fmt: skip
+
+
+def starts_in(folder: Path) -> list[tuple[list[str], dict[str, str], Any]]:
+    """Return flags and variables of servers, each with words of its refusal, or with its trace, its
+    record, its app and the hooks that are in place then."""
+    free, used, served, urgent = (f"{folder}/{name}.toml" for name in SETTINGS)
+    trace, nowhere = f"{folder}/trace", "/no/such/folder/trace"
     ours, needs = ["--schedule-policy", "sage"], " needs --schedule-policy "
     shadow = ["--sage-shadow", "a.record", "--sage-config", free]
-    in_use = f"the store {tmp_path}/used is in use by process "
+    in_use = f"the store {folder}/used is in use by process "
     hooked, app = [1, 1, 0, 0], "sage_sched.entry_points:app"
-    starts: list[tuple[list[str], dict[str, str], Any]] = [
+    return [
         *(([*ours, *more], {}, refusal) for more, refusal in (
             (["--sage-trace", nowhere], "--sage-trace is "),
             (["--sage-config", "no-such-file.toml"], "[Errno 2] No such file"),
@@ -122,11 +113,18 @@ def test_servers_start_or_say_in_one_line_why_not(nursery: Nursery, tmp_path: Pa
         ([*ours, "--sage-config", served], {}, [None, None, None, hooked]),
         ([*ours, "--tokenizer-worker-num", "2"], {}, [None, None, app, [1, 1, 1, 0]]),
     ]  # fmt: skip
+
+
+def test_servers_start_or_say_in_one_line_why_not(nursery: Nursery, tmp_path: Path) -> None:
+    for name, more in SETTINGS.items():
+        (tmp_path / f"{name}.toml").write_text(f'{more}store.path = "{tmp_path}/{name}"\n')
+    starts = starts_in(tmp_path)
     with Store(StoreConfig(path=str(tmp_path / "used")), "any", 8):
         result = nursery.run(STARTS, json.dumps([(flags, env) for flags, env, _ in starts]))
-    lines = result.stdout.splitlines()[-len(starts) :]
-    for (flags, _, expected), line in zip(starts, lines, strict=True):
-        told = json.loads(line)
+    lines = result.stdout.splitlines()[-len(starts) - 1 :]
+    first, *found = map(json.loads, lines)
+    assert first == FIRST_HOOKS, result.stderr
+    for (flags, _, expected), told in zip(starts, found, strict=True):
         if isinstance(expected, str):
             assert expected in told, flags
             assert told.startswith("sage-sched: "), told
@@ -156,6 +154,12 @@ def test_each_declared_reason_is_a_refusal(what: str, monkeypatch: pytest.Monkey
         refuse(asked, "ours", {what: DECLARED[what]})
 
 
+def test_a_model_that_generates_nothing_is_refused() -> None:
+    refuse_model(SimpleNamespace(is_generation=True, model_path="M"))
+    with pytest.raises(UnsupportedServerError, match="M does not generate"):
+        refuse_model(SimpleNamespace(is_generation=False, model_path="M"))
+
+
 def test_sglangs_check_sees_fcfs_alone() -> None:
     """With --enable-priority-scheduling it refuses other policies."""
     args = SimpleNamespace(_resolved_overrides=[], enable_priority_scheduling=True)
@@ -180,7 +184,7 @@ def test_a_host_without_an_accelerator_is_ours(
     assert activate() == ("patches.platform.cpu:CpuPlatform" if is_ours else None)
 
 
-def test_a_release_and_hooks_that_do_not_fit_are_refused_by_name(nursery: Nursery) -> None:
+def test_only_what_does_not_fit_is_refused_by_name(nursery: Nursery) -> None:
     result = nursery.run(
         """
 import sglang.version
@@ -209,29 +213,20 @@ for owner, name, changed in (
     except Exception as error:
         print(type(error).__name__, error)
     setattr(owner, name, kept)
+from patches.ops.fit import main
+assert main() == 0
+del TokenizerManager._handle_batch_output
+assert main() == 1
 """
     )
+    assert result.returncode == 0, result.stdout + result.stderr
+    *refused, fits, misfit, number = result.stdout.splitlines()[-9:]
     named = (
         "SGLang 0.4.0 is installed", "scheduler.NextBatchPlan",
         "SchedulePolicy.shortest_prefill_chunk_limit", "has no parameter policy, tree_cache",
         "TokenizerManager._handle_batch_output", "has no parameter checkpoint",
     )  # fmt: skip
-    for line, name in zip(result.stdout.splitlines()[-len(named) :], named, strict=True):
+    for line, name in zip(refused, named, strict=True):
         assert (line.partition(" ")[0], name in line) == ("UnsupportedServerError", True), line
-
-
-def test_the_installed_sglang_fits(nursery: Nursery) -> None:
-    # In a process of its own, as it imports much of SGLang.
-    done = nursery.run(
-        """
-from patches.ops.fit import main
-assert main() == 0
-from sglang.srt.managers.tokenizer_manager import TokenizerManager
-del TokenizerManager._handle_batch_output
-assert main() == 1
-"""
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    fits, misfit, number = done.stdout.splitlines()[-3:]
     assert (fits.endswith(" fits"), number.endswith(": 1 misfits")) == (True, True)
     assert "TokenizerManager._handle_batch_output" in misfit

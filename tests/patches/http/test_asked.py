@@ -92,8 +92,9 @@ def test_a_session_is_that_of_its_tenant_and_scope() -> None:
     limited = {"regex": "x+"}
     found = [completion(session_params=named, sampling_params=limited).session]
     found += [asked_of(generate(sampling=each), chat()).session for each in (None, limited)]
-    names = [digest("one"), chat().session, chat().session]
-    scopes = [scope(limited).name, "", scope(limited).name]
+    found += [asked_of(generate(session_params=named), chat()).session]
+    names = [digest("one"), chat().session, chat().session, digest("one")]
+    scopes = [scope(limited).name, "", scope(limited).name, ""]
     assert found == [digest("", *each) for each in zip(scopes, names, strict=True)]
 
 

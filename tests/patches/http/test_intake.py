@@ -155,6 +155,7 @@ BY_ID, TENANT = {"enable_session_radix_cache": True}, {"x-sage-tenant": "a"}
         # Sessions of SGLang are hinted as they are closed.
         (generate(session_params={"id": "a"}), {}, {}, carrier.session_of("a")),
         (generate(session_id="a"), BY_ID, {}, carrier.session_of("a")),
+        (generate(session_params={"id": "a"}), BY_ID, {}, carrier.session_of("a")),
         (generate(session_id="a"), {}, {}, ""),
         (generate(), BY_ID, {}, ""),
         # A chat of one sample is a session.

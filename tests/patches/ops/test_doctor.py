@@ -13,6 +13,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from operator import methodcaller
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,6 +125,13 @@ CHANGES: list[tuple[Any, list[str], dict[str, tuple[str, str]]]] = [
     (replace, [], {"store": ("FAULT", "another embedder")}),
     (methodcaller("setattr", "sglang.version.__version__", "0.4.0"), [],
      {"release": ("FAULT", "SGLang 0.4.0 is installed")}),
+    (methodcaller("setattr", "patches.ops.checks.version", None), [],
+     {"release": ("FAULT", "cannot be checked: TypeError")}),
+    (methodcaller("setattr", "shutil.disk_usage", lambda path: SimpleNamespace(free=1.5e8)), [],
+     {"store": ("FAULT", "150 MB are free on its disk")}),
+    (methodcaller("setenv", "SGLANG_PLUGINS", "other, sage_sched"), [], {}),
+    (methodcaller("setenv", "SGLANG_PLATFORM", "sage_cpu"), [],
+     {"GPU": ("note", "the flags ask for the CPU; torch sees 2 accelerators")}),
     (methodcaller("delattr", f"{MANAGER}._handle_batch_output"), [],
      {"hooks": ("FAULT", "TokenizerManager._handle_batch_output")}),
     (methodcaller("setattr", f"{ENCODER}.__init__", broken), [],

@@ -33,6 +33,8 @@ def test_requests_and_waits_are_explained(
     for expected in (HERE / "explained.txt").read_text().split("\n\n$ explain ")[1:]:
         arg, *lines = expected.rstrip().splitlines()
         assert explained(EVENTS, tmp_path, capsys, arg) == lines
+    found = of_request(EVENTS, "long")
+    assert json.loads("".join(explained(EVENTS, tmp_path, capsys, "--json", "long"))) == found
     assert of_request(EVENTS, "unknown")[-1] == {**ENDS, "t": 5.0}
     assert of_request(EVENTS, "another") == []
 

@@ -53,3 +53,10 @@ def test_without_a_module_it_says_what_it_wants(
 ) -> None:
     assert run_command.run(argv) == status
     assert "name a module" in capsys.readouterr().err
+
+
+def test_it_becomes_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    become: list[list[str]] = []
+    monkeypatch.setattr("os.execv", lambda program, command: become.append(command))
+    run_command.run(["launcher", "-h"])
+    assert become == [[sys.executable, "-c", run_command._RUN, "launcher", "-h"]]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -48,6 +49,10 @@ def test_it_becomes_a_server_of_sglang_or_its_help(
     serve_command.run(argv)
     rest = ["-W", "ignore", "-c", _HELP] if "-h" in argv else ["-c", _SERVE, "serve", *argv]
     assert become == [[sys.executable, "-P", *rest]]
+    # It goes on as `sglang serve`.
+    monkeypatch.setitem(sys.modules, "sglang.cli.main", SimpleNamespace(main=lambda: 3))  # type: ignore[arg-type]
+    monkeypatch.setattr("sys.argv", ["-c", "serve", "M"])
+    assert (serve_command.serve(), sys.argv) == (3, ["-c", "serve", "M", *SAGE])
 
 
 def test_flags_are_found_by_any_name_and_in_the_file(tmp_path: Path) -> None:

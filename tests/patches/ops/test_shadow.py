@@ -70,6 +70,7 @@ def test_a_server_records_what_it_predicted(
         prompt_tokens=[10, 11, 12, 13, 14, 15, 16],
     )
     hooks["_handle_batch_output"](manager, output)
+    assert hooks["_handle_batch_output"](manager, None) is None  # a failure costs no answer
     assert (client.model, client.is_started) == ("M", True)
     assert client.heard == [
         ("finished", 1, 10, 3, False, True), ("finished", 2, 11, 4, True, False),
