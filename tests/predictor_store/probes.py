@@ -29,10 +29,10 @@ def probe(
     )
 
 
-def write_recording(folder: Path, num_answers: int, *, told: bool = True, seed: int = 0) -> None:
+def write_recording(folder: Path, num_answers: int, session: int = 1) -> None:
     """Write the recording of a model with two layers. The states of the second show how much is
-    left of an answer (if told is false, they are noise). The states of the first do not."""
-    rng = np.random.default_rng(seed)
+    left of an answer. The states of the first do not."""
+    rng = np.random.default_rng(session)
     folder.mkdir(parents=True, exist_ok=True)
     about_recording(folder, {"fingerprint": "0123", "hidden_size": 8, "layers": [0, 1]})
     rows, answers = [], []
@@ -41,16 +41,15 @@ def write_recording(folder: Path, num_answers: int, *, told: bool = True, seed: 
         for age in (0, 1, 2, 4, 8, 16, 32, 64, 96, 128):
             if age < length:
                 states = rng.normal(size=(2, 8))
-                if told:
-                    states[1, 0] = np.log(length - age)
+                states[1, 0] = np.log(length - age)
                 rows.append((arrival, age, states))
         answers.append(
             {
-                "session": "1", "arrival": arrival, "prompt": f"{rng.integers(1 << 62):016x}",
-                "tokens": length, "is_cut": False, "cap": 1000, "lengths": [20, 400],
+                "session": str(session), "arrival": arrival, "tokens": length, "is_cut": False,
+                "prompt": f"{rng.integers(1 << 62):016x}", "cap": 1000, "lengths": [20, 400],
                 "weights": [0.5, 0.5], "effective_samples": 100.0, "source": "history",
             }
         )  # fmt: skip
-    (folder / f"1-000000{ROWS}").write_bytes(np.array(rows, row_type(2, 8)).tobytes())
+    (folder / f"{session}-000000{ROWS}").write_bytes(np.array(rows, row_type(2, 8)).tobytes())
     lines = "".join(json.dumps(answer) + "\n" for answer in answers)
-    (folder / f"1-000000{ANSWERS}").write_text(lines)
+    (folder / f"{session}-000000{ANSWERS}").write_text(lines)

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,12 +12,13 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from predictor_store.probe import training
 from predictor_store.probe.file import ProbeFile, ProbeFileError, fingerprint
 from predictor_store.probe.quality import quality_by_age
 from predictor_store.probe.recording import Recording, RecordingError, about_recording
 from predictor_store.probe.training import TrainingError, train
 from sage_sched.cli import main
-from tests.predictor_store.probes import probe, write_recording
+from tests.predictor_store.probes import EDGES, probe, write_recording
 
 pytestmark = pytest.mark.slow
 
@@ -78,6 +81,51 @@ def test_a_fingerprint_tells_models_apart(tmp_path: Path) -> None:
         fingerprint(tmp_path)
     assert model(1.0) == model(1.0)
     assert len({model(1.0), model(2.0), model(1.0, '{"hidden_size": 2}')}) == 3
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_best_epoch_is_kept(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    states = rng.normal(size=(600, 4)).astype(np.float32)
+    bins, is_cut = rng.integers(0, 8, 600), rng.random(600) < 0.3  # there is nothing to learn
+    said = list[str]()
+    data = [(states[of], bins[of], is_cut[of]) for of in (slice(400), slice(400, 600))]
+    best, arrays = training._fit(data, 8, 10, seed, said.append, "layer 0")
+    losses = [float(line.split()[-2]) for line in said]
+    assert best == pytest.approx(min(losses), abs=1e-4)
+    assert len(said) == 1 + losses.index(min(losses)) + 3  # until three are worse
+    log_p = ProbeFile(*arrays, layer=0, fingerprint="", edges=EDGES).log_p(states[400:])
+    above = np.arange(8) >= bins[400:, None]
+    alone = np.arange(8) == bins[400:, None]
+    p = np.where(np.where(is_cut[400:, None], above, alone), np.exp(log_p), 0).sum(axis=1)
+    assert best == pytest.approx(-np.log(p).mean(), rel=1e-4)
+
+
+def test_prompts_are_split_and_cut_answers_are_not_reported_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for session in (1, 2):
+        write_recording(tmp_path, 200, session)
+    read = Recording.read(tmp_path)
+    left = read.lengths[read.answer] - read.ages
+    assert read.states[:, 1, 0] == pytest.approx(np.log(left), rel=1e-3)
+    recording = replace(read, is_cut=np.arange(400) % 4 == 0)
+    seen = []
+
+    def fit(data: Any, num_bins: int, *_: object) -> Any:
+        seen.append(data)
+        arrays = np.zeros((1, 8)), np.zeros(1), np.zeros((num_bins, 1)), np.zeros(num_bins)
+        return 0.0, arrays
+
+    monkeypatch.setattr(training, "_fit", fit)
+    trained = train(recording)
+    digits = recording.prompts[recording.answer] % np.uint64(10)
+    is_cut = recording.is_cut[recording.answer]
+    for data, rows in zip(seen[0], (digits < 7, digits == 7), strict=True):
+        bins = (left[rows][:, None] > trained.probe.edges).sum(axis=1) - 1
+        assert [one.tolist() for one in data[1:]] == [bins.tolist(), is_cut[rows].tolist()]
+    reported = (digits > 7) & ~is_cut & (recording.ages == 0)
+    assert {of[0].number for of in trained.qualities.values()} == {reported.sum()}
 
 
 def test_states_that_tell_are_found_and_used(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from predictor_store.probe.file import ProbeFile, ProbeFileError
+from predictor_store.urgency.command import report
 from predictor_store.urgency.head import (
     FORMAT,
     MIDDLE,
@@ -44,20 +45,29 @@ def head() -> UrgencyHead:
     return fit(texts, levels, under_cost=4.0)[0]
 
 
-def test_levels_are_learned_and_other_prompts_are_in_the_middle(head: UrgencyHead) -> None:
+def test_levels_are_learned_and_other_prompts_are_in_the_middle() -> None:
+    texts, levels = zip(*labelled(), strict=True)
+    head, guessed = fit(texts, levels, under_cost=4.0)
     for level, sign in SIGNS.items():
         assert head.level(f"I have a case of {sign} here") == level
     assert head.level("Write a poem about the sea") == MIDDLE
-
-
-def test_the_model_says_what_came_of_those_that_were_held_out() -> None:
-    texts, levels = zip(*labelled(), strict=True)
-    head, guessed = fit(texts, levels, under_cost=4.0)
+    # So they were when they were held out.
+    assert guessed.tolist() == [level or MIDDLE for level in levels]
     for true, counts in zip((1, 2, 3, 4, 5, None), head.confusion, strict=True):
-        said = [level for level, of in zip(guessed.tolist(), levels, strict=True) if of == true]
-        assert [said.count(level) for level in range(1, 6)] == [*counts]
+        said = [levels.count(true) if level == (true or MIDDLE) else 0 for level in range(1, 6)]
+        assert counts == tuple(said)
     with pytest.raises(UserError, match="too few"):
         fit(texts[:49], levels[:49], under_cost=4.0)
+
+
+def test_urgent_guesses_are_reported() -> None:
+    confusion = [
+        (8, 1, 1, 0, 0), (2, 4, 2, 2, 0), (0, 1, 9, 0, 0), (0, 0, 1, 5, 4), (0, 0, 0, 0, 10),
+        (1, 0, 19, 0, 0),
+    ]  # fmt: skip
+    said = report(confusion)
+    assert "0.75 of them found, 0.32 of all flagged" in said
+    assert "0.050 are flagged" in said
 
 
 def test_levels_are_held_out_when_they_are_judged() -> None:
@@ -88,6 +98,7 @@ def test_any_text_has_a_level(text: str) -> None:
     weights = np.zeros((1 << 15, 6), np.float32)
     assert 1 <= UrgencyHead(weights, np.zeros(6), 1.0, 4.0).level(text) <= 5
     assert hashed(text).size == np.unique(hashed(text)).size
+    assert hashed(f"{text} CHEST Pain").tolist() == hashed(f"{text} chest pain").tolist()
 
 
 def test_it_is_read_as_it_was_written_and_what_is_none_is_refused(
@@ -134,7 +145,7 @@ def test_the_command_trains_and_reports(tmp_path: Path, capsys: pytest.CaptureFi
     for of, code, said in (
         (rows, 0, "Levels 1 and 2: 1.00 of them found"),
         (of_levels, 0, "No row is of no level"),
-        ([{"prompt": "x", "urgency": 6}], 2, "labels.jsonl:1"),
+        *(([{"prompt": "x", "urgency": of}], 2, "labels.jsonl:1") for of in (0, 6, True, "1")),
     ):
         labels = lines(tmp_path / "labels.jsonl", *of)
         assert main(["urgency", "train", str(labels), "--out", str(file)]) == code
