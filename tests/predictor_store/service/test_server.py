@@ -285,7 +285,9 @@ def test_a_lost_connection_counts_nothing_twice_and_makes_room(
             asyncio.run(client.predict(PROMPT))  # hears the service's news
         assert client._link is not None
         client._link.kill()
+        deadline_s = time.monotonic() + 60
         while not (client.stats()["num_worker_restarts"] and client.stats()["worker_alive"]):
+            assert time.monotonic() < deadline_s
             time.sleep(0.01)
         assert client.stats()["num_recorded"] == 1
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import astuple, replace
@@ -321,5 +322,7 @@ def test_the_score_is_fitted_again_and_again(worker: Worker) -> None:
         score = worker._histories[""]._history.score
         for handle in range(first, first + 60):
             answered(worker, predict(handle, f"prompt {handle}"), finished(handle, handle))
+        deadline_s = time.monotonic() + 60
         while worker._histories[""]._history.score is score:
+            assert time.monotonic() < deadline_s
             worker.report()
