@@ -74,6 +74,7 @@ def test_what_it_says_of_itself_is_parsed_to_the_same() -> None:
         ({"policy": {"ssjf": {"x": 1.0}}}, "policy.ssjf"),
         ({"policy": {"proserve-expected": {"eta": 1.0}}}, "variant"),
         ({"slo": {"default": "x"}}, "slo.default"),
+        ({"predictor": {"service": "nowhere"}}, "predictor.service: 'nowhere' is no address"),
         ({"slo": {"classes": 3}}, "slo.classes"),
         ({"slo": {"classes": {"x": {"tpot_slo_ms": 50, "min_tpot_slo_ms": 51}}}},
          "slo.classes.x.min_tpot_slo_ms"),

@@ -176,3 +176,20 @@ def test_a_key_that_is_not_a_number_is_an_error() -> None:
 
     with pytest.raises(ValueError, match="not a number"):
         plan_of(waiting(job(0)), NoNumber)
+
+
+@pytest.mark.parametrize(
+    ("left_tokens", "pass_tokens", "budget", "chunk_tokens"),
+    [
+        (100, 8192, Budget(), 112),
+        (96, 8192, Budget(), 96),
+        (5, 8192, Budget(), 16),
+        (100, 64, Budget(), 64),
+        (100, 8192, Budget(prefill_tokens=0), 16),
+        (100, 8192, Budget(chunk_tokens=33), 48),
+    ],
+)
+def test_a_chunk_takes_whole_pages_of_16(
+    left_tokens: int, pass_tokens: int, budget: Budget, chunk_tokens: int
+) -> None:
+    assert budget.next_chunk_tokens(left_tokens, pass_tokens, 16) == chunk_tokens

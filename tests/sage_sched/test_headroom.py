@@ -3,6 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sage_sched.headroom import FEWEST_STEPS, Headroom
 from sage_sched.job import Job
@@ -35,3 +37,11 @@ def test_what_stays_free_for_an_answer(drafts: int, age: int, left_tokens: int) 
     assert headroom.needed_tokens(one) == 10 + age + left_tokens + 16
     view = view_of(f"{FOUR}; drafts {drafts}; move 0")
     assert Headroom.of(view).num_steps == max(drafts, FEWEST_STEPS)
+
+
+@given(st.integers(1, 200), st.sampled_from([1, 16, 64]), st.integers(1, 3000), st.integers(1, 300))
+def test_tokens_set_aside(num_steps: int, page: int, held_tokens: int, left: int) -> None:
+    one = Job(0, 10, 500 + left, None, 0, generated_tokens=500, held_tokens=held_tokens)
+    (aside,) = Headroom(num_steps, page).set_aside_tokens([one])
+    pages = {-(-tokens // page) for tokens in (held_tokens, held_tokens + min(num_steps, left))}
+    assert aside == (max(pages) - min(pages)) * page

@@ -41,8 +41,17 @@ def test_exact_times_give_steps_back(prior: StepTime) -> None:
 
 
 # Two steps' ends are seen at once if the host was held up: the second looks like nothing.
-@pytest.mark.parametrize("stalls", [{0: 50.0, 10: 50.0}, {0: 1e-6, 19: 2.0}])
-def test_stalls_hardly_count(stalls: dict[int, float]) -> None:
+@pytest.mark.parametrize(
+    ("stalls", "fitted"),
+    [
+        (
+            {0: 50.0, 10: 50.0},
+            (4.289e-3, 1.661e-3, 1.528e-4, 1.988e-8, 0.01314, 3.023e-4, 1.016e-6),
+        ),
+        ({0: 1e-6, 19: 2.0}, (4.467e-3, 1.439e-3, 1.517e-4, 1.637e-8, 0.01301, 3.001e-4, 1.004e-6)),
+    ],
+)
+def test_stalls_hardly_count(stalls: dict[int, float], fitted: tuple[float, ...]) -> None:
     """stalls: of each twentieth step, how many times as long it takes."""
     taken = list(islice(steps(RICH, 0, rate=8.0), 1500))
     measured = [
@@ -50,6 +59,7 @@ def test_stalls_hardly_count(stalls: dict[int, float]) -> None:
     ]
     found = fit(*table(measured), SHIPPED)
     assert predicted(taken, found) == pytest.approx(predicted(taken, RICH), rel=0.1)
+    assert astuple(found) == pytest.approx(fitted, rel=1e-3)
 
 
 def test_what_no_step_had_to_do_is_as_in_the_prior_times_the_one_factor() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -114,10 +115,19 @@ def test_lanes_show_when_requests_waited() -> None:
     assert picture([]) == ""
 
 
-def test_a_comparison_without_a_valid_run_is_an_error(tmp_path: Path) -> None:
-    found = [replace(on_server("fcfs", 0), problem="late")]
+def test_a_comparison_without_a_valid_run_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = [on_server("fcfs", 0), on_server("fcfs", 1, problem="late")]
+    assert report(as_experiment(found), found[:1], tmp_path, as_json=True) == 0
+    assert [run["seed"] for run in json.loads(capsys.readouterr().out)] == [0]
+    assert report(as_experiment(found, seeds=2), found, tmp_path) == 1
+    out, err = capsys.readouterr()
+    assert err == "1 of 2 runs are invalid, see the report\n"
+    assert "device clock: h800-qwen3-32b, 2 times" in out
+    assert "Medians over 2 seeds; ratios to fcfs, paired by" in out
     with pytest.raises(ServerError, match="the first because: late"):
-        report(as_experiment(found), found, tmp_path)
+        report(as_experiment(found), found[1:], tmp_path)
 
 
 def swept(arm: str, rate: float, good: float, seed: int = 0) -> Record:

@@ -57,9 +57,13 @@ def test_the_best_tuned_policy_comes_first() -> None:
     experiment = tuned(
         tuned={"policies": ["fcfs"], "clips": [64, 4096], "seeds": [5]},
         defaults={"workload": "mixed", "rate": 20, "num_requests": 60, "arrivals": "pulse"},
+        columns=["good_per_s", "arrivals_s"],
     )
     found = run(experiment, Options(), lambda _: None)
     assert [record.arm for record in found] == ["fcfs@clip=64", "sage"]
+    for metrics in (record.metrics for record in found):
+        good_per_s = metrics["good_share"] * 60 / metrics["arrivals_s"]
+        assert metrics["good_per_s"] == pytest.approx(good_per_s)
 
 
 def test_a_setting_under_which_a_server_ends_is_not_the_best() -> None:

@@ -91,4 +91,7 @@ def test_only_valid_runs_are_kept_and_for_pages_without_their_requests(
 def test_experiments_are_listed_in_order(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "list"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == names()
+    assert main(["bench", "list", "--json"]) == 0
+    titles = {name: Experiment.read(name).title for name in names()}
+    assert json.loads(capsys.readouterr().out) == titles
     assert main(["bench", "run", "nothing"]) == 2

@@ -13,7 +13,7 @@ from bench.simulator.request import Progress, SimRequest
 from bench.simulator.result import alone_s
 from bench.simulator.run import make_node, simulate
 from bench.simulator.state import Options
-from bench.simulator.stock import STOCK
+from bench.simulator.stock import STOCK, ShortestPrefillPolicy
 from sage_sched.app.registry import policy_names
 from sage_sched.job import Hints
 from sage_sched.steps import attended_pairs
@@ -124,3 +124,18 @@ def test_predictions_delay_all_but_stock_policies() -> None:
     for policy, delay_s in (("ssjf", 0.5), ("fcfs", 0.0)):
         plain, late = (simulate(SMALL, policy, CONFIG, requests, of) for of in (None, delayed))
         assert late.ttft_s[0] == plain.ttft_s[0] + delay_s
+
+
+def test_a_long_prompt_leaves_room_in_its_chunks_for_shorter_ones() -> None:
+    policy = ShortestPrefillPolicy()
+    works = ([20, 100, 2000], [20, 460, 20], [20, 480], [60])
+    limits = [policy.chunk_limit(1000 if len(of) > 1 else 50, 512, 16, of) for of in works]
+    assert limits == [512 - 32 - 112, 512 - 32 - 464, 512 - 32, None]
+
+
+def test_a_retraction_estimates_the_new_token_ratio_anew() -> None:
+    node = started("fcfs", [request(0.0, 10, 50, 100)] * 2, [])
+    node.advance(0.5)
+    num_generated = sum(node.ages().values())
+    node.state.ratio.estimate(node.state.decode)
+    assert node.state.ratio.value == (num_generated + 20 * 2) / (2 * 100 + 1)

@@ -176,8 +176,7 @@ def test_a_crowd_that_starts_ahead_of_the_order_takes_several_prefills() -> None
     for _ in range(1000):
         door.ask(5, any_waits=False, input_tokens=1)
     refusal = door.refusal(5)
-    assert refusal is not None
-    assert refusal.metric == "ttft"
+    assert (refusal and refusal.metric) == "ttft"
 
 
 def test_prompts_that_are_found_in_the_cache_take_less_time() -> None:
@@ -188,15 +187,6 @@ def test_prompts_that_are_found_in_the_cache_take_less_time() -> None:
         job.find(5000)
     door.now_s += 1.0
     assert door.refusal(50) is None
-
-
-def test_prefills_are_shared_as_they_were_of_late() -> None:
-    door, times_s = Door("fcfs-fill"), []
-    for num_together in (1, 32):
-        for _ in range(300):
-            door.limits.prefilled(num_together, 0, 0.0)
-        times_s.append(door.ask(5, any_waits=False)[1].newcomer.pace.start_s)
-    assert times_s[0] == pytest.approx(32 * times_s[1], rel=0.1)
 
 
 @pytest.mark.parametrize("idle_s", [0.0, 1e5])

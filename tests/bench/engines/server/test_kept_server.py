@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bench.engines.clock.device import Device
-from bench.engines.server import kept_server, policy_server
+from bench.engines.server import kept_server, options, policy_server
 from bench.engines.server.client import Answer
 from bench.engines.server.facts import host_facts
 from bench.engines.server.fit import as_yaml
 from bench.engines.server.kept_server import KeptServer, Run
-from bench.engines.server.policy_server import counters_between, internal_state
+from bench.engines.server.policy_server import (
+    CPU_ENGINE_FLAGS,
+    CPU_ENV,
+    CPU_FLAGS,
+    counters_between,
+    internal_state,
+)
+from sage_sched.app.config import SageConfig
 from sage_sched.errors import UserError
 from tests.bench.engines.clock.test_device_clock import state
 
@@ -78,6 +86,28 @@ def test_the_clocks_of_all_replicas_and_our_counters_are_reported(
     }  # fmt: skip
     assert counters_between({"sage": before}, {"sage": after}) == after | {"num_passes": 2}
     assert counters_between({}, {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("on_device", "flags", "wanted"),
+    [
+        (False, None, (CPU_FLAGS, CPU_ENV)),
+        (False, ("--x",), (("--x",), {"A": "1"})),
+        (True, None, (CPU_ENGINE_FLAGS, CPU_ENV)),
+        (True, ("--x",), ((*CPU_ENGINE_FLAGS, "--x"), CPU_ENV)),
+    ],
+)
+def test_servers_have_the_given_flags_and_those_of_a_cpu(
+    on_device: bool,
+    flags: tuple[str, ...] | None,
+    wanted: tuple[object, object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(options, "go_first", lambda: None)
+    device = Device.named("h800-qwen3-32b", 1.0) if on_device else None
+    about: dict[str, Any] = {"model": Path("m"), "flags": flags, "env": {"A": "1"}}
+    found = options.servers_in(Path(), SageConfig(), device, **about)
+    assert (found.flags, found.env) == wanted
 
 
 def test_what_a_number_depends_on_is_named() -> None:
