@@ -73,48 +73,43 @@ def test_samples_of_a_prompt_share_its_prediction(manager: Manager, client: Clie
     assert len(client.asked) == 1
 
 
+HINT = LengthDistribution.from_samples([30], "hint")
+
+
 @pytest.mark.parametrize(
     ("fields", "about", "predicted"),
     [
-        ({}, {}, PREDICTED),
         # Served by arrival it would come before all that have a rank.
         ({"rid": "HEALTH_CHECK"}, {}, PREDICTED),
         ({"text": None, "input_embeds": [[1.0, 1.0]]}, {}, PRIOR),
+        # Only the server's own requests go without a prediction.
         ({}, {"route": "health_generate"}, None),
         ({}, {"server_status": ServerStatus.Starting}, None),
         ({}, {"server_status": ServerStatus.Starting, "_server_stop_hook": None}, PREDICTED),
         ({}, {"disaggregation_mode": "prefill"}, None),
         ({}, {"disaggregation_mode": "decode"}, PREDICTED),
+        # A gateway's length counts, up to the cap, if nothing better is known.
+        ({"osl": 40}, {"known": None}, HINT),
+        ({"osl": 40}, {"known": PRIOR}, HINT),
+        ({"osl": 40}, {}, PREDICTED.capped(30)),
+        ({"osl": 20}, {"known": None}, LengthDistribution.from_samples([20], "hint")),
     ],
 )
-def test_only_the_servers_own_requests_go_without_a_prediction(
+def test_a_request_goes_on_with_a_prediction(
     make_manager: Callable[..., Manager], client: Client, fields: Any, about: dict[str, Any],
     predicted: LengthDistribution | None,
 ) -> None:  # fmt: skip
-    route, manager = about.pop("route", "generate_request"), make_manager(about)
+    client.distribution = about.pop("known", PREDICTED)
+    route = about.pop("route", "generate_request")
+    manager = make_manager(about, hints={"trust": "body"})
     vars(manager).update(about)
     assert client.is_started is ("prefill" not in about.values())
-    found = carried(manager, generate(**fields), route=route)
+    osl = fields.pop("osl", None)
+    obj = generate(sampling={"max_new_tokens": 30} if osl else None, **fields)
+    vars(obj)["nvext"] = {"agent_hints": {"osl": osl} if osl else {}}
+    found = carried(manager, obj, route=route)
     assert carrier.decode(found) == predicted
     assert carrier.decode_asked(found) is not None
-
-
-@pytest.mark.parametrize(
-    ("known", "source", "lengths"),
-    [
-        (None, "hint", 30), (PRIOR, "hint", 30),
-        (LengthDistribution.from_samples([9, 11], "history"), "history", 11),
-    ],
-)  # fmt: skip
-def test_a_gateways_length_counts_if_nothing_better_is_known(
-    make_manager: Callable[..., Manager], client: Client, known: Any, source: str, lengths: int
-) -> None:
-    client.distribution = known
-    obj = generate(sampling={"max_new_tokens": 30})
-    vars(obj)["nvext"] = {"agent_hints": {"osl": 40}}
-    found = carrier.decode(carried(make_manager(hints={"trust": "body"}), obj))
-    assert found is not None
-    assert (found.source, found.lengths[-1]) == (source, lengths)  # never above its cap
 
 
 BY_HEADER = Hints(ttft_slo_ms=250.0, tenant="a")

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from patches.compat import UnsupportedServerError
-from patches.http.urgency import UrgencyGuess, refuse_urgency
+from patches.http.urgency import UrgencyGuess
 from predictor_store.urgency.head import BUILTIN, UrgencyHead, hashed
 from sage_sched.app.config import UrgencyConfig
 from sage_sched.job import NO_HINTS, Hints
@@ -58,12 +57,3 @@ def test_a_failed_guess_is_counted(model: str, monkeypatch: pytest.MonkeyPatch) 
     for _ in range(2):
         assert guess.hints(NO_HINTS, "he bleeds") == NO_HINTS
     assert guess.stats()["num_failed"] == 2
-
-
-def test_a_model_that_cannot_be_used_stops_the_start(model: str, tmp_path: Path) -> None:
-    refuse_urgency(UrgencyConfig())
-    refuse_urgency(UrgencyConfig(model))
-    (tmp_path / "other").write_bytes(b"junk")
-    for name in ("other", "missing"):
-        with pytest.raises(UnsupportedServerError, match=rf"urgency\.model.*{name}"):
-            refuse_urgency(UrgencyConfig(str(tmp_path / name)))

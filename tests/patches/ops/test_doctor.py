@@ -142,6 +142,8 @@ CHANGES: list[tuple[Any, list[str], dict[str, tuple[str, str]]]] = [
      {"GPU": ("FAULT", "torch sees none")}),
     ('store.path = "{folder}/sage.toml/store"', [], {"store": ("FAULT", "may write to")}),
     ("store.on_disk = false", [], {"store": ("ok", ", which stays as it is")}),
+    ('store.path = "{folder}/sage.toml/store"\nstore.on_disk = false', [],
+     {"store": ("ok", "0 records in ")}),
     ("predictor.deadline_ms = 0.0", [],
      {"settings": ("FAULT", "predictor.deadline_ms"), "store": ("ok", "0 records in "),
       "flags": ("ok", "without settings")}),
@@ -158,7 +160,7 @@ CHANGES: list[tuple[Any, list[str], dict[str, tuple[str, str]]]] = [
     ("decode.max_gap_ms = 400", [], {"chunks": chunk(8192, 1466, 1828)}),
     *(("", [f"--chunked-prefill-size={given}"], {"chunks": said}) for given, said in (
         ("100", chunk(100, 58, 100)), ("-1", ("note", "prompts are not chunked")),
-        ("many", ("note", "see flags")), ("9" * 5000, ("note", "see flags")))),
+        *((size, ("note", "see flags")) for size in ("many", "9" * 30, "9" * 5000)))),
 ]  # fmt: skip
 
 

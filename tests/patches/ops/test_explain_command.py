@@ -45,6 +45,8 @@ def test_a_trace_is_read_as_far_as_it_goes_and_the_last_run_counts() -> None:
         for rid in ("long", "short", "unknown"):
             timeline(EVENTS[number:], rid)
     assert last_run([*EVENTS, *EVENTS]) == EVENTS
+    begun = EVENTS.index(YIELDS)  # for one that came before this trace begins
+    assert [event["is"] for event in of_request(EVENTS[begun:], "short")] == ["starts", "ends"]
 
 
 DAMAGED: list[Any] = [
