@@ -100,11 +100,13 @@ def register() -> None:
         return
     from sglang.srt.distributed.parallel_state import GroupCoordinator
     from sglang.srt.layers import dp_attention
+    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
     from sglang.srt.layers.attention.mamba import causal_conv1d
     from sglang.srt.layers.moe import fused_moe_native
     from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
     dp_attention.memcpy_func = dp_attention.memcpy_cpu
+    TorchNativeAttnBackend.get_cuda_graph_seq_len_fill_value = lambda self: 1
     GroupCoordinator.reduce_scatter_tensor = _reduce_scatter
     GroupCoordinator.all_gather_into_tensor = GroupCoordinator._all_gather_into_tensor
     torch.Tensor.pin_memory = lambda self: self  # type: ignore[method-assign]
