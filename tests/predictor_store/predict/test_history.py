@@ -175,17 +175,16 @@ def test_an_answer_that_goes_on_is_amended_until_it_has_made_room() -> None:
     assert history.add(answer(vectors[2], 9, origin="warm")) is None
 
 
-@pytest.mark.parametrize(("num_own", "fitted"), [(40, [0]), (20, [0, 1])])
+@pytest.mark.parametrize(("num_prompts", "fitted"), [(120, [0]), (60, [0, 1])])
 def test_scores_are_fitted_to_ended_answers_and_to_own_ends_if_enough(
-    num_own: int, fitted: list[int]
+    num_prompts: int, fitted: list[int]
 ) -> None:
-    vectors = unit_vectors(120, dimension=DIMENSION)
+    vectors = unit_vectors(num_prompts, dimension=DIMENSION)
     history = History(DIMENSION, 0, 120)
-    for i in range(3 * num_own):
+    for i in range(120):
         scope = Scope("", "a", STOPPED if i % 3 == 1 else OWN).name
-        one = answer(vectors[i], 100 + i, censored=i % 3 == 2, scope=scope)
+        one = answer(vectors[i % num_prompts], 100 + i, censored=i % 3 == 2, scope=scope)
         history.add(one, unfinished=i % 3 == 2)
     fitting = history.fitting()
     assert fitting is not None
-    newest_first = range(3 * num_own - 1, -1, -1)
-    assert fitting.slots.tolist() == [i for i in newest_first if i % 3 in fitted]
+    assert fitting.slots.tolist() == [i for i in range(119, -1, -1) if i % 3 in fitted]

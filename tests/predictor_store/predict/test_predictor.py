@@ -101,6 +101,7 @@ def test_censored_answers_count_as_longer() -> None:
     for found in (predicted(history, at(1)), known(prior(history))):
         assert found.lengths.tolist() == [10, 30]
         assert found.weights == pytest.approx([1 / 3, 2 / 3])
+    assert known(prior(history)).source == "prior"
 
 
 def test_sixteen_answers_of_a_session_weigh_as_much_as_everything_else() -> None:
@@ -141,10 +142,14 @@ def varied(general: GeneralLength) -> tuple[History, NDArray[np.float32]]:
     return history, vectors
 
 
-# The mean and effective samples of the prior, and by scope of a known prompt and an unknown one.
+# The mean and effective samples of the prior, and by scope of a known prompt, an unknown one and an
+# outlier.
 MEASURED = [
-    [371.16, 254.0], [154.82, 7.502], [167.92, 19.941], [159.97, 7.456], [171.04, 19.419],
-    [88.39, 7.463], [155.11, 19.294], [104.81, 9.133], [151.19, 22.516],
+    [371.16, 254.000],
+    [154.82, 7.502], [167.92, 19.941], [1675.76, 7.391],
+    [159.97, 7.456], [171.04, 19.419], [1540.74, 7.374],
+    [88.39, 7.463], [155.11, 19.294], [762.99, 7.379],
+    [104.81, 9.133], [151.19, 22.516], [1028.69, 9.070],
 ]  # fmt: skip
 
 
@@ -153,6 +158,7 @@ def test_predictions_are_those_that_were_measured() -> None:
     weights = np.linspace(-0.3, 0.3, 6 + NUM_FEATURES)
     history, vectors = varied(dataclasses.replace(GENERAL, weights=weights))
     asked = [np.append(of, vectors[3, 6:]) for of in (vectors[3, :6], unit_vectors(1, 1, 6)[0])]
+    asked.append(np.append(vectors[3, :6], np.full(NUM_FEATURES, 3, np.float32)))
     scopes = "", PLAIN.name, STOPS.name, GRAMMAR.name
     of_scopes = [predicted(history, vector, scope) for scope in scopes for vector in asked]
     found = [[of.mean(), of.effective_samples] for of in (known(prior(history)), *of_scopes)]
@@ -166,6 +172,7 @@ def generally(*records: tuple[float, int]) -> History:
 def test_the_first_requests_are_told_apart_by_lengths_in_general() -> None:
     long, short = (predicted(generally(), at(c)) for c in (0.9, -0.9))
     assert long.source == short.source == "general"
+    assert predicted(generally(), at(0)).lengths[-1] == round(np.exp(5 + 2**0.5))
     assert long.mean() == pytest.approx(short.mean() * np.exp(2 * 1.8), rel=0.1)
     anything = known(prior(generally()))
     assert anything.quantile(0.1) < short.mean() < long.mean() < anything.quantile(0.95)
