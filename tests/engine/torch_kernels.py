@@ -100,8 +100,8 @@ def register() -> None:
         return
     from sglang.srt.distributed.parallel_state import GroupCoordinator
     from sglang.srt.layers import dp_attention
-    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
     from sglang.srt.layers.attention.mamba import causal_conv1d
+    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
     from sglang.srt.layers.moe import fused_moe_native
     from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
