@@ -72,9 +72,6 @@ class StandInBatch:
     def is_empty(self) -> bool:
         return not self.reqs
 
-    def check_decode_mem(self) -> bool:
-        return True
-
     def filter_batch(self, *, keep_indices: Sequence[int] | None = None) -> None:
         if keep_indices is not None:
             self.reqs = [self.reqs[index] for index in keep_indices]
@@ -176,13 +173,6 @@ class Server:
         plan = self.state.plan(self.scheduler.running_batch)
         assert plan.order is not None
         return [self.scheduler.waiting_queue[position] for position in plan.order]
-
-    def step(self, *reqs: Any, tokens: int = 1, result: Any = SimpleNamespace()) -> None:  # noqa: B008
-        batch = StandInBatch(reqs)
-        self.state.listeners.ran(batch)
-        for req in reqs:
-            req.output_ids.extend([1] * tokens)
-        self.hooks["process_batch_result"](None, self.scheduler, batch, result)
 
     def stats(self) -> dict[str, Any]:
         result = SimpleNamespace(internal_state={})

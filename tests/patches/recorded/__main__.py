@@ -56,7 +56,8 @@ def main(names: Sequence[str]) -> None:
         return
     known = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
     now = {name: digests(kinds) for name, kinds in found.items()}
-    RECORDED.write_text(json.dumps(now, indent=1) + "\n")
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(kinds)}" for name, kinds in now.items())
+    RECORDED.write_text(f"{{\n{lines}\n}}\n")
     changed = [name for name in now if known.get(name) != now[name]]
     print(f"{len(changed)} of {len(now)} changed", *changed, sep="\n")
 

@@ -52,10 +52,10 @@ class Ask:
             LENGTH_KEY: self.answer_tokens,
             **encode_hints(self.hints),
             **encode_asked(rid, came_s, came_s + _PREDICTED_IN_S / 2),
-            **self.carried,
         }
         if self.lengths:
             carried |= encode(LengthDistribution.from_samples([*self.lengths], "history"))
+        carried |= self.carried
         sampling = SamplingParams(
             **{"max_new_tokens": 200, "custom_params": carried, **self.sampling}
         )

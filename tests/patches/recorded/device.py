@@ -53,20 +53,24 @@ class Device:
     """A modelled GPU, whose model computes only if its hidden states are read."""
 
     def __init__(self, clock: Clock, moves_a_failure: int | None) -> None:
-        """moves_a_failure: of so many moves of KV one fails; None if all succeed."""
+        """moves_a_failure: of so many moves of KV to host memory or back, and evictions for its
+        sake, one fails; None if all succeed."""
         self._clock, self._moves_a_failure = clock, moves_a_failure
         facts = H800_QWEN3_32B.server_facts()
         # Faster than the shipped step times say.
         self._model = DeviceModel(facts.step_time, facts.swap_token_s).times(_FACTOR)
         self._compute = TpModelWorker.forward_batch_generation
-        self._num_moves = 0
+        self._num_moves = self._num_launches = 0
 
     def launch(self, worker: Any, batch: Any) -> GenerationBatchResult:
         """Replace TpModelWorker.forward_batch_generation."""
         pool = worker.model_runner.token_to_kv_pool.k_buffer[0]
         rows = worker.model_runner.req_to_token_pool.req_to_token
         positions = _positions(batch)
-        pool[batch.out_cache_loc, 0, 0] = (batch.input_ids * (positions + 1) % _MODULUS).to(pool)
+        self._num_launches += 1
+        # KV that is computed twice differs, as the last bits do on a GPU.
+        kv = batch.input_ids * (positions + 1) * self._num_launches % _MODULUS
+        pool[batch.out_cache_loc, 0, 0] = kv.to(pool)
         ends = zip(batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), strict=True)
         sums = [int(pool[rows[row, :end], 0, 0].double().sum()) for row, end in ends]
         seen = zip(batch.reqs, sums, _penalties(batch), strict=True)
@@ -83,13 +87,17 @@ class Device:
         """Wait until the device is done with a step."""
         self._clock.passes(getattr(result, "device_s", 0.0))
 
+    def fails(self) -> bool:
+        """Count a move of KV, and return whether it fails."""
+        self._num_moves += 1
+        return self._moves_a_failure is not None and self._num_moves % self._moves_a_failure == 0
+
     def moving(self, copy: Callable[..., Any], place: int) -> Callable[..., Any]:
         """Return a copy of KV to host memory, or back, that takes its time. place: of the slots
         among its arguments."""
 
         def timed(pool: Any, *given: Any, **kw: Any) -> Any:
-            self._num_moves += 1
-            if self._moves_a_failure and self._num_moves % self._moves_a_failure == 0:
+            if self.fails():
                 raise RuntimeError("no memory")
             self._clock.passes(len(given[place]) * self._model.swap_token_s)
             return copy(pool, *given, **kw)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import yaml
+from sglang.srt.disaggregation import prefill
+from sglang.srt.disaggregation.utils import TransferBackend
 from sglang.srt.distributed.parallel_state import GroupCoordinator
 from sglang.srt.managers import scheduler as sglang_scheduler
 from sglang.srt.managers.io_struct import BatchTokenIDOutput, GetInternalStateReq
@@ -76,7 +79,12 @@ class RecordedServer:
         JsonLines.add = lambda _, line: self.records.lines["trace"].append(json.dumps(line))
         GroupCoordinator.broadcast_object = self._agreed(GroupCoordinator.broadcast_object)
         kv_copy.least = self._agreed(kv_copy.least)
+        evict = kv_copy.evict_from_tree_cache
+        kv_copy.evict_from_tree_cache = lambda *given: self._device.fails() or evict(*given)
         host_memory.free_bytes = lambda: _HOST_BYTES
+        # A prefill server sends its KV nowhere.
+        fake = partial(prefill.get_kv_class, TransferBackend.FAKE)
+        prefill.get_kv_class = lambda backend, kind: fake(kind)
         step_learner.INTERVAL_STEPS = _LEARNING_STEPS
         step_meter.ends_with_launch = lambda _: False  # as on a GPU
         for allocator in (TokenToKVPoolAllocator, PagedTokenToKVPoolAllocator):

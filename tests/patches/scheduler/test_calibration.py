@@ -13,8 +13,8 @@ import torch
 from patches.messages import StepTimes
 from patches.scheduler.calibration import Calibration
 from patches.scheduler.step_time_file import StepTimeFile, kind_of
-from sage_sched.app.config import StepTimeConfig, in_ms
-from sage_sched.step_learner import INTERVAL_STEPS, MEMORY_STEPS
+from sage_sched.app.config import StepTimeConfig
+from sage_sched.step_learner import INTERVAL_STEPS
 from sage_sched.steps import StepTime
 from tests.patches.scheduler.test_state import fail
 from tests.patches.schedulers import make_bare_scheduler
@@ -51,30 +51,6 @@ def run(calibration: Calibration, step_time: StepTime, num_steps: int) -> list[S
     return told
 
 
-def test_what_is_learned_is_told_and_gone_by() -> None:
-    calibration, rank_1 = made(), made()
-    assert (calibration.step_time, calibration.source) == (SHIPPED, "shipped")
-    told = run(calibration, TRUTH, 2000)
-    for news in told:  # the other ranks read no file and use these updates
-        rank_1.updated(news)
-    assert rank_1.step_time == calibration.step_time
-    assert calibration.source == "learned"
-    assert calibration.step_time == StepTime(*told[-1].seconds)
-    assert decode_s(calibration.step_time) == pytest.approx(decode_s(TRUTH), rel=0.1)
-    assert calibration.pace() == 1
-    stats = calibration.stats()["step_time"]
-    assert (stats["source"], stats["num_steps"]) == ("learned", 2000)
-    assert 0 < stats["error"] < 0.2
-    assert stats["latest"]["decode_base_ms"] > 0
-
-
-def test_it_is_told_only_where_it_matters_and_not_often() -> None:
-    calibration = made()
-    assert 1 <= len(run(calibration, TRUTH, 3 * MEMORY_STEPS)) <= 5
-    assert run(calibration, SLOW, 2 * MEMORY_STEPS)
-    assert decode_s(calibration.step_time) == pytest.approx(decode_s(SLOW), rel=0.1)
-
-
 def test_it_is_said_again_until_it_has_come_back() -> None:
     # A rank that skips a round of the broadcast drops its messages.
     calibration = made()
@@ -94,16 +70,6 @@ def test_it_is_said_again_until_it_has_come_back() -> None:
     assert second.source == "kept"
     assert kept.seconds == pytest.approx(news.seconds, rel=1e-5)
     assert len(run(second, TRUTH, 2000)) <= 2
-
-
-def test_what_is_configured_stays_and_its_seconds_go_by_at_a_pace() -> None:
-    run(made(), TRUTH, INTERVAL_STEPS)  # an earlier server
-    calibration = made(StepTimeConfig(**in_ms(SLOW)))
-    assert calibration.pace() == 1  # nothing is known yet
-    assert run(calibration, TRUTH, 1000) == []
-    assert calibration.source == "configured"
-    assert astuple(calibration.step_time) == pytest.approx(astuple(SLOW))
-    assert calibration.pace() == pytest.approx(3, rel=0.02)
 
 
 def test_learning_that_fails_costs_the_learning_alone(

@@ -1,23 +1,17 @@
 from __future__ import annotations
 
 import gc
-import time
 from array import array
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sglang.srt.managers.scheduler import Scheduler
 
 from patches.scheduler import kv_copy
-from patches.scheduler.executor import timed_out, without_started
 from patches.scheduler.preemption import Preemption
-from patches.scheduler.request import Waits
 from sage_sched.gap import Gap
-from sage_sched.plan import Budget, Preempt
+from sage_sched.plan import Budget
 from sage_sched.policies.sage import Sage
-from sage_sched.starts import Starts
 from sage_sched.view import SchedulerView
 from tests.checks.full_server import FullServer
 
@@ -64,29 +58,6 @@ def test_an_empty_queue_needs_no_plan_while_memory_suffices(
         assert full.state.waiting.jobs == []  # it keeps no request alive
 
 
-def test_a_failed_move_costs_no_slot(full: FullServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    best = full.batch.reqs.pop(0)
-    best.output_ids = array("q")
-    best.sage.job.grow(0)
-    full.waiting.insert(0, best)
-    full.set_free(10**6)
-    asked: list[Any] = []
-
-    def not_taken_out(self: Preemption, running_batch: Any, action: Preempt) -> None:
-        asked.append(action.job)
-
-    monkeypatch.setattr(Preemption, "host_free_tokens", lambda self, in_host_memory: 10**6)
-    monkeypatch.setattr(Preemption, "preempt", not_taken_out)
-    monkeypatch.setattr(Sage, "should_preempt", lambda *args: True)
-    monkeypatch.setattr(Starts, "update", lambda self, view: None)
-    expected = [*full.waiting]
-    for num_asked in (1, 2):
-        assert full.take_pass() == expected
-        assert len(asked) == num_asked
-        # What others had freed for its sake is given away before the next step.
-        assert not full.batch.batch_is_full
-
-
 def test_ended_requests_are_in_no_plan(full: FullServer, monkeypatch: pytest.MonkeyPatch) -> None:
     # SGLang 0.5.22 keeps them in the running batch until after the pass.
     ended, *others = full.batch.reqs
@@ -97,60 +68,6 @@ def test_ended_requests_are_in_no_plan(full: FullServer, monkeypatch: pytest.Mon
         full.take_pass()
         assert full.batch.reqs == left
     assert not full.batch.batch_is_full
-
-
-# Seconds since each request's start, for which it ran since, and since its latest entry into the
-# queue: three that wait, of which the last was preempted, and three that run.
-TIMES = ((0, 0, 5), (0, 0, 500), (500, 20, 400), (20, 20, 30), (500, 500, 510), (500, 20, 40))
-
-
-@pytest.mark.parametrize(
-    ("waiting_s", "running_s", "late"),
-    [(-1, -1, ""), (100, -1, "1"), (-1, 100, "4"), (100, 100, "14")],
-)
-def test_sglangs_timeouts_do_not_count_the_time_after_a_preemption(
-    monkeypatch: pytest.MonkeyPatch, waiting_s: int, running_s: int, late: str
-) -> None:
-    server = FullServer(num_waiting=3, num_newcomers=0)
-    del server.batch.reqs[3:]
-    queue, now_s, stamp_s = server.waiting, time.monotonic(), time.perf_counter()
-    for i, request in enumerate([*queue, *server.batch.reqs]):
-        started_s, ran_s, queued_s = TIMES[i]
-        request.rid = f"{i}"
-        request.time_stats = SimpleNamespace(
-            wait_queue_entry_time=stamp_s - queued_s,
-            forward_entry_time=stamp_s - started_s if started_s else 0.0,
-        )
-        request.sage.waits = Waits(now_s - started_s, waited_s=started_s - ran_s)
-    preempted = queue[2].sage
-    preempted.job.num_preemptions, preempted.waits = 1, Waits(now_s - 500, since_s=now_s - 400)
-    monkeypatch.setenv("SGLANG_REQ_WAITING_TIMEOUT", f"{waiting_s}")
-    monkeypatch.setenv("SGLANG_REQ_RUNNING_TIMEOUT", f"{running_s}")
-    before = [*queue]
-    aborted = timed_out(server.scheduler, partial(Scheduler._poll_timeout_aborts, server.scheduler))
-    assert [abort.rid for abort in aborted] == [*late]
-    assert server.waiting is queue
-    assert queue == before
-
-
-@pytest.mark.parametrize(
-    ("is_idle", "swapped", "queued"),
-    [(True, [], [1, 2, 3, 4]), (False, [], [0, 1, 2, 3, 4]), (True, [1, 2], [0, 3, 4])],
-)
-def test_the_limit_counts_neither_swapped_requests_nor_the_first_on_an_idle_server(
-    full: FullServer, is_idle: bool, swapped: list[int], queued: list[int]
-) -> None:
-    before = [*full.waiting]
-    for number in swapped:
-        before[number].kv.retraction_backup = object()
-    full.scheduler.is_fully_idle = lambda ignore_waiting: is_idle and ignore_waiting
-    seen = without_started(full.scheduler, lambda: [*full.waiting])
-    assert seen == [before[number] for number in queued]
-    assert full.waiting == before
-    # SGLang drops one of those that it sees, for a higher priority.
-    dropped = without_started(full.scheduler, lambda: full.waiting.pop(1))
-    assert dropped is seen[1]
-    assert full.waiting == [request for request in before if request is not dropped]
 
 
 @pytest.mark.parametrize(
@@ -183,17 +100,6 @@ def test_a_pass_keeps_to_its_budget_in_whole_units(
         [prefill_tokens, min(prefill_tokens, 8192), chunk_tokens, 5, chunk_tokens or 9999],
         [16384, 8192, None, 5, 9999],
     ]
-
-
-@pytest.mark.usefixtures("decode_only")
-def test_decoding_only_loses_nothing(roomy: FullServer) -> None:
-    before, seen = {*roomy.waiting}, list[Any]()
-    roomy.take_pass(lambda batch: seen.append([*roomy.waiting]))
-    assert seen == [[]]
-    roomy.scheduler.chunked_req = roomy.waiting.pop()
-    done = roomy.hooks["get_new_batch_prefill"](pytest.fail, roomy.scheduler, roomy.batch)
-    assert (done.batch_to_run, done.running_batch) == (None, roomy.batch)
-    assert {*roomy.waiting, roomy.scheduler.chunked_req} == before
 
 
 @pytest.mark.usefixtures("decode_only")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from patches.carrier import DRY_RUN, encode_asked
-from patches.messages import REFUSED, refusal_in
+from patches.carrier import encode_asked
+from patches.messages import REFUSED
 from sage_sched.overload import Refusal
 from tests.patches.scheduler.test_state import fail
 from tests.patches.schedulers import Server, make_request
@@ -96,28 +96,6 @@ def test_a_call_is_not_refused_for_its_own_prompts() -> None:
     assert not refuses(server, server.scheduler.waiting_queue[0])
 
 
-def test_late_requests_are_placed_behind_all_others_and_make_none_late() -> None:
-    overload = {**ON["overload"], "max_tpot_ms": 1.0, "action": "behind"}
-    server, aborts = server_of({**KNOWN, "overload": overload})
-    late, later = server.arrive(make_request([900], rid="late"), make_request([900], rid="later"))
-    assert not refuses(server, late)
-    assert (aborts, late.customized_info) == ([], {"sage_overload": ["behind"]})
-    assert server.state.stats()["overload"] == {
-        "num_refused": {"ttft": 0, "ttlt": 0}, "num_degraded": {"cap": 0, "behind": 1},
-        "real_to_predicted": {},
-    }  # fmt: skip
-    assert server.ordered([late, later]) == [later, late]
-    server.step(late)
-    server.state.overload.ended(late, was_aborted=False)
-    assert server.state.overload.ratios() == {}  # its times were those of its own place
-    server.scheduler.waiting_queue = [late]
-    (other,) = server.arrive(make_request([900], carried=encode_asked("other", 9.0, 9.0)))
-    assert not refuses(server, other)
-    assert other.customized_info is None
-    server.state.ticked(1.0, "")
-    assert server.state.overload.outlook["late"] == 0
-
-
 def test_a_late_answer_is_capped_and_refused_if_that_is_not_enough(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -143,74 +121,3 @@ def test_a_late_answer_is_capped_and_refused_if_that_is_not_enough(
     server, aborts = server_of({**KNOWN, "overload": {**ON["overload"], "action": "cap"}})
     assert refuses(server, *server.arrive(make_request([900])))
     assert len(aborts) == 1
-
-
-MODES = pytest.mark.parametrize(
-    ("mode", "times"),
-    [("null", {"ttft_ms", "ttlt_ms"}), ("prefill", {"ttft_ms"}), ("decode", {"ttlt_ms"})],
-)
-
-
-@MODES
-def test_a_dry_run_gets_its_times_and_changes_nothing(mode: str, times: set[str]) -> None:
-    server, aborts = server_of(KNOWN, mode)
-    num_ranked = server.stats()["num_ranked"]
-    assert refuses(server, *server.arrive(make_request([900], carried=DRY_RUN)))
-    assert server.stats()["num_ranked"] == num_ranked
-    told = refusal_in(aborts[0])
-    assert told is not None
-    assert (told["late"], {"ttft_ms", "ttlt_ms"} & {*told}) == (mode == "null", times)
-    assert all(told[name] > 0 for name in times)
-    assert sum(server.state.stats()["overload"]["num_refused"].values()) == 0
-
-
-@pytest.mark.parametrize(("sections", "lengths"), [({}, [900]), (KNOWN, [])])
-def test_a_dry_run_without_a_prediction_is_an_error(sections: Any, lengths: list[int]) -> None:
-    server, aborts = server_of(sections)
-    assert refuses(server, *server.arrive(make_request(lengths, carried=DRY_RUN)))
-    assert (refusal_in(aborts[0]), aborts[0].finished_reason["status_code"]) == (None, 503)
-
-
-@MODES
-def test_a_load_has_the_times_of_a_typical_request(
-    mode: str, times: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server, _ = server_of(KNOWN, mode)
-    overload, queue = server.state.overload, server.scheduler.waiting_queue
-    server.state.ticked(1.0, "")
-    assert overload.outlook is None  # none has come
-    refuses(server, *server.arrive(make_request([900])))
-    server.state.ticked(1.1, "")
-    assert overload.outlook is None  # it is renewed four times a second
-    server.state.ticked(1.3, "")
-    found = overload.outlook
-    assert {*found} == times | ({"late"} if mode == "null" else set())
-    assert all(value > 0 for value in found.values())
-    for req in queue:
-        server.state.end(req, was_aborted=True)
-    queue.clear()
-    server.state.ticked(2.0, "")
-    assert all(overload.outlook[name] < found[name] for name in found)
-    monkeypatch.setattr(server.state.limits.overload, "typical", fail)
-    server.state.ticked(3.0, "")
-    assert (overload.outlook, server.state.stats()["num_policy_errors"]) == (None, 1)
-    overload.outlook = found
-    state = server.state
-    state.switch(state.settings, state.policy, [])  # from now on there may be no ticks
-    assert overload.outlook is None
-
-
-def test_real_times_are_compared_with_predicted_ones_once() -> None:
-    server = Server(schedule_policy="fcfs-fill", sections=KNOWN)
-    reqs = server.arrive(make_request([900]), make_request([900]))
-    assert [refuses(server, req) for req in reqs] == [False, False]
-    aborted, req = reqs
-    server.state.end(aborted, was_aborted=True)
-    assert server.state.overload.ratios() == {}
-    server.step(req)
-    assert server.state.overload.ratios().keys() == {"ttft"}
-    server.state.end(req, was_aborted=False)
-    before = server.state.overload.ratios()
-    assert before.keys() == {"ttft", "ttlt"}
-    server.step(req, tokens=0)  # under overlap it is in one more batch
-    assert server.state.overload.ratios() == before

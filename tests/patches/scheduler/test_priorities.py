@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import math
-from types import SimpleNamespace
-
 import pytest
 
 from tests.patches.schedulers import Server, make_request
@@ -27,18 +24,3 @@ def test_a_higher_priority_is_a_smaller_level(
         server.arrive(req)
     by_level = sorted(reqs, key=lambda req: req.sage.job.level)
     assert [req.priority for req in by_level] == expected
-
-
-@pytest.mark.parametrize("preempts", [True, False])
-def test_sglang_uses_priorities_only_under_its_own_policies(preempts: bool) -> None:
-    server = Server(enable_priority_scheduling=True, enable_priority_preemption=preempts)
-    scheduler, state = server.scheduler, server.state
-    assert state.server.level_gap == (10 if preempts else math.inf)
-    for policy, is_stock in (("sage", False), ("fcfs", True), ("sage", False)):
-        state.settings = state.settings.changed({"schedule_policy": policy})
-        server.hooks["get_new_batch_prefill"](
-            lambda scheduler, batch: SimpleNamespace(running_batch=batch),
-            scheduler, scheduler.running_batch,
-        )  # fmt: skip
-        assert scheduler.policy.enable_priority_scheduling is is_stock
-        assert scheduler.enable_priority_preemption is (is_stock and preempts)

@@ -20,7 +20,7 @@ from sage_sched.app.switch import Settings
 from sage_sched.fields import ConfigError
 from sage_sched.job import Hints
 from sage_sched.policies.sage import Sage
-from tests.patches.scheduler.test_state import LONG, SHORT, fail
+from tests.patches.scheduler.test_state import fail
 from tests.patches.schedulers import Server, make_request
 
 
@@ -47,36 +47,6 @@ def change(server: Server, changes: Any, now_s: float = 0.0, clock: str = CLOCK)
 
 def arrivals_s(reqs: list[Any]) -> list[float]:
     return [req.sage.job.arrival_s for req in reqs]
-
-
-def test_present_requests_are_work_before_those_that_come_after_a_switch(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server.state.calibration, "source", "learned")
-    server.queue(*(make_request([900], rid=str(number)) for number in range(600)))
-    asked = {"enabled": True, "max_ttft_ms": 1000.0}
-    change(server, {"schedule_policy": "fcfs-fill", "overload": asked})
-    (late,) = server.arrive(make_request([900], rid="late"))
-    server.scheduler.send_abort_output = lambda *about: None
-    assert server.state.overload.turns_away(late)
-
-
-def test_waiting_requests_follow_the_new_policy_and_the_old_one_again(server: Server) -> None:
-    # The short answer has a long prompt.
-    long_answer, short_answer = server.queue(make_request(LONG), make_request(SHORT, 60))
-    assert server.ordered() == [short_answer, long_answer]
-    server.state.num_arrivals_planned = 2
-    server.scheduler.running_batch.batch_is_full = True
-    answer = change(server, {"schedule_policy": "uniboost"})
-    assert (answer.refusal, server.scheduler.schedule_policy) == ("", "uniboost")
-    assert json.loads(answer.settings)["schedule_policy"] == "uniboost"
-    assert server.ordered() == [long_answer, short_answer]
-    # The next pass makes a plan.
-    assert server.state.num_arrivals_planned == -1
-    assert not server.scheduler.running_batch.batch_is_full
-    change(server, {"schedule_policy": "sage"})
-    assert server.ordered([long_answer, short_answer]) == [short_answer, long_answer]
-    assert (server.stats()["num_switches"], server.stats()["num_policy_errors"]) == (2, 0)
 
 
 def test_all_unfinished_requests_meet_the_new_policy(server: Server) -> None:
@@ -130,30 +100,6 @@ def test_any_error_is_survived(server: Server, monkeypatch: pytest.MonkeyPatch) 
     ):
         monkeypatch.setattr(owner, name, broken)
         assert why in change(server, {"schedule_policy": "ssjf"}).refusal
-
-
-def test_a_starvation_bound_outlives_a_switch(server: Server) -> None:
-    queue = server.queue(make_request(LONG), make_request(SHORT))
-    change(server, {"policy": {"sage": {"regret": 0.0}}})  # who comes first, goes first
-    assert server.ordered() == queue
-    change(server, {"schedule_policy": "ssjf"})
-    assert server.ordered(queue) == queue
-
-
-def test_under_sglangs_order_it_sees_all_by_arrival_and_admits_by_itself(server: Server) -> None:
-    reqs = server.queue(*(make_request([10 * i] * 9) for i in range(1, 5)))
-    for policy, theirs, plans in (
-        ("sage", CacheAgnosticPolicy.FCFS, True),
-        ("lof", CacheAgnosticPolicy.LOF, False),
-        ("sage", CacheAgnosticPolicy.FCFS, True),
-    ):
-        server.scheduler.waiting_queue = reqs[::-1]
-        change(server, {"schedule_policy": policy})
-        assert server.scheduler.policy.policy is theirs
-        assert server.scheduler.waiting_queue == reqs
-        assert server.state.plans() is plans
-        retained = server.state.retention_order(reqs, [2, 0, 1, 3])
-        assert (retained == [2, 0, 1, 3]) is not plans
 
 
 def test_deadlines_count_from_arrival(server: Server) -> None:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patches.scheduler.queues import Room
 from patches.scheduler.view import common_length
 from tests.patches.schedulers import Server, StandInBatch, make_request
 
@@ -73,20 +72,3 @@ def test_adapters_find_room_beside_others(flags: dict[str, Any], expected: list[
     view = server.state.view(StandInBatch())
     assert [*map(view.has_adapter, range(3))] == [True, True, True]
     assert [*map(view.adapters_in_order(), range(3))] == expected
-
-
-@pytest.mark.parametrize(("mixes", "expected"), [(False, 4096), (True, 4095)])
-def test_a_chunk_is_no_larger_than_a_prefill_may_be(mixes: bool, expected: int) -> None:
-    server = Server(chunked_prefill_size=8192, max_prefill_tokens=4096, is_mixed_chunk=mixes)
-    batch = StandInBatch(server.arrive(make_request([9])))
-    assert server.state.view(batch).pass_tokens == expected
-
-
-def test_on_a_decode_server_only_the_admitted_get_room() -> None:
-    one, other, room = make_request([9]), make_request([9]), Room()
-    assert room.needed_tokens(one, 5, 100) == 5
-    room.open_to([other])
-    for req, needs, refused in ((one, 200, None), (other, 5, other), (one, 200, other)):
-        assert (room.needed_tokens(req, 5, 100), room.refused) == (needs, refused)
-    room.open_to_all()
-    assert (room.refused, room.needed_tokens(one, 5, 100)) == (None, 5)
