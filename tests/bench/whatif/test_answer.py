@@ -57,6 +57,11 @@ def test_the_interval_tells_of_better_and_worse_predictions() -> None:
     assert f"{round(100 * (1 - ratio.high))} % to {round(100 * (1 - ratio.low))} %" in said
     shown = [*map(astuple, answer.rows)], table(answer.rows), ratios_to_first(answer.rows, "title")
     assert [*map(fingerprint, shown)] == ["d8401d78", "387b1d40", "e7812cd0"]
+    others = [replace(fcfs, policy=f"at {r}", mean_ratio=Ratio(r, r, r)) for r in (0.7, 0.6, 0.8)]
+    best = " The best of the others is `at 0.6`, in 11 s."
+    assert sentence([fcfs, sage, *others], "sage") == said + best
+    assert sentence([sage], "sage") == "`sage`, as now, finishes answers in 10 s on average."
+    assert sentence([fcfs], "sage") == ""
     known = replace(SMALL, crps_gain=0.4)
     surer = asked(traffic(), "fcfs", "sage", num_seeds=2, server=known).rows[1].mean_ratio
     assert surer.high - surer.low < ratio.high - ratio.low

@@ -42,10 +42,11 @@ class Door:
     def ask(
         self, *lengths: int, hints: Hints = NO_HINTS, source: str = "history", **about: Any
     ) -> tuple[Job, Decision]:
-        """about: the facts of decide(), and the tokens of the prompt."""
+        """about: the facts of decide(), the tokens of the prompt, and the level."""
         known = LengthDistribution.from_samples(list(lengths) * 100, source) if lengths else None
         about = {"input_tokens": 100, "any_waits": True, "knows_steps": True} | about
         job = Job(self.num_asked, about.pop("input_tokens"), 4096, known, 0, hints=hints)
+        job.level = about.pop("level", 0)
         self.num_asked += 1
         self.limits.arrived(job)
         job.is_ranked = self.policy.on_arrival(job)
@@ -132,15 +133,16 @@ def test_whom_it_refuses(
 @pytest.mark.parametrize(
     ("policy", "action", "about", "decided"),
     [
-        ("sage", {"action": "cap"}, {}, (None, "cap", 256, False)),
-        ("sage", {"action": "cap", "cap_tokens": 4096}, {}, ("ttlt", None, 4096, False)),
-        ("sage", {"action": "cap"}, {"any_waits": False}, (None, None, 4096, False)),
-        ("fcfs-fill", {"action": "cap"}, {}, ("ttft", "cap", 256, False)),
-        ("fcfs-fill", {"action": "cap"}, {"hints": PATIENT}, (None, None, 4096, False)),
-        ("sage", {"action": "behind"}, {}, (None, "behind", 4096, True)),
-        ("sage", {"action": "behind"}, {"hints": PATIENT}, (None, None, 4096, False)),
-        ("proserve", {"action": "behind"}, {"hints": HASTIER}, (None, "behind", 4096, True)),
-        ("makespan", {"action": "behind"}, {"hints": HASTIER}, (None, "behind", 4096, True)),
+        ("sage", {"action": "cap"}, {}, (None, "cap", 256, 0)),
+        ("sage", {"action": "cap", "cap_tokens": 4096}, {}, ("ttlt", None, 4096, 0)),
+        ("sage", {"action": "cap"}, {"any_waits": False}, (None, None, 4096, 0)),
+        ("fcfs-fill", {"action": "cap"}, {}, ("ttft", "cap", 256, 0)),
+        ("fcfs-fill", {"action": "cap"}, {"hints": PATIENT}, (None, None, 4096, 0)),
+        ("sage", {"action": "behind"}, {}, (None, "behind", 4096, BEHIND)),
+        ("sage", {"action": "behind"}, {"level": 7}, (None, "behind", 4096, BEHIND + 7)),
+        ("sage", {"action": "behind"}, {"hints": PATIENT}, (None, None, 4096, 0)),
+        ("proserve", {"action": "behind"}, {"hints": HASTIER}, (None, "behind", 4096, BEHIND)),
+        ("makespan", {"action": "behind"}, {"hints": HASTIER}, (None, "behind", 4096, BEHIND)),
     ],
 )
 def test_late_requests_are_degraded_and_ranked_anew(
@@ -150,7 +152,7 @@ def test_late_requests_are_degraded_and_ranked_anew(
     door.fill(300, 500)
     job, decision = door.ask(500, **about)
     metric = decision.refusal and decision.refusal.metric
-    assert (metric, decision.degraded, job.max_new_tokens, job.is_behind) == decided
+    assert (metric, decision.degraded, job.max_new_tokens, job.level) == decided
     assert job.is_ranked
     assert slo_state_of(job) is None  # the deadlines of one set behind no longer count
 
