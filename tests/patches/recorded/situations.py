@@ -142,7 +142,7 @@ SITUATIONS = {
             *crowd(80, dry_now_and_then),
             (80, change(overload={"action": "cap", "cap_tokens": 5})),
             (120, change(overload={"action": "behind"})),
-            (180, change(schedule_policy="fcfs")),
+            (150, change(schedule_policy="fcfs")),
         ],
         [
             "--max-running-requests", "6", "--enable-priority-scheduling",

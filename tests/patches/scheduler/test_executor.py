@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from patches.scheduler import kv_copy
+from patches.scheduler.executor import without_started
 from patches.scheduler.preemption import Preemption
 from sage_sched.gap import Gap
 from sage_sched.plan import Budget
@@ -68,6 +69,26 @@ def test_ended_requests_are_in_no_plan(full: FullServer, monkeypatch: pytest.Mon
         full.take_pass()
         assert full.batch.reqs == left
     assert not full.batch.batch_is_full
+
+
+@pytest.mark.parametrize(
+    ("is_idle", "swapped", "queued"),
+    [(True, [], [1, 2, 3, 4]), (False, [], [0, 1, 2, 3, 4]), (True, [1, 2], [0, 3, 4])],
+)
+def test_the_limit_counts_neither_swapped_requests_nor_the_first_on_an_idle_server(
+    full: FullServer, is_idle: bool, swapped: list[int], queued: list[int]
+) -> None:
+    before = [*full.waiting]
+    for number in swapped:
+        before[number].kv.retraction_backup = object()
+    full.scheduler.is_fully_idle = lambda ignore_waiting: is_idle and ignore_waiting
+    seen = without_started(full.scheduler, lambda: [*full.waiting])
+    assert seen == [before[number] for number in queued]
+    assert full.waiting == before
+    # SGLang drops one of those that it sees, for a higher priority.
+    dropped = without_started(full.scheduler, lambda: full.waiting.pop(1))
+    assert dropped is seen[1]
+    assert full.waiting == [request for request in before if request is not dropped]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from sglang.srt.session.session_controller import Session
 from sglang.srt.session.streaming_session import StreamingSession
 
 from tests.patches.scheduler.test_state import fail
-from tests.patches.schedulers import Server
+from tests.patches.schedulers import Server, make_request
 
 
 def test_a_refused_turn_does_not_free_its_session_for_a_third_one(server: Server) -> None:
@@ -29,3 +29,15 @@ def test_broken_counters_stop_nothing(server: Server, monkeypatch: pytest.Monkey
     monkeypatch.setattr(server.state, "stats", fail)
     # The HTTP process adds to `slo`.
     assert server.stats() == {"slo": {}, "error": "ZeroDivisionError('a bug')"}
+
+
+def test_a_request_that_is_aborted_twice_keeps_its_job_and_ends(server: Server) -> None:
+    (req,) = server.arrive(make_request([9]))
+    before = req.sage
+    server.arrive(req)
+    assert req.sage is before
+    req.origin_input_ids = req.origin_input_ids[:3]  # SGLang has cut it
+    server.hooks["_add_request_to_queue"](lambda *_: None, server.scheduler, req)
+    assert req.sage.job.input_tokens == 3
+    server.hooks["_release_aborted_request"](server.scheduler, req)
+    assert req.sage.has_ended
