@@ -5,13 +5,13 @@ Each bug of bugs.toml goes into a copy of the checkout, and its tests run there.
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,9 +43,11 @@ BUGS = {
 }
 
 
-def main(words: Sequence[str]) -> int:
-    """words: only the bugs in whose names one of these occurs; all without one."""
-    chosen = [name for name in BUGS if any(word in name for word in words or [""])]
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("words", nargs="*", help="only bugs in whose names one of these occurs")
+    words = parser.parse_args().words or [""]
+    chosen = [name for name in BUGS if any(word in name for word in words)]
     with tempfile.TemporaryDirectory() as folder:
         checkout = Path(folder, "checkout")
         shutil.copytree(ROOT, checkout, ignore=_IGNORED)
@@ -79,4 +81,4 @@ def _run(checkout: Path, *tests: str) -> subprocess.CompletedProcess[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
