@@ -34,7 +34,7 @@ def sampling(n: int) -> Mapping[str, Any]:
     return {
         "sampling": (
             {}, {"frequency_penalty": 0.5}, {"ignore_eos": True, "max_new_tokens": 9 + n % 20},
-            {"repetition_penalty": 1.25}, {"logit_bias": {"9": 1.0}}, {"max_new_tokens": 0},
+            {"presence_penalty": 0.25}, {"logit_bias": {"9": 1.0}}, {"max_new_tokens": 0},
         )[n % 6]
     }  # fmt: skip
 

@@ -117,7 +117,9 @@ def _penalties(batch: Any) -> list[int]:
     """Return a number for what each request's sampling does to logits."""
     logits = torch.ones(len(batch.reqs), NUM_SPECIAL_TOKENS + NUM_WORDS)
     batch.sampling_info.apply_logits_bias(logits)
-    found: list[int] = (64 * logits.nan_to_num(neginf=-8.0)).sum(dim=1).round().int().tolist()
+    # Rounded before they are summed: processors sum floats in different orders. A repetition
+    # penalty is left out, because SGLang compiles it for the processor.
+    found: list[int] = (64 * logits.nan_to_num(neginf=-8.0)).round().int().sum(dim=1).tolist()
     return found
 
 

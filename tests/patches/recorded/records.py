@@ -45,7 +45,8 @@ class Records:
         """Add what clients get (BatchTokenIDOutput, managers/io_struct.py)."""
         for place, rid in enumerate(output.rids):
             shown = {name: getattr(output, name)[place] for name in _ANSWER}
-            shown |= {name: getattr(output.time_stats[place], name) for name in _STAMPS}
+            stamps = output.time_stats[place]
+            shown |= {name: f"{getattr(stamps, name):.6f}" for name in _STAMPS}
             about = output.customized_info or {}
             self.add(
                 "outputs", rid, shown | {name: values[place] for name, values in about.items()}
@@ -73,12 +74,12 @@ def _series() -> Iterator[str]:
 
 
 def _plain(value: Any) -> str:
-    """Return a value as text, with rounded numbers, because other processors round sums otherwise,
-    and without the name of this host's clock."""
+    """Return a value as text, without the name of this host's clock. Three digits of a number are
+    the same on other processors, which round the sums of a fit otherwise."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, float):
-            return float(f"{round(value, 5):.6g}")
+            return float(f"{round(value, 5):.3g}")
         if isinstance(value, Mapping):
             return {str(key): plain(each) for key, each in value.items()}
         if isinstance(value, Sequence) and not isinstance(value, str | bytes):
