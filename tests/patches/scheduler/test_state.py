@@ -38,6 +38,15 @@ def test_a_decode_server_pays_no_prefill(mode: str, cached_tokens: int, held_tok
     assert (job.cached_input_tokens, job.held_tokens) == (cached_tokens, held_tokens)
 
 
+def test_a_job_has_what_its_request_says(server: Server) -> None:
+    req = make_request([9] * 9, 30, max_new_tokens=0, ignore_eos=True)
+    req.session = object()
+    server.arrive(make_request(), req)
+    job = req.sage.job
+    assert (job.arrival, job.input_tokens, job.max_new_tokens) == (1, 30, 1)
+    assert (job.has_fixed_length, job.keeps_memory) == (True, True)
+
+
 def test_if_the_policy_fails_plans_are_first_come_first_served(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -62,6 +62,7 @@ def test_all_unfinished_requests_meet_the_new_policy(server: Server) -> None:
     running.output_ids.extend([1] * 30)
     before = finished.sage.job.memo
     change(server, {"schedule_policy": "ssjf"})
+    assert server.scheduler.schedule_policy == "ssjf"
     assert [req.sage.job.memo for req in reqs] == [*[50.0] * 5, before]
     assert server.state.jobs.running([running])[0].generated_tokens == 30
 
