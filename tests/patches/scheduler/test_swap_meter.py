@@ -93,6 +93,8 @@ def test_a_stall_is_not_taken_for_the_price_of_a_move(move: Callable[..., None])
         assert meter.token_s == pytest.approx(PACE * 80_000.0)
     meter.rest(1501, 1000)
     assert meter.token_s == trial
+    move(meter, 5.0, 16)
+    assert meter.token_s == pytest.approx(PACE * 5.0)
 
 
 def test_a_move_that_did_not_come_off_says_nothing_and_no_move_is_part_of_a_step(
