@@ -39,13 +39,15 @@ class Waits:
         self.waited_s, self.since_s = self.so_far_s(), None
 
     def was_retracted(self, since_s: float) -> None:
-        """Count a wait after SGLang retracted the request, which runs again now, maybe chunk by
-        chunk.
+        """Count the wait of a request that was retracted, and runs again now, maybe chunk by chunk.
+        If it was preempted, its wait is already counted (begins).
 
         since_s: when it was back in the queue, by SGLang's stamp (time.perf_counter).
         """
-        if self.since_s is None and since_s > self.retracted_s:
-            self.retracted_s = since_s
+        if since_s <= self.retracted_s:
+            return
+        self.retracted_s = since_s
+        if self.since_s is None:
             self.waited_s += max(0.0, time.perf_counter() - since_s)
 
     def ran_s(self) -> float:

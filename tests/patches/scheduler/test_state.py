@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from patches.messages import StepTimes
+from patches.scheduler import request
+from patches.scheduler.request import Waits
 from patches.scheduler.view import is_short
 from sage_sched.policies.sage import Sage
 from tests.patches.schedulers import Server, StandInBatch, make_request
@@ -45,6 +47,24 @@ def test_a_job_has_what_its_request_says(server: Server) -> None:
     job = req.sage.job
     assert (job.arrival, job.input_tokens, job.max_new_tokens) == (1, 30, 1)
     assert (job.has_fixed_length, job.keeps_memory) == (True, True)
+
+
+def test_each_wait_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    clock = SimpleNamespace(monotonic=lambda: now_s, perf_counter=lambda: now_s)
+    monkeypatch.setattr(request, "time", clock)
+    waits = Waits(came_s=0.0, since_s=0.0)
+    # SGLang retracts it at 5, and it is preempted at 11. Each time it runs again in two chunks.
+    events = ((3, 0), (9, 5), (10, 5), (11, None), (14, 11), (15, 11))
+    for at_s, stamp_s in events:
+        now_s = float(at_s)
+        if stamp_s is None:
+            waits.begins()
+            continue
+        waits.was_retracted(stamp_s)
+        waits.ends()
+    now_s = 20.0
+    assert (waits.so_far_s(), waits.ran_s()) == (3 + 4 + 3, 10)
 
 
 def test_if_the_policy_fails_plans_are_first_come_first_served(
