@@ -57,10 +57,10 @@ def test_filters_take_equal_values_only(tmp_path: Path) -> None:
 
 
 def test_rows_give_what_they_say(tmp_path: Path) -> None:
-    caps = [PLAIN | {"cap": cap} for cap in (4, 5, 6, None)] + [PLAIN | {"is_cut": True}]
+    caps = [PLAIN | {"cap": cap} for cap in (4, 5, 6, 0, None)] + [PLAIN | {"is_cut": True}]
     long, texts = PLAIN | {"prompt": "a" * 50_000}, {"prompt": "p", "output": "o"}
     rows, left_out = read(lines(tmp_path / "d.jsonl", *caps, long, texts), counts_tokens=False)
-    assert [row.censored for row in rows] == [True, True, False, False, True, False]
+    assert [row.censored for row in rows] == [True, True, False, False, False, True, False]
     assert (len(rows[-1].prompt) < 5_000, rows[-1].prompt_chars) == (True, 50_000)
     assert left_out == {"without an answer length": 1}  # and no tokenizer
 
