@@ -15,6 +15,7 @@ from tests.patches.recorded.__main__ import RECORDED, digests, records
 _RELEASE = "0.5.23"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     sys.version_info >= (3, 12) or platform.machine() != "x86_64" or version("sglang") != _RELEASE,
     reason=f"recorded with SGLang {_RELEASE} and Python 3.11 on x86: others decide otherwise",
