@@ -190,6 +190,15 @@ def test_each_check_says_what_it_has_found(
     assert all(bool(each.do) == (each.level == "FAULT") for each in found)
 
 
+def test_the_flag_counts_before_the_variable(
+    patient: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (patient / "bad.toml").write_text("predictor.deadline_ms = 0.0")
+    monkeypatch.setenv("SAGE_CONFIG", f"{patient}/bad.toml")
+    found = doctor.findings(["--sage-config", f"{patient}/sage.toml"])
+    assert next(each.level for each in found if each.about == "settings") == "ok"
+
+
 def test_sglang_that_is_not_installed_is_a_fault() -> None:
     code = "import sys; sys.modules['sglang'] = None; from sage_sched.cli import main; main()"
     found = subprocess.run([sys.executable, "-c", code, "doctor"], capture_output=True, text=True)
