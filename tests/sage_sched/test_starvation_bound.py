@@ -20,6 +20,7 @@ from tests.sage_sched.situations import Story
 from tests.sage_sched.strategies import named
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(
     seed=st.integers(0, 10**9),

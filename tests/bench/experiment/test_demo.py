@@ -10,6 +10,7 @@ import pytest
 from bench.experiment import demo
 
 
+@pytest.mark.slow
 def test_the_report_opens_with_the_result_and_its_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -80,6 +80,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
         thread.join()
 
 
+@pytest.mark.slow
 def test_a_router_asks_for_distributions_as_json_on_one_connection(service: Service) -> None:
     def ask(**more: Any) -> dict[str, Any]:
         body = json.dumps({"model": "one", "prompt": PROMPT} | more).encode()

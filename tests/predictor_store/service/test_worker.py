@@ -317,6 +317,7 @@ def test_a_damaged_store_is_refused_and_released(service: Worker, config: SageCo
     assert (refused.because, lock.holder(folder)) == ("store", None)
 
 
+@pytest.mark.slow
 def test_the_score_is_fitted_again_and_again(worker: Worker) -> None:
     for first in (0, 60):
         score = worker._histories[""]._history.score

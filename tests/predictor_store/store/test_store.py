@@ -312,6 +312,7 @@ def test_a_file_is_not_mixed_with_a_log_that_another_has_left(
             add(store, num)
 
 
+@pytest.mark.slow
 def test_a_log_is_kept_though_somebody_read_while_its_server_started(tmp_path: Path) -> None:
     filled(tmp_path, record(0))
     killed(tmp_path, 1)
