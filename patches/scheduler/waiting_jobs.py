@@ -39,7 +39,9 @@ class WaitingJobs(Listener):
             self._job_of[id(req)] = req.sage.job
             if req.output_ids:
                 self._begun[id(req)] = req
-                req.sage.job.grow(len(req.output_ids))
+        for req in self.begun:
+            # It may have run, and been retracted, while no plan was made.
+            req.sage.job.grow(len(req.output_ids))
         same = self.jobs[len(self.jobs) - (end - start) :]
         first, last = self._jobs_of(waiting[:start]), self._jobs_of(waiting[end:])
         self.jobs = [*first, *same, *last]

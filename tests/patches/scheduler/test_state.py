@@ -67,6 +67,14 @@ def test_each_wait_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (waits.so_far_s(), waits.ran_s()) == (3 + 4 + 3, 10)
 
 
+def test_a_request_that_ran_while_no_plan_was_made_has_its_age(server: Server) -> None:
+    (req,) = server.queue(make_request([50] * 9, answer_tokens=3))
+    server.ordered()
+    req.output_ids.extend([1] * 5)
+    server.ordered()
+    assert req.sage.job.generated_tokens == 8
+
+
 def test_if_the_policy_fails_plans_are_first_come_first_served(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
