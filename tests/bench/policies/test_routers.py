@@ -1,4 +1,4 @@
-"""Routers by their definitions. What a ledger tells them is in the recorded results."""
+"""Routers by their definitions. The recorded results cover their ledgers."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ HEALTHY = {
 }
 MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 ENCODER = "predictor_store.predict.static_encoder.StaticEncoder"
-# What is done to a healthy server, by a function or by settings, flags, and what the checks say.
+# A change to a healthy server (a function, or settings), its flags, and the findings.
 CHANGES: list[tuple[Any, list[str], dict[str, tuple[str, str]]]] = [
     ("", [], {}),
     (damage, [], {"store": ("FAULT", "is damaged")}),

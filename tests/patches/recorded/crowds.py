@@ -17,7 +17,7 @@ from tests.patches.recorded.asks import Ask, Make
 def crowd(
     number: int, vary: Callable[[int], Mapping[str, Any]] = lambda n: {}, *, every: int = 2
 ) -> list[tuple[int, Make]]:
-    """Requests of many lengths, one at every so many turns. A ninth of them have no prediction, a
+    """Requests of many lengths, one every `every` turns. A ninth of them have no prediction, a
     fifth a wrong one. vary: other fields of the n-th Ask."""
     asks = []
     for n in range(number):

@@ -45,7 +45,7 @@ _LAST_S = 3.0
 
 
 class RecordedServer:
-    """records: what it did."""
+    """A scheduler that follows a script. records: its observable behaviour."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Situations of a scheduler: what makes each of them special."""
+"""Situations of a scheduler."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from tests.patches.recorded.crowds import (
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """A server with these flags, settings and environment, and what it is sent.
+    """A server with these flags, settings and environment, and its messages.
 
-    sent: what is sent at which turn of the scheduler's loop.
+    sent: each message, with the turn of the scheduler's loop at which it comes.
     moves_a_failure: see Device.
     """
 

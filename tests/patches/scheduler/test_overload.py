@@ -92,7 +92,7 @@ def test_a_call_is_not_refused_for_its_own_prompts() -> None:
         (req,) = server.arrive(make_request([900], carried=encode_asked("a call", came_s, 1.0)))
         assert refuses(server, req) == (came_s == 2.0)
         server.scheduler.waiting_queue.append(req)
-    # A request that was let in stays in, whoever waits by now.
+    # An admitted request stays, whichever requests wait by now.
     assert not refuses(server, server.scheduler.waiting_queue[0])
 
 

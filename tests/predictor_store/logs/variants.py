@@ -66,7 +66,8 @@ ANSWER = {"role": "assistant", "content": "So."}
 
 
 def _values(a: Asked) -> dict[str, Any]:
-    """What a template can name. 9 tokens of the prompt are cached, 5 of the output are thought."""
+    """Return the values that a template can name. 9 prompt tokens are cached, 5 output tokens are
+    reasoning."""
     system, question = a.messages
     chat = {"messages": a.messages, "system": system, "question": question, "usage": a.usage,
             "call": CALL, "answer": ANSWER}  # fmt: skip

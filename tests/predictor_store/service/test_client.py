@@ -121,7 +121,7 @@ async def test_each_prompt_gets_what_its_answers_tell(client: PredictorClient) -
 
     assert min(await asyncio.gather(*map(own, range(300)))) > 0.35
     assert order == [*range(300)]
-    # What is asked beside the words comes along.
+    # The session and the scope reach the worker too.
     asked = Asked(session="a conversation")
     handles.append(await learned(client, "And then?", *[777] * 4, asked=asked, scope="x" * 2_000))
     in_session = await share(client, "List all birds of Peru.", 777, asked=asked)
