@@ -37,13 +37,16 @@ class ForcedLength(CustomLogitProcessor):  # type: ignore[misc]
             return logits
         end_tokens = _end_tokens(rows[0][1])
         ending = [row for row, request, length in rows if num_output_tokens(request) >= length]
-        if len(rows) == len(logits):
-            logits[:, end_tokens] = -float("inf")
-        else:
-            for row, _, _ in rows:
-                logits[row, end_tokens] = -float("inf")
-        if ending:
-            logits[ending, end_tokens[0]] = CERTAIN
+        # Trap: torch copies a list of indices to the GPU, and waits for the forward pass to do so.
+        # SGLang would then not prepare its next step meanwhile. Single indices are not copied.
+        for token in end_tokens:
+            if len(rows) == len(logits):
+                logits[:, token] = -float("inf")
+            else:
+                for row, _, _ in rows:
+                    logits[row, token] = -float("inf")
+        for row in ending:
+            logits[row, end_tokens[0]] = CERTAIN
         return logits
 
     # Trap: SGLang deserialises the class for every batch, and merges processors whose serialised
