@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +105,12 @@ def digest(result: Result) -> str:
 
 
 def main() -> None:
-    """Write the file, and name the cases that changed."""
+    """Write the file, with a line for each policy or router, and name the cases that changed."""
     known = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
     now = {name: digest(run()) for name, run in tqdm(cases().items(), unit="run")}
-    RECORDED.write_text(json.dumps(now, indent=0) + "\n")
+    by_policy = groupby(sorted(now), key=lambda name: name.split()[0])
+    lines = [json.dumps({name: now[name] for name in names})[1:-1] for _, names in by_policy]
+    RECORDED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     changed = [name for name in now if known.get(name) != now[name]]
     print(f"{len(changed)} of {len(now)} changed", *changed, sep="\n")
 
