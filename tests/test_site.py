@@ -85,6 +85,6 @@ def test_what_a_command_names_is_there(page: str, command: str) -> None:
 
 
 def test_the_tests_of_modes_are_there() -> None:
-    modes = tomllib.loads(MODES.read_text(encoding="utf-8"))["modes"]
-    named = {path for mode in modes for path in mode["tested_by"]}
-    assert [path for path in named if not (ROOT / path).exists()] == []
+    modes = tomllib.loads(MODES.read_text(encoding="utf-8"))
+    named = {path for _, _, *tests in modes.values() for path in tests}
+    assert [path for path in named if not (ROOT / "tests" / path).exists()] == []

@@ -55,8 +55,8 @@ def refused() -> Iterator[tuple[str, ...]]:
 
 def modes() -> Iterator[tuple[str, ...]]:
     yield "Flag or feature", "Served", "Requests are preempted"
-    for mode in tomllib.loads(MODES.read_text(encoding="utf-8"))["modes"]:
-        yield mode["flag"], mode["served"], mode["preempts"]
+    for flag, (served, preempts, *_) in tomllib.loads(MODES.read_text(encoding="utf-8")).items():
+        yield flag, served, preempts
 
 
 def gateways() -> Iterator[tuple[str, ...]]:
