@@ -60,7 +60,11 @@ dist: $(VENV)/ready
 
 # What is installed, with licences: results/sbom.json and results/licences.md.
 sbom: $(VENV)/ready
-	$(BIN)/python -m tests.checks.sbom
+	$(PYTHON) -m venv results/sbom
+	results/sbom/bin/pip install --quiet cyclonedx-bom==7.5.0 pip-licenses==5.5.5
+	results/sbom/bin/cyclonedx-py environment -o results/sbom.json $(BIN)/python
+	results/sbom/bin/pip-licenses --python $(BIN)/python --order license --format markdown \
+		--output-file results/licences.md
 
 # The site, as `make check` builds it in a test: results/site.
 site: $(VENV)/ready
