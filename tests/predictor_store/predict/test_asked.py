@@ -41,9 +41,9 @@ sessions = st.builds(_session, st.lists(st.tuples(counts, counts), max_size=20))
 
 @pytest.mark.parametrize("end", [OWN, STOPPED, SHAPED])
 def test_a_scope_is_read_from_its_name(end: str) -> None:
-    for scope in (Scope("adapter"), Scope("adapter", "of this kind", end)):
+    for scope in (Scope("adapter"), Scope("an\nadapter", "of this kind", end)):
         assert Scope.read(scope.name) == scope
-        assert Scope.read(scope.name[:-3]) == scope._replace(adapter="adap")
+        assert Scope.read(scope.name[:-3]) == scope._replace(adapter=scope.adapter[:-3])
         # Only own ends become ends by limits.
         is_stopped = scope.limits and end != SHAPED
         assert scope.stopped() == scope._replace(end=STOPPED if is_stopped else scope.end)

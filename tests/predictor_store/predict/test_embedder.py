@@ -45,7 +45,10 @@ def test_any_text_has_a_unit_vector_that_does_not_depend_on_its_batch(either: Em
 def test_fingerprints_tell_encoders_apart() -> None:
     assert len({fingerprint(encoder) for encoder in ENCODERS}) == len(ENCODERS)
     for encoder in ENCODERS:  # what is shipped of lengths was fitted to these vectors
-        assert GeneralLength.shipped(encoder).fingerprint == fingerprint(encoder)
+        general = GeneralLength.shipped(encoder)
+        assert general.fingerprint == fingerprint(encoder)
+        extremes = [general.lengths(added, np.empty(0)).tolist() for added in (-99, 99)]
+        assert [{*lengths} for lengths in extremes] == [{1}, {2**20}]
 
 
 def test_minilm_names_the_weights_that_it_uses() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictor_store.predict.asked import OWN, STOPPED, Scope
+from predictor_store.predict.asked import Scope
 from predictor_store.predict.history import History
 from predictor_store.predict.index import VectorIndex, embeddings
 from predictor_store.predict.regression import MIN_PROMPTS
@@ -173,18 +173,3 @@ def test_an_answer_that_goes_on_is_amended_until_it_has_made_room() -> None:
     assert not history.amend(place, answer(vectors[0], 128, censored=True))
     assert history.lengths.tolist() == [5]
     assert history.add(answer(vectors[2], 9, origin="warm")) is None
-
-
-@pytest.mark.parametrize(("num_prompts", "fitted"), [(120, [0]), (60, [0, 1])])
-def test_scores_are_fitted_to_ended_answers_and_to_own_ends_if_enough(
-    num_prompts: int, fitted: list[int]
-) -> None:
-    vectors = unit_vectors(num_prompts, dimension=DIMENSION)
-    history = History(DIMENSION, 0, 120)
-    for i in range(120):
-        scope = Scope("", "a", STOPPED if i % 3 == 1 else OWN).name
-        one = answer(vectors[i % num_prompts], 100 + i, censored=i % 3 == 2, scope=scope)
-        history.add(one, unfinished=i % 3 == 2)
-    fitting = history.fitting()
-    assert fitting is not None
-    assert fitting.slots.tolist() == [i for i in range(119, -1, -1) if i % 3 in fitted]

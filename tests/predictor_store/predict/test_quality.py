@@ -48,19 +48,6 @@ def test_a_third_of_the_answers_does_not_decide_however_long_it_is() -> None:
         assert quality.summary()["crps_gain"] < 0
 
 
-@given(st.lists(st.integers(1, 2000), min_size=1, max_size=60))
-def test_the_figures_are_means_over_the_answers(lengths: list[int]) -> None:
-    quality = RollingQuality()
-    for length in lengths:
-        quality.add(said(100), length)
-    found = quality.summary()
-    assert found["num_answers"] == len(lengths)
-    assert found["crps"] == pytest.approx(np.mean(np.abs(np.array(lengths) - 100)), abs=0.01)
-    blind = np.mean([BLIND.crps(length) for length in lengths])
-    assert found["blind_crps"] == pytest.approx(blind, abs=0.01)
-    assert found["within_80"] == pytest.approx(np.mean(np.array(lengths) == 100), abs=1e-3)
-
-
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=30))
 def test_spearman_is_scipys(pairs: list[tuple[int, int]]) -> None:
     x, y = np.array(pairs, float).T
