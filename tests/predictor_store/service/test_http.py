@@ -22,12 +22,13 @@ from predictor_store.service.http import HttpFront
 from predictor_store.service.messages import Finished, Predict
 from predictor_store.service.server import Server
 from predictor_store.service.worker import Worker
+from predictor_store.store.store import file_of
 from sage_sched.app.address import Address
 from sage_sched.app.config import SageConfig, StoreConfig
 from tests.pages import DOCS
 
 TOKEN = "a token that is hard to guess"
-AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
+AUTHORIZED = {"Authorization": f"bearer  {TOKEN} "}
 PROMPT = "How high is the Zugspitze?"
 
 
@@ -91,12 +92,15 @@ def test_a_router_asks_for_distributions_as_json_on_one_connection(service: Serv
         return json.loads(answer.read())  # type: ignore[no-any-return]
 
     with closing(service.connection()) as connection:
-        found = ask(quantiles=[0.1, 0.9])
-        assert (found["model"], found["source"]) == ("one", "history")
-        assert found["quantiles"] == {"0.1": 10, "0.9": 3000}
-        assert sum(found["probabilities"]) == pytest.approx(1)
-        mean = sum(n * p for n, p in zip(found["lengths"], found["probabilities"], strict=True))
-        assert (found["mean"], found["osl"]) == (pytest.approx(mean), round(mean))
+        found = ask()
+        lengths, shares = found.pop("lengths"), found.pop("probabilities")
+        assert (sum(shares), lengths == sorted(lengths)) == (pytest.approx(1), True)
+        mean = sum(n * p for n, p in zip(lengths, shares, strict=True))
+        quantiles = {"0.1": 10, "0.25": 10, "0.5": 500, "0.75": 3000, "0.9": 3000, "0.99": 3000}
+        assert found == {
+            "model": "one", "source": "history", "effective_samples": pytest.approx(53, abs=0.1),
+            "mean": pytest.approx(mean), "osl": round(mean), "quantiles": quantiles,
+        }  # fmt: skip
         assert max(ask(max_tokens=100)["lengths"]) == 100
         assert ask(model="other")["quantiles"]["0.9"] == 900
         # The same words, asked otherwise.
@@ -122,18 +126,24 @@ BAD: list[tuple[Any, int, str]] = [
     ({"model": "one", "prompt": "x", "asked": {"thinks": 2.5}}, 400, "thinks"),
     ({"model": "x" * 1001, "prompt": "x"}, 400, "$.model"),
     ({"model": "unheard of", "prompt": "x"}, 404, "unheard of"),
+    ({"model": "damaged", "prompt": "x"}, 503, "is damaged"),
     (b"x" * (1 << 20) + b"x", 413, "bytes"),
+    (b"x" * (1 << 20), 400, "no JSON"),
 ]
 
 
 def test_an_answer_says_what_is_wrong_with_a_request(service: Service, tmp_path: Path) -> None:
+    damaged = folder_of_model(StoreConfig(str(tmp_path)), "damaged")
+    damaged.mkdir()
+    file_of(damaged).write_bytes(b"damaged")
     for body, status, said in BAD:
         found, told = service.ask(body)
         assert (found, said in json.loads(told)["error"]) == (status, True), told
     # Nothing was begun for a model that only a router knows.
     assert not folder_of_model(StoreConfig(str(tmp_path)), "unheard of").exists()
     good = {"model": "one", "prompt": "\ud800"}
-    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}):
+    for wrong in ("", "Bearer wrong", TOKEN, f"Basic {TOKEN}"):
+        headers = {"Authorization": wrong}
         assert service.ask(good, headers=headers)[0] == 401
         assert service.ask(path="/metrics", headers=headers)[0] == 401
     assert service.ask(path="/predict")[0] == 405

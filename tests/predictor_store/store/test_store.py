@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import astuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -27,7 +28,7 @@ from predictor_store.predict.embedder import dimension
 from predictor_store.predict.history import History
 from predictor_store.store import file, lock
 from predictor_store.store.file import AccessError, NoRoomError, Record, StoreError
-from predictor_store.store.store import Store, file_of, recorded_capacity
+from predictor_store.store.store import Store, file_of, recorded_capacity, refuse_in_use
 from sage_sched.app.config import StoreConfig
 from tests.predictor_store.samples import no_file_larger_than, record
 
@@ -145,6 +146,13 @@ def test_a_second_writer_is_told_who_has_it(
         fcntl.flock(asking, fcntl.LOCK_SH)
         monkeypatch.setattr(time, "sleep", lambda seconds: asking.close())
         opened(tmp_path).close()
+    with open(tmp_path / "lock") as ending:
+        fcntl.flock(ending, fcntl.LOCK_EX)
+        refuse_in_use(StoreConfig(str(tmp_path), on_disk=False))
+        with pytest.raises(StoreError, match="in use by process"):
+            refuse_in_use(StoreConfig(str(tmp_path)), -1)
+        monkeypatch.setattr(time, "sleep", lambda seconds: ending.close())
+        refuse_in_use(StoreConfig(str(tmp_path)), 60)
 
 
 def another_database(path: Path) -> None:
@@ -188,21 +196,30 @@ def test_a_spoilt_or_foreign_file_is_refused_and_left_alone(tmp_path: Path) -> N
         assert path.read_bytes() == before or "UPDATE records" in str(spoil)
 
 
-ERRORS: list[tuple[int, int, type[StoreError]]] = [
-    (errno.EDQUOT, 0, NoRoomError),
-    (errno.EIO, 0, AccessError),
-    (0, sqlite3.SQLITE_IOERR_FSYNC, NoRoomError),
-    (0, sqlite3.SQLITE_READONLY_DIRECTORY, AccessError),
-    (0, sqlite3.SQLITE_CORRUPT_INDEX, StoreError),
-]
+FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
+# By SQLite's codes.
+KINDS: dict[type[StoreError], list[int]] = {
+    NoRoomError: [
+        sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC,
+        sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_TRUNCATE,
+    ],
+    AccessError: [
+        sqlite3.SQLITE_READONLY_DIRECTORY, sqlite3.SQLITE_BUSY_SNAPSHOT, sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_NOMEM,
+    ],
+    StoreError: [sqlite3.SQLITE_CORRUPT_INDEX, sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_NOTADB],
+}  # fmt: skip
 
 
 def test_errors_say_whether_the_file_may_be_sound() -> None:
-    for number, code, kind in ERRORS:
-        error: OSError | sqlite3.Error = OSError(number, "") if number else sqlite3.Error()
-        if code:
-            error.sqlite_errorcode = code  # type: ignore[union-attr]
+    errors = [(OSError(number, ""), NoRoomError) for number in FULL]
+    errors.append((OSError(errno.EIO, ""), AccessError))
+    for error, kind in errors:
         assert type(file.explained(Path(), error)) is kind
+    error_of = sqlite3.Error()
+    for of_sqlite, codes in KINDS.items():
+        for error_of.sqlite_errorcode in codes:
+            assert type(file.explained(Path(), error_of)) is of_sqlite
 
 
 def linked(path: Path) -> None:
@@ -227,16 +244,18 @@ def test_pipes_folders_and_links_are_refused(tmp_path: Path, make: Callable[[Pat
 def test_a_full_disk_delays_writing_and_costs_the_oldest_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("predictor_store.store.store._RETRY_SECONDS", 1e9)
+    now_s = [1e6]
+    clock = SimpleNamespace(monotonic=lambda: now_s[0])
+    monkeypatch.setattr("predictor_store.store.store.time", clock)
     monkeypatch.setattr("predictor_store.store.store._MAX_UNWRITTEN", 10)
     with opened(tmp_path) as store, caplog.at_level(logging.WARNING):
         with no_file_larger_than(64 * 1024):
             add(store, *range(60))
             assert store.write_error is not None
             assert (store.num_unwritten, len(caplog.records)) == (10, 1)
-        store.flush()  # Not due yet.
-        assert store.num_unwritten == 10
-        store.flush(now=True)
+        for now_s[0] in (1e6 + 9, 1e6 + 11):
+            assert store.num_unwritten == 10
+            store.flush()  # is due after 10 s
         assert (store.num_unwritten, store.write_error, len(caplog.records)) == (0, None, 2)
         num_written = 50 - store.num_lost
         assert 0 < num_written < 50
