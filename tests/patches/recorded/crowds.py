@@ -50,6 +50,11 @@ def of_classes(n: int) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
+def adapted(n: int) -> Mapping[str, Any]:
+    """Requests of four adapters."""
+    return {"others": {"lora_id": f"a{n % 5}"}}
+
+
 def alike(n: int) -> Mapping[str, Any]:
     return {"prompt_tokens": 60, "shared_tokens": 48}
 
@@ -75,7 +80,9 @@ def transferred(n: int) -> Mapping[str, Any]:
     """Requests whose prompts a prefill server has computed."""
     return {
         **dry_now_and_then(n), "answer_tokens": 5 + n * n % 60,
-        "others": {"bootstrap_host": FAKE_BOOTSTRAP_HOST, "bootstrap_room": n},
+        "others": {
+            "bootstrap_host": FAKE_BOOTSTRAP_HOST, "bootstrap_room": n, "lora_id": f"a{n % 5}",
+        },
     }  # fmt: skip
 
 

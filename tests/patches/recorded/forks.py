@@ -55,6 +55,9 @@ def _run(name: str) -> None:
     folder.mkdir()
     os.environ |= {"XDG_CACHE_HOME": str(folder.absolute()), **situation.env}
     flags = ["--schedule-policy", situation.policy, *situation.flags]
-    server = RecordedServer(folder, flags, situation.settings, situation.moves_a_failure)
+    settings, fails, adapters = (
+        situation.settings, situation.moves_a_failure, situation.most_adapters,
+    )  # fmt: skip
+    server = RecordedServer(folder, flags, settings, fails, adapters)
     server.run(situation.script())
     Path(f"{name}.json").write_text(json.dumps(server.records.lines))

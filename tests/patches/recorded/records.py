@@ -54,7 +54,7 @@ class Records:
 
     def scraped(self) -> None:
         """Add our series on /metrics."""
-        self.lines["metrics"] += sorted(_series())
+        self.add("metrics", *sorted(_series()))
 
     def kept(self, folder: Path) -> None:
         """Add the step times in a folder, for any host."""

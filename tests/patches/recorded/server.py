@@ -53,8 +53,10 @@ class RecordedServer:
         flags: Sequence[str],
         settings: Mapping[str, Any],
         moves_a_failure: int | None,
+        most_adapters: int | None,
     ) -> None:
-        """folder: for its files. The model is in `model`. moves_a_failure: see Device."""
+        """folder: for its files. The model is in `model`. moves_a_failure: see Device.
+        most_adapters: in a batch; None if requests name none."""
         self._folder = folder
         self._turns = count(1)
         self._script: Script = {}
@@ -69,6 +71,11 @@ class RecordedServer:
         args = prepare_server_args([*_FLAGS, *files, *flags])
         publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
         self.scheduler = sglang_scheduler.Scheduler(args, PortArgs.init_new(args))
+        if most_adapters is not None:
+            self.scheduler.enable_lora = True
+            self.scheduler.can_schedule_lora_req = lambda req, beside: (
+                len({req.lora_id, *beside}) <= most_adapters
+            )
         self._follow()
 
     def _replace(self) -> None:
@@ -78,9 +85,14 @@ class RecordedServer:
         # Without the thread that writes the file.
         JsonLines.add = lambda _, line: self.records.lines["trace"].append(json.dumps(line))
         GroupCoordinator.broadcast_object = self._agreed(GroupCoordinator.broadcast_object)
-        kv_copy.least = self._agreed(kv_copy.least)
+        of_all, fails = kv_copy.least, self._device.fails
+
+        def least(scheduler: Any, number: int) -> int:
+            return 0 if fails() else of_all(scheduler, number)  # another rank may fail
+
+        kv_copy.least = self._agreed(least)
         evict = kv_copy.evict_from_tree_cache
-        kv_copy.evict_from_tree_cache = lambda *given: self._device.fails() or evict(*given)
+        kv_copy.evict_from_tree_cache = lambda *given: fails() or evict(*given)
         host_memory.free_bytes = lambda: _HOST_BYTES
         # A prefill server sends its KV nowhere.
         fake = partial(prefill.get_kv_class, TransferBackend.FAKE)
@@ -112,7 +124,6 @@ class RecordedServer:
         self._clock.passes(_LAST_S)
         self.scheduler._poll_timeout_aborts()
         self._look()
-        self.records.scraped()
         self.records.kept(self._folder)
 
     def _pulled(self) -> list[Any]:
@@ -143,11 +154,12 @@ class RecordedServer:
         return recorded
 
     def _look(self) -> None:
-        """Record what /server_info and /v1/loads show."""
+        """Record what /server_info, /v1/loads and /metrics show."""
         asked = GetInternalStateReq()
         self.records.add("stats", self.scheduler.get_internal_state(asked).internal_state["sage"])
         load = self.scheduler.load_inquirer.get_loads().to_dict()
         self.records.add("loads", load["num_running_reqs"], load.get("sage"))
+        self.records.scraped()
 
     def _sent(self, output: Any, asked: Any = None) -> None:
         if isinstance(output, BatchTokenIDOutput):

@@ -14,11 +14,13 @@ from sglang.srt.managers.io_struct import (
     FlushCacheReqInput,
     OpenSessionReqInput,
     PauseGenerationReqInput,
+    UpdateWeightFromDiskReqInput,
 )
 
 from patches.messages import EarlyAbort
 from tests.patches.recorded.asks import Make, Script, change, send
 from tests.patches.recorded.crowds import (
+    adapted,
     alike,
     conversation,
     crowd,
@@ -37,7 +39,7 @@ class Situation:
     """A server with these flags, settings and environment, and its messages.
 
     sent: each message, with the turn of the scheduler's loop at which it comes.
-    moves_a_failure: see Device.
+    moves_a_failure: see Device. most_adapters: see RecordedServer.
     """
 
     policy: str
@@ -46,6 +48,7 @@ class Situation:
     settings: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     moves_a_failure: int | None = None
+    most_adapters: int | None = None
 
     def script(self) -> Script:
         script: Script = {}
@@ -58,6 +61,7 @@ _STARVED = ("--max-total-tokens", "500", "--max-running-requests", "12")
 _DECODES = ("--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "fake")
 _PYTHON_TREE = {"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python"}
 _abort = partial(send, AbortReq)
+_update = partial(send, UpdateWeightFromDiskReqInput)
 _open = partial(send, OpenSessionReqInput, capacity_of_str_len=1000)
 
 
@@ -76,7 +80,8 @@ SITUATIONS = {
     "sampled": Situation(
         "fastserve", crowd(60, sampling), [*_STARVED, "--disable-overlap-schedule"]
     ),
-    "spoilt": Situation("fastserve", crowd(70, alike), _STARVED, moves_a_failure=7),
+    "spoilt": Situation("fastserve", crowd(70, alike), _STARVED, moves_a_failure=8),
+    "adapted": Situation("fastserve", crowd(60, adapted), _STARVED, most_adapters=2),
     "switched": Situation(
         "sage",
         [
@@ -112,6 +117,21 @@ SITUATIONS = {
         crowd(90, conversation, every=4),
         ["--max-total-tokens", "400", "--page-size", "4", "--chunked-prefill-size", "32"],
         env=_PYTHON_TREE,
+    ),
+    # The hierarchical cache's host memory takes copies too.
+    "tiered": Situation(
+        "fastserve",
+        [
+            *crowd(80, alike),
+            *((30 + 7 * n, _abort(rid=f"r{3 * n + 2}")) for n in range(12)),
+            (90, send(PauseGenerationReqInput, mode="retract")),
+            (92, send(FlushCacheReqInput)),
+            (94, send(ContinueGenerationReqInput)),
+        ],
+        [
+            *_STARVED, "--enable-hierarchical-cache", "--hicache-ratio", "1.7",
+            "--hicache-write-policy", "write_back",
+        ],
     ),
     "streamed": Situation(
         "sage",
@@ -171,6 +191,8 @@ SITUATIONS = {
             *crowd(30, with_logprobs),
             (30, change(schedule_policy="sage")),
             (36, change(schedule_policy="trail")),
+            (58, _update(model_path="deep", load_format="auto", flush_cache=False)),
+            (62, change(schedule_policy="trail")),  # its probe is of other weights now
         ],
         [*_STARVED, "--model-path", "deep", "--load-format", "auto"],
         {"probe": {"file": "probe"}},
@@ -201,5 +223,6 @@ SITUATIONS = {
             (150, change(schedule_policy="proserve")),
         ],
         ["--max-total-tokens", "400", "--max-running-requests", "8", *_DECODES],
+        most_adapters=2,
     ),
 }  # fmt: skip
