@@ -214,6 +214,15 @@ for owner, name, changed in (
     except Exception as error:
         print(type(error).__name__, error)
     setattr(owner, name, kept)
+for release in ("0.4.0", sglang.version.__version__):
+    kept, sglang.version.__version__ = sglang.version.__version__, release
+    try:
+        from patches.http.worker import app
+    except Exception as error:
+        print(type(error).__name__, error)
+    sglang.version.__version__ = kept
+from sglang.srt.entrypoints import http_server
+assert app is http_server.app and hasattr(TokenizerManager.generate_request, "__wrapped__")
 from patches.ops.fit import main
 assert main() == 0
 del TokenizerManager._handle_batch_output
@@ -221,11 +230,12 @@ assert main() == 1
 """
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    *refused, fits, misfit, number = result.stdout.splitlines()[-9:]
+    *refused, fits, misfit, number = result.stdout.splitlines()[-10:]
     named = (
         "SGLang 0.4.0 is installed", "scheduler.NextBatchPlan",
         "SchedulePolicy.shortest_prefill_chunk_limit", "has no parameter policy, tree_cache",
         "TokenizerManager._handle_batch_output", "has no parameter checkpoint",
+        "SGLang 0.4.0 is installed",
     )  # fmt: skip
     for line, name in zip(refused, named, strict=True):
         assert (line.partition(" ")[0], name in line) == ("UnsupportedServerError", True), line

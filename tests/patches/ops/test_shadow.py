@@ -48,7 +48,8 @@ def test_a_server_records_what_it_predicted(
     hooks["__init__"](None, manager, server_args)
     requests = {
         "stopped": {"max_new_tokens": 50, "stop_token_ids": [7]}, "cut": {},
-        "unlimited": {"max_new_tokens": None}, "late": {}, "fills the cache": {}, "runs": {},
+        "unlimited": {"max_new_tokens": None}, "late": {}, "given up": {}, "fills the cache": {},
+        "runs": {},
     }  # fmt: skip
 
     async def receive() -> None:
@@ -58,16 +59,27 @@ def test_a_server_records_what_it_predicted(
             manager.rid_to_state[rid] = SimpleNamespace(obj=obj)
             hooks["_init_req_state"](manager, obj)
         await asyncio.sleep(0)
-        late = manager.rid_to_state["late"].obj.sage
-        late.prediction = asyncio.get_running_loop().create_future()
+        for rid in ("late", "given up"):
+            never = asyncio.get_running_loop().create_future()
+            manager.rid_to_state[rid].obj.sage.prediction = never
+        never.cancel()
 
     asyncio.run(receive())
     stop = {"type": "stop", "matched": 7}
     output = SimpleNamespace(
         rids=[*requests, "unknown"],
-        finished_reasons=[stop, {"type": "abort"}, {"type": "length"}, stop, stop, None, stop],
-        completion_tokens=[3, 4, 5, 6, 0, 7, 8],
-        prompt_tokens=[10, 11, 12, 13, 14, 15, 16],
+        finished_reasons=[
+            stop,
+            {"type": "abort"},
+            {"type": "length"},
+            stop,
+            stop,
+            stop,
+            None,
+            stop,
+        ],
+        completion_tokens=[3, 4, 5, 6, 6, 0, 7, 8],
+        prompt_tokens=[10, 11, 12, 13, 13, 14, 15, 16],
     )
     hooks["_handle_batch_output"](manager, output)
     assert hooks["_handle_batch_output"](manager, None) is None  # a failure costs no answer
@@ -76,7 +88,7 @@ def test_a_server_records_what_it_predicted(
         ("finished", 1, 10, 3, False, True), ("finished", 2, 11, 4, True, False),
         ("finished", 3, 12, 5, True, False),
     ]  # fmt: skip
-    wait_until(lambda: manager.sage.record.stats()["num_written"] == 4)
+    wait_until(lambda: manager.sage.record.stats()["num_written"] == 5)
     fields = (
         "arrival_s", "input_tokens", "output_tokens", "max_new_tokens", "is_cut", "ttlt_s",
         "prediction",
@@ -85,8 +97,9 @@ def test_a_server_records_what_it_predicted(
     assert [json.loads(line) for line in record.read_text().splitlines()] == [
         dict(zip(fields, values, strict=True))
         for values in (
-            (1e9 + 0.25, 10, 3, 50, False, 3.0, said), (1e9 + 0.75, 11, 4, 128, True, 3.0, said),
-            (1e9 + 1.25, 12, 5, 0, True, 3.0, said), (1e9 + 1.75, 13, 6, 128, False, 3.0, None),
+            (1e9 + 0.25, 10, 3, 50, False, 3.5, said), (1e9 + 0.75, 11, 4, 128, True, 3.5, said),
+            (1e9 + 1.25, 12, 5, 0, True, 3.5, said), (1e9 + 1.75, 13, 6, 128, False, 3.5, None),
+            (1e9 + 2.25, 13, 6, 128, False, 3.5, None),
         )
     ]  # fmt: skip
     # `sage-sched whatif` reads it.
@@ -94,7 +107,7 @@ def test_a_server_records_what_it_predicted(
     assert one.forecast is not None
     assert one.forecast.lengths.tolist() == LENGTHS.lengths.tolist()
     assert one.forecast.crps(20) == pytest.approx(LENGTHS.crps(20))
-    assert (late.forecast, late.cap_tokens, late.ttlt_s, late.is_cut) == (None, 128, 3.0, False)
+    assert (late.forecast, late.cap_tokens, late.ttlt_s, late.is_cut) == (None, 128, 3.5, False)
 
     async def theirs(manager: Any) -> list[dict[str, Any]]:
         return [{"sage": {"gaps": {}}}, {}]

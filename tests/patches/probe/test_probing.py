@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from patches.failures import Failures
 from patches.messages import Scores
 from patches.probe.recorder import Recorder
 from patches.probe.scores import MANY_RUNNING, PASSES_A_MESSAGE, Probing
+from patches.probe.tap import Tap
 from sage_sched.app.registry import policy_named
 from tests.engine.serving import wait_until
 from tests.patches.scheduler.test_state import fail
@@ -71,13 +73,20 @@ def test_scores_are_repeated_until_they_return(rank: Rank) -> None:
     assert other_rank.job.refined.weights == pytest.approx(rank.job.refined.weights)
 
 
-def test_scores_of_many_requests_are_sent_every_few_passes(rank: Rank) -> None:
+def test_scores_of_many_requests_are_sent_every_few_passes(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ages = range(1, PASSES_A_MESSAGE + 1)
     *held_back, scores = [rank.read(age, num_others=MANY_RUNNING) for age in ages]
     assert held_back == [None] * (PASSES_A_MESSAGE - 1)
     assert scores.ages == [*ages]
     rank.probing.scored(scores)
     assert rank.probing.polled() is None
+    # The policy hears that scores by old weights no longer count.
+    told: list[Any] = []
+    monkeypatch.setattr(rank.probing._policy, "on_predictions", told.extend)
+    rank.probing.weights_updated()
+    assert (told, rank.job.refined) == ([rank.job], None)
     # With few requests they are sent at once.
     assert rank.read(8) is not None
 
@@ -166,8 +175,34 @@ def test_old_states_make_room(rank: Rank, tmp_path: Path, monkeypatch: pytest.Mo
     recorder = record(rank, tmp_path, 3000)
     for number in range(1, 401):
         rank.read(1, states=STATES)
+        recorder.ended(rank.req, 5)
         if number % 100 == 0:
             wait_until(lambda: recorder._queue.empty())
     assert sum(path.stat().st_size for path in tmp_path.glob("*.rows")) < 4200
-    assert len([*tmp_path.glob("*.rows")]) > 1
+    segments = {path.name.partition(".")[0] for path in tmp_path.glob("*.rows")}
+    assert len(segments) > 1
+    # The answers beside them go too.
+    assert {path.name.partition(".")[0] for path in tmp_path.glob("*.answers.jsonl")} <= segments
     assert recorder.stats()["num_dropped"] == 0
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_tap_reads_the_rows_that_are_sampled(is_packed: bool) -> None:
+    read: list[Any] = []
+    probing: Any = SimpleNamespace(read=lambda *about: read.extend(about))
+    file = probe(hidden_size=4, layer=1)
+    tap = Tap(file, [0, 2], 4, "cpu", lambda: probing)
+    layers = [*torch.randn(3, 3, 4).half().float()]
+    tap.capture(torch.cat(layers, dim=-1) if is_packed else layers, torch.tensor([2, 0]))
+    output = tap.after_sample(True, torch.zeros(2))
+    tap.capture([torch.zeros(2, 4)] * 3, None)  # by the next step
+    assert output is not None
+    output.copy_to_host(torch.clone).consume("a batch", "commits")  # type: ignore[arg-type]
+    first, of_probe, last = (states[[2, 0]].numpy() for states in layers)
+    inner = np.maximum(of_probe @ file.w1.T + file.b1, 0)
+    assert read[:2] == ["a batch", "commits"]
+    assert read[2] == pytest.approx(inner @ file.w2.T + file.b2, rel=1e-4)
+    assert (read[3] == np.stack([first, last], axis=1)).all()
+    tap.capture([torch.ones(5000, 4)] * 3, None)  # more rows than it reads
+    assert not tap.states[0].any()  # type: ignore[index]
+    assert tap.after_sample(True, torch.zeros(5000)) is None

@@ -6,13 +6,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.runtime_context import get_parallel
 
 from bench.engines.server.model import write_model
 from patches.compat import UnsupportedServerError
-from patches.probe.setup import recorded_layers, refuse_probe
+from patches.failures import Failures
+from patches.probe.setup import model_shape, probing_of, recorded_layers, refuse_probe
 from predictor_store.probe.file import fingerprint
 from sage_sched.app.config import ProbeConfig, SageConfig
+from sage_sched.app.registry import policy_named
 from tests.predictor_store.probes import probe
+from tests.sage_sched.strategies import SERVER
 
 
 @pytest.fixture(scope="module")
@@ -82,5 +86,18 @@ def test_the_last_layer_is_never_recorded(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": 1, "hidden_size": 8}))
     with pytest.raises(UnsupportedServerError, match="1 layer"):
         refuse(tmp_path, policy="sage", record=str(tmp_path))
+    shape = {"text_config": {"num_hidden_layers": 3, "hidden_size": 8}}  # it sees pictures too
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    assert model_shape(tmp_path) == (3, 8)
     recorded = {num_layers: recorded_layers(num_layers) for num_layers in (2, 4, 32)}
     assert recorded == {2: [0], 4: [0, 1, 2], 32: [0, 6, 12, 18, 24, 30]}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_rank_records(model: Path, tmp_path: Path, rank: int) -> None:
+    scheduler: Any = SimpleNamespace(server_args=SimpleNamespace(model_path=str(model)))
+    policy = policy_named("sage", {}, SERVER)
+    with get_parallel().override(tp_rank=rank):
+        found = probing_of(scheduler, policy, ProbeConfig(record=str(tmp_path)), Failures())
+    assert found is not None
+    assert (found.probe, found.recorder is None) == (None, rank > 0)

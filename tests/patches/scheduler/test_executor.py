@@ -63,12 +63,13 @@ def test_ended_requests_are_in_no_plan(full: FullServer, monkeypatch: pytest.Mon
     # SGLang 0.5.22 keeps them in the running batch until after the pass.
     ended, *others = full.batch.reqs
     full.batch.filter_batch = lambda: setattr(full.batch, "reqs", others)
-    for release, left in (("0.5.23", [ended, *others]), ("0.5.22", others)):
+    for release, left, is_full in (
+        ("0.5.23", [ended, *others], True), ("0.5.22", others, False), ("0.5.22", others, True),
+    ):  # fmt: skip
         monkeypatch.setattr("sglang.version.__version__", release)
         full.batch.batch_is_full = True
         full.take_pass()
-        assert full.batch.reqs == left
-    assert not full.batch.batch_is_full
+        assert (full.batch.reqs, full.batch.batch_is_full) == (left, is_full)
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,7 @@ def test_drafts_after_the_end_of_a_request_are_no_work_for_it(server: Server) ->
         server.state.stepped(batch, result)
         ends.finished_reason = "stop"
         server.state.end_finished([ends])
+    server.state.stepped(StandInBatch([goes_on], prefills=True), result)  # its first token
     assert ends.sage.job.served_tokens == 2
     assert server.stats()["served_tokens"] == 2 + 1 + 1
 

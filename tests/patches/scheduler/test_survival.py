@@ -124,9 +124,14 @@ def test_the_lists_name_what_this_release_has_and_all_else_can_be_looked_up() ->
     assert all(hasattr(request(), name) for name in survival._defaults()[0])
 
 
+# For a request that counts its tokens, a swap has to keep the count.
+COUNTING = ("frequency_penalty", "presence_penalty", "repetition_penalty", "min_new_tokens")
+
+
 def test_a_request_that_stays_is_counted_once(server: Server) -> None:
     preemption = Preemption(server.scheduler, PreemptionConfig())
-    plain, stays = reqs = [make_request([9], answer_tokens=3) for _ in range(2)]
+    counting = [make_request([9], answer_tokens=3, **{name: 2}) for name in COUNTING]
+    plain, stays, *_ = reqs = [*(make_request([9], answer_tokens=3) for _ in range(2)), *counting]
     for req in server.arrive(*reqs):
         req.beam_group, req.cached_tokens = None, 8
     stays.session = object()
@@ -134,6 +139,7 @@ def test_a_request_that_stays_is_counted_once(server: Server) -> None:
         holding = preemption.holdings(reqs)
         assert holding(stays.sage.job) is None
         assert holding(plain.sage.job) == Holding(23, 8, 20, stays_whole=False)
+        assert all(holding(req.sage.job).stays_whole for req in counting)  # type: ignore[union-attr]
     assert preemption.stats()["num_not_preemptible"] == {"session": 1}
     # Under a policy of SGLang's none leaves.
     settings = server.state.settings.changed(

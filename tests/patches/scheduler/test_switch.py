@@ -27,8 +27,8 @@ from tests.patches.schedulers import Server, make_request
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     """Under sage; of SGLang's policies, shortest-prefill-first cannot be set up."""
-    context = SimpleNamespace(override=lambda **about: None)
     monkeypatch.setattr(switching, "get_context", lambda: context)
+    context = SimpleNamespace(override=lambda **about: vars(context).update(about))
 
     def validated(name: str, tree: object) -> CacheAgnosticPolicy:
         if name == "shortest-prefill-first":
@@ -61,8 +61,10 @@ def test_all_unfinished_requests_meet_the_new_policy(server: Server) -> None:
     finished.finished_reason = "stop"
     running.output_ids.extend([1] * 30)
     before = finished.sage.job.memo
+    scheduler.running_batch.batch_is_full = True
     change(server, {"schedule_policy": "ssjf"})
-    assert server.scheduler.schedule_policy == "ssjf"
+    assert (scheduler.schedule_policy, switching.get_context().schedule_policy) == ("ssjf", "ssjf")
+    assert not scheduler.running_batch.batch_is_full
     assert [req.sage.job.memo for req in reqs] == [*[50.0] * 5, before]
     assert server.state.jobs.running([running])[0].generated_tokens == 30
 
@@ -112,9 +114,11 @@ def test_deadlines_count_from_arrival(server: Server) -> None:
     change(server, {"schedule_policy": "proserve"}, now_s=100.0)
     assert arrivals_s(reqs) == [70.0, 95.0, 100.0]
     assert server.state.view(server.scheduler.running_batch).now_s == 100.0
-    # The schedulers' clock is another host's: those requests cannot be dated by it.
-    server.state.jobs.ticked(71.0, "another host's")
-    assert arrivals_s(reqs) == [71.0] * 3
+    # The schedulers' clock is another host's: those requests cannot be dated by it, and are dated
+    # once.
+    for now_s in (71.0, 72.0):
+        server.state.jobs.ticked(now_s, "another host's")
+        assert arrivals_s(reqs) == [71.0] * 3
     # All ranks date alike before the next tick, too, whichever host each is on. Time does not go
     # back.
     for sent_s, now_s in ((72.0, 72.0), (60.0, 72.0)):
