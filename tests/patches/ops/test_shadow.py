@@ -68,16 +68,7 @@ def test_a_server_records_what_it_predicted(
     stop = {"type": "stop", "matched": 7}
     output = SimpleNamespace(
         rids=[*requests, "unknown"],
-        finished_reasons=[
-            stop,
-            {"type": "abort"},
-            {"type": "length"},
-            stop,
-            stop,
-            stop,
-            None,
-            stop,
-        ],
+        finished_reasons=[stop, {"type": "abort"}, {"type": "length"}, *[stop] * 3, None, stop],
         completion_tokens=[3, 4, 5, 6, 6, 0, 7, 8],
         prompt_tokens=[10, 11, 12, 13, 13, 14, 15, 16],
     )
