@@ -22,10 +22,10 @@ def write(file: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
 
 
 def azure_like(folder: Path) -> Path:
-    """300 requests, a second apart; the folder."""
+    """300 requests, ever further apart; the folder."""
     lengths = np.random.default_rng(0).integers([50, 5], [3000, 200], (300, 2)).tolist()
     rows = (
-        {"t": float(i), "input_tokens": n, "output_tokens": o} for i, (n, o) in enumerate(lengths)
+        {"t": i**1.5, "input_tokens": n, "output_tokens": o} for i, (n, o) in enumerate(lengths)
     )
     return write(folder / "trace_azure2023_conv.jsonl.gz", rows)
 

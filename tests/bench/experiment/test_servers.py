@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from bench.engines.baseline import Saturation
+from bench.engines.clock.device import Device
 from bench.engines.server.client import Answer
 from bench.engines.server.kept_server import KeptServer, Run
+from bench.engines.server.policy_server import CPU_MODEL
 from bench.experiment import servers as module
 from bench.experiment.servers import Ran, Servers
 from bench.experiment.simulated import Loaded
 from bench.experiment.spec import Experiment, Load, Options
 from bench.policies.arm import Arm
+from bench.simulator.presets import PRESETS
 from bench.simulator.request import SimRequest
 from bench.workloads.forced_length import LENGTH_KEY
 from bench.workloads.prompts import WorkloadError
 from bench.workloads.two_kinds import LS_URGENCY
+from predictor_store.data.warm import Observation
+from sage_sched.app.config import SageConfig, StoreConfig
 from sage_sched.fields import ConfigError
 from sage_sched.job import DEFAULT_URGENCY, Hints
 from tests.bench.engines.server.test_client import REQUEST
@@ -29,7 +36,7 @@ SHARED = replace(
     REQUEST, hints=Hints(session="one", urgency=LS_URGENCY, ttft_slo_ms=9.0), spans=((7, 0, 40),)
 )
 LONGER = replace(SHARED, input_tokens=60, spans=((7, 0, 40), (8, 0, 20)), follows=0, pause_s=3.0)
-ANSWERED = Answer(0.0, ((1.0, 1), (2.0, 9)), 40, 7)
+ANSWERED = Answer(0.5, ((1.0, 1), (2.0, 2), (4.5, 9)), 40, 7)
 
 
 SAGE = Arm(policy="sage")
@@ -68,10 +75,40 @@ def test_a_server_gets_the_hints_of_the_simulator(monkeypatch: pytest.MonkeyPatc
     said = {LENGTH_KEY: 9, "session": "one", "urgency": LS_URGENCY, "ttft_slo_ms": 9.0}
     assert first["sampling_params"]["custom_params"] == said
     assert first["priority"] == DEFAULT_URGENCY - LS_URGENCY
-    assert (sent["follows"], sent["pauses_s"]) == ([None, 0], [0.0, 3.0])
-    seen = found.served
-    assert seen is not None
-    assert (seen.ttlt_s.tolist(), seen.cached_tokens) == ([2.0, 2.0], 14)
+    assert (sent["follows"], sent["pauses_s"], sent["speed"]) == ([None, 0], [0.0, 3.0], 4.0)
+    assert found.served is not None
+    assert found.served.cached_tokens == 14
+    assert found.about["requests"] == {
+        "class": ["any"] * 2, "input_tokens": [40, 60], "output_tokens": [9, 9],
+        "sent_ms": [500] * 2, "ttft_ms": [500] * 2, "e2e_latency_ms": [4000] * 2,
+        "pauses_s": [[[2.0, 4.5]]] * 2,
+    }  # fmt: skip
+
+
+def test_an_arm_s_servers_have_its_settings_and_a_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The history is made anew for another store alone."""
+    made, warmed = list[dict[str, Any]](), list[Any]()
+
+    def servers_in(folder: Path, sage: SageConfig, device: Device, **more: Any) -> Any:
+        made.append({"sage": sage, "device": device, **more})
+        return SimpleNamespace(warm=lambda observations: warmed.append((sage.store, observations)))
+
+    monkeypatch.setattr(module, "write_model", lambda folder, **shape: (folder, shape))
+    monkeypatch.setattr(module, "servers_in", servers_in)
+    servers, small = servers_of(), {"store": {"capacity": 9}}
+    arms = (Arm(policy="fcfs", engine={"kv_pool_tokens": 5000}), SAGE, SAGE,
+            Arm(policy="sage", settings=small))  # fmt: skip
+    for arm in arms:
+        servers.servers_of(arm)
+    of_stock, *_, of_small = made
+    pool = replace(PRESETS["h800-qwen3-32b"], kv_pool_tokens=5000)
+    assert of_stock["device"] == Device("h800-qwen3-32b", 4.0, pool)
+    shape = {**CPU_MODEL, "vocab_size": 16384, "context_length": 5000}
+    assert of_stock["model"] == (Path("results/any/model"), shape)
+    assert of_stock["flags"] == ("--stream-interval", "16")
+    assert (of_small["sage"].slo.trust, of_small["sage"].hints.trust) == ("body", "body")
+    answers = [Observation(f"step {i}", n) for i, n in enumerate((16, 32, 64))]
+    assert warmed == [(made[1]["sage"].store, answers), (StoreConfig(capacity=9), answers)]
 
 
 @pytest.mark.parametrize(
@@ -116,11 +153,11 @@ def test_a_server_is_warmed_up_and_asked_for_its_times_alone(
 
     monkeypatch.setattr(Servers, "_ask", ask)
     servers = servers_of("server", workload={"name": "chats"})
-    for _ in range(2):
-        servers._prepare("")
-    warm, *alone, again = asked
+    for each in (servers, servers, servers_of("clock", workload={"name": "chats"})):
+        each._prepare("")
+    warm, *alone, again, on_clock = asked
     assert [n for _, n in warm] == [7, 18, 20, 22, 25, 39, 56, 86]  # the shortest of 24
-    assert warm == again
+    assert warm == again == on_clock
     assert [n for ((_, n),) in alone] == [16, 16, 64, 64, 256, 256]
     assert [len(prompt) for ((prompt, _),) in alone] == [46, 274] * 3
     assert servers._alone_s(SAGE)(46, 64) == pytest.approx(1.0 + 6.4, rel=0.01)
@@ -131,6 +168,9 @@ def test_a_capacity_is_measured_in_order_of_arrival(monkeypatch: pytest.MonkeyPa
 
     def serve(self: Servers, arm: Arm, requests: list[SimRequest], label: str) -> Ran:
         served.append((arm, len(requests)))
+        assert self._workload is not None
+        history = {each.prompt for each in self._workload.history}
+        assert {each.prompt for each in requests} <= history  # later runs ask others
         return Ran(None, "late") if len(requests) < 3 else Ran(cast("Any", "served"))
 
     def sustained(serve: Any, num_arrivals: Any) -> Saturation:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bench.experiment import records, run_command
-from bench.experiment.records import read
-from bench.experiment.spec import Experiment, names
+from bench.experiment import compare, records, run_command
+from bench.experiment.records import Record, read
+from bench.experiment.run import changed
+from bench.experiment.spec import Experiment, Load, Options, names
+from bench.policies.arm import Arm
 from bench.workloads.arrivals import requests_per_s
+from sage_sched.app.config import SageConfig
 from sage_sched.cli import main
 from sage_sched.fields import ConfigError
 from tests.bench.experiment.runs import on_server
@@ -63,6 +68,20 @@ def test_a_wrong_key_says_where_and_the_allowed_ones(wrong: dict[str, object], s
         Experiment.parse("any", {"title": "", "arms": ["sage"], **wrong})
 
 
+def test_a_load_has_the_defaults_that_it_does_not_change() -> None:
+    defaults = {"rate": 3, "max_new_tokens": 9, "engine": {"slices": 4}}
+    loads = {"a": {"rates": ["1x", 2]}, "b": {"rate": "4x", "workload": "chats"}}
+    found = Experiment.parse(
+        "any",
+        {"title": "", "arms": ["sage"], "first_seed": 5, "defaults": defaults, "loads": loads},
+    )
+    same = {"max_new_tokens": 9, "engine": {"slices": 4}}
+    chats = Load(name="b", mix="b", rate="4x", workload={"name": "chats"}, **same)
+    swept = [Load(name=f"a, {rate}", mix="a", rate=rate, **same) for rate in ("1x", "2")]
+    assert (found.loads, found.sweeps, found.all_seeds) == ([*swept, chats], True, range(5, 8))
+    assert chats.engine_of(Arm(policy="qllm", engine={"slices": 2})).slices == 2
+
+
 def test_rates_are_absolute_or_of_the_capacity() -> None:
     assert (requests_per_s("3.5", 2.0), requests_per_s("0.5x", 3.0)) == (3.5, 1.5)
     for wrong in ("0", "-1x", "x", "2y", "nan", "inf"):
@@ -73,8 +92,13 @@ def test_rates_are_absolute_or_of_the_capacity() -> None:
 def test_only_valid_runs_are_kept_and_for_pages_without_their_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = [on_server("sage", 0), on_server("sage", 1, problem="late")]
-    monkeypatch.setattr(run_command, "run_experiment", lambda *of: [*map(of[2], made)] and made)
+    made, asked = [on_server("sage", 0), on_server("sage", 1, problem="late")], list[Any]()
+
+    def run(*of: Any) -> list[Record]:
+        asked.append(of[:2])
+        return [*map(of[2], made)] and made
+
+    monkeypatch.setattr(run_command, "run_experiment", run)
     monkeypatch.setattr(records, "FOLDER", tmp_path / "pages")
     for more, folder, about in (
         ([], tmp_path / "records", made[0].about), (["--record"], tmp_path / "pages", {}),
@@ -84,8 +108,41 @@ def test_only_valid_runs_are_kept_and_for_pages_without_their_requests(
         (kept,) = read(folder / "gaps.jsonl")
         assert (kept.seed, kept.about) == (0, about)
     assert "invalid: sage, 2x, seed 1: late" in capsys.readouterr().err
-    assert main([*command, "--json"]) == 1
+    more = "--json --engine clock --seeds 7 --arms lpm --jobs 3 --data d --model-path m"
+    assert main([*command, *more.split(), "--server-flags", "--x 1"]) == 1
     assert len(json.loads(capsys.readouterr().out)) == 2
+    gaps = changed(Experiment.read("gaps"), engine="clock", seeds=7, arms=["lpm"])
+    options = Options(
+        data=Path("d"), output=tmp_path, model=Path("m"), jobs=3, server_flags=["--x", "1"]
+    )
+    assert asked[-1] == (gaps, options)
+
+
+def test_a_comparison_is_an_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[Any]()
+    made = [on_server("lpm", 0)]
+    monkeypatch.setattr(compare, "run_experiment", lambda *of: asked.append(of[:2]) or made)
+    command = (
+        f"bench --policies lpm sage sage --rates 3 0.5x --seeds 7 --load crowds --num-requests 40 "
+        f"--max-new-tokens 99 --workload chats --device-clock h100-llama-3.1-8b --speed 2.5 "
+        f"--data d --model-path m --output {tmp_path / 'mine'}"
+    )
+    assert main([*command.split(), "--server-flags", "--x 1"]) == 0
+    ((found, options),) = asked
+    assert options == Options(
+        data=Path("d"), output=tmp_path, model=Path("m"), server_flags=["--x", "1"]
+    )
+    loads = [
+        Load(
+            name=rate, mix="bench", rate=rate, workload={"name": "chats"}, arrivals="crowds",
+            num_requests=40, max_new_tokens=99, capacity_by="lpm", preset="h100-llama-3.1-8b",
+        )
+        for rate in ("3", "0.5x")
+    ]  # fmt: skip
+    assert found == replace(
+        found, name="mine", loads=loads, seeds=7, engine="clock", speed=2.5,
+        arms=[Arm(policy=name, settings=SageConfig().sections()) for name in ("lpm", "sage")],
+    )  # fmt: skip
 
 
 def test_experiments_are_listed_in_order(capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,6 +50,9 @@ REPLIES = {
 class _Stub(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        if '"stuck"' in body:
+            threading.Event().wait(5.0)
+            return
         status, lines = next(REPLIES[prompt] for prompt in REPLIES if f'"{prompt}"' in body)
         self.send_response(status)
         self.end_headers()
@@ -68,14 +71,16 @@ def url() -> Iterator[str]:
         server.shutdown()
 
 
-def ask(url: str, *prompts: str, **more: Any) -> list[Answer]:
+def ask(url: str, *prompts: str, last_s: float = 0.0, **more: Any) -> list[Answer]:
+    """Ask at once, but the last one then."""
+    arrivals_s = [*[0.0] * (len(prompts) - 1), last_s]
     bodies = [body_of(prompt, 2, 8) for prompt in prompts]
-    return drive(url, bodies, [0.0] * len(prompts), label="test", **more)
+    return drive(url, bodies, arrivals_s, label="test", **more)
 
 
 def test_a_client_notes_when_it_had_how_many_tokens(url: str) -> None:
-    follows = {"follows": [None, None, 1], "pauses_s": [0.0, 0.0, 0.2]}
-    answers = ask(url, "right", "right", "right", speed=4.0, **follows)
+    follows = {"follows": [None, None, 1], "pauses_s": [0.0, 0.0, 40.0]}
+    answers = ask(url, "right", "right", "right", speed=400.0, **follows)
     assert problem_of(answers) == ""
     for answer in answers:
         assert [count for _, count in answer.seen] == [1, 2]
@@ -84,8 +89,20 @@ def test_a_client_notes_when_it_had_how_many_tokens(url: str) -> None:
     first, leads, follows_it = answers
     assert 0 <= first.late_s == first.sent_s
     # A timer may be early by the resolution of a clock.
-    assert follows_it.sent_s > leads.last_token_s + 0.15
-    assert follows_it.late_s < follows_it.sent_s - leads.last_token_s
+    assert follows_it.sent_s > leads.last_token_s + 39
+    assert follows_it.late_s == pytest.approx(follows_it.sent_s - leads.last_token_s - 40)
+    assert follows_it.late_s < 4000  # ten seconds of any host
+
+
+def test_a_request_has_its_time_from_the_last_arrival_and_from_its_own_sending(url: str) -> None:
+    """In seconds of which the server lives through ten thousand in one."""
+    times = {"last_s": 3000.0, "timeout_s": 1000.0, "speed": 10_000.0}
+    answers = ask(url, "stuck", "stuck", follows=[None, 0], pauses_s=[0.0, 0.0], **times)
+    sent_s = [answer.sent_s for answer in answers]
+    assert sent_s[0] < 4000 <= sent_s[1]
+    ends_s = [max(3000.0, each) + 1000 for each in sent_s]
+    said = [f"no answer {end_s:.0f} s after the run began" for end_s in ends_s]
+    assert [answer.error for answer in answers] == said
 
 
 def test_a_bad_answer_makes_the_run_invalid(url: str) -> None:

@@ -15,12 +15,15 @@ from bench.engines.server.facts import host_facts
 from bench.engines.server.fit import as_yaml
 from bench.engines.server.kept_server import KeptServer, Run
 from bench.engines.server.policy_server import (
+    COMMON_FLAGS,
     CPU_ENGINE_FLAGS,
     CPU_ENV,
     CPU_FLAGS,
+    PolicyServers,
     counters_between,
     internal_state,
 )
+from predictor_store.config_file import read_config
 from sage_sched.app.config import SageConfig
 from sage_sched.errors import UserError
 from tests.bench.engines.clock.test_device_clock import state
@@ -108,6 +111,37 @@ def test_servers_have_the_given_flags_and_those_of_a_cpu(
     about: dict[str, Any] = {"model": Path("m"), "flags": flags, "env": {"A": "1"}}
     found = options.servers_in(Path(), SageConfig(), device, **about)
     assert (found.flags, found.env) == wanted
+
+
+@pytest.mark.parametrize("speed", [None, 4.0])
+def test_a_server_has_the_flags_and_settings_of_its_policy(
+    speed: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(policy_server, "Server", lambda *of, **more: made.append((of, more)))
+    device = speed and Device.named("h800-qwen3-32b", speed)
+    sage = SageConfig.parse({"predictor": {"deadline_ms": 800.0}})
+    servers = PolicyServers(
+        model=Path("m"), folder=tmp_path, flags=("--x",), env={"A": "1"}, sage=sage, device=device
+    )
+    for policy in ("sage", "fcfs@conservativeness=0.3,clip=9"):
+        servers.server(policy, f"{policy} 2x")
+    own = () if device is None else device.flags()
+    ours = ["--sage-config", str(tmp_path / "sage.yaml")]
+    stock = ["fcfs", "--schedule-conservativeness", "0.3", *own]
+    for ((_, flags), more), of_policy, name in zip(
+        made, (["sage", *own, *ours], stock), ("sage-2x", "fcfs@conservativeness=0.3,clip=9-2x"),
+        strict=True,
+    ):  # fmt: skip
+        assert flags == [*COMMON_FLAGS, "--schedule-policy", *of_policy, "--x"]
+        assert more["log"] == tmp_path / "logs" / f"{name}.log"
+        assert more["env"]["A"] == "1"
+        assert more["env"]["PYTHONPATH"]
+        assert ("BENCH_DEVICE_CLOCK" in more["env"]) == (device is not None)
+    assert more["env"]["SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION"] == "9"
+    config = read_config(ours[1])
+    assert config.predictor.deadline_ms == 800.0 / (speed or 1.0)
+    assert (config.store.path, config.store.on_disk) == (str(tmp_path / "store"), False)
 
 
 def test_what_a_number_depends_on_is_named() -> None:
