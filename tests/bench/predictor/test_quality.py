@@ -70,12 +70,16 @@ def test_prompts_that_tell_are_understood(embedder: Embedder) -> None:
 
 def test_the_command_reads_datasets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"prompt": o.prompt, "output_tokens": o.output_tokens} for o in answered(250)]
-    file = lines(tmp_path / "mine.jsonl", *rows)
-    assert main(["bench", "predictor", str(file)]) == 0
+    others = [{"prompt": f"Other {i}", "output_tokens": 9, "model": "another"} for i in range(9)]
+    mine = [row | {"model": "mine"} for row in rows]
+    file = lines(tmp_path / "mine.jsonl", *others, *mine)
+    command = ["bench", "predictor", str(file), "--filter", "model=mine"]
+    assert main(command) == 0
     assert DEFAULT in capsys.readouterr().out
-    assert main(["bench", "predictor", str(file), "--json"]) == 0
+    assert main([*command, "--json"]) == 0
     read = json.loads(capsys.readouterr().out)
-    assert {row["predictor"] for row in read} == set(CANDIDATES) - {THRESHOLD}
-    assert all(row["num_answers"] == 150 for row in read)
+    assert all((row["set"], row["num_answers"]) == ("mine.jsonl", 150) for row in read)
+    gains = {row["predictor"]: row["gain"] for row in read}
+    assert gains == pytest.approx({BLIND: 0.0, "input length": 0.671, DEFAULT: 0.679}, abs=0.003)
     assert main(["bench", "predictor", str(lines(file, *rows[:50]))]) == 2
     assert "too few" in capsys.readouterr().err

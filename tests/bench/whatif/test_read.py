@@ -99,12 +99,12 @@ def test_predictions_of_a_shadow_record_and_blocks_of_a_trace(tmp_path: Path) ->
     trace = {"input_length": 600, "output_length": 6}
     lines(tmp_path / "a", record | {"prediction": said.as_fields()}, record | {"prediction": None})
     lines(
-        tmp_path / "b", trace | {"timestamp": 2000, "hash_ids": [1, 2]},
-        trace | {"timestamp": 2500, "hash_ids": [1, 3]},
+        tmp_path / "b", trace | {"timestamp": 2000, "hash_ids": [1, 2], "session_id": "s"},
+        trace | {"timestamp": 2500, "hash_ids": [1, 3]}, trace | {"session_id": "s", "delay": 1500},
     )  # fmt: skip
     log = read_log([tmp_path])
-    assert [r.arrival_s for r in log.requests] == [0.0, 0.5, 1.0, 1.0]
-    assert [r.forecast for r in log.requests] == [None, None, said, None]
+    assert [r.arrival_s for r in log.requests] == [0.0, 0.5, 1.0, 1.0, 1.5]
+    assert [r.forecast for r in log.requests] == [None, None, said, None, None]
     spans = spans_of(log.requests)
     assert spans[0][0] == spans[1][0] == (1, 0, 512)
     assert spans[0][1][0] != spans[1][1][0]

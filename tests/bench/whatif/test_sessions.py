@@ -23,11 +23,9 @@ def linked(*requests: Logged) -> list[tuple[int | None, float]]:
 
 def test_a_request_follows_the_last_of_its_session_that_had_ended() -> None:
     other = replace(FIRST, session="t")
-    later = replace(FIRST, arrival_s=5.0)
-    beside = replace(FIRST, arrival_s=6.0)
-    last = replace(FIRST, arrival_s=7.5)
-    found = linked(FIRST, other, later, beside, last)
-    assert found == [(None, 0.0), (None, 0.0), (0, 3.0), (0, 4.0), (2, 0.5)]
+    too_soon, later, beside, last = (replace(FIRST, arrival_s=at_s) for at_s in (1.0, 5, 6, 7.5))
+    found = linked(FIRST, other, too_soon, later, beside, last)
+    assert found == [(None, 0.0)] * 3 + [(2, 2.0), (2, 3.0), (3, 0.5)]
 
 
 def test_where_no_end_is_recorded_the_pause_is_less_the_time_alone() -> None:

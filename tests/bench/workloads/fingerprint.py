@@ -19,6 +19,8 @@ def _plain(value: Any) -> Any:
         value = astuple(value)
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
+    if isinstance(value, dict):
+        value = [*value.items()]
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     return round(value, 4) if isinstance(value, float) else value

@@ -20,6 +20,7 @@ from bench.workloads.prompts import WorkloadError
 from bench.workloads.source import Purpose
 from bench.workloads.sources import source_of
 from bench.workloads.triage import LENGTHS
+from sage_sched.slo import SloClass
 from tests.bench.recordings import agents_like, azure_like, triage_like, write
 from tests.bench.workloads.fingerprint import fingerprint
 
@@ -92,5 +93,9 @@ def test_other_prompts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_servers_know_the_classes_of_requests(data: Path) -> None:
     source = WithDeadlines(data, "azure", weights=(2.0, 1.0, 4.0))
-    of_class = {name: given.priority for name, given in source.slo().classes.items()}
-    assert of_class == {"w1": 1, "w2": 2, "w4": 3}
+    found = source.slo()
+    assert found.classes == {
+        f"w{weight}": SloClass(priority, weight, ttft_slo_ms=1000.0, tpot_slo_ms=100.0)
+        for priority, weight in enumerate((1, 2, 4), 1)
+    }
+    assert (found.trust, found.first_token_weight) == ("body", pytest.approx(14.0, abs=1))
