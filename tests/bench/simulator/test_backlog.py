@@ -33,17 +33,16 @@ def test_a_backlog_ends_with_nine_in_ten(number: int, mean_tokens: float, policy
 
 
 @pytest.mark.parametrize(
-    ("job", "grown", "left"),
+    ("job", "grown", "left", "takes_s"),
     [
-        (Job(0, 100, 1000, known(*[200] * 9), 0), 150, 50),
-        (Job(0, 100, 1000, known(*[200] * 9), 0), 300, 300),  # longer than any that was alike
-        (Job(0, 100, 1000, known(*[200] * 9), 0), 999, 1),
-        (Job(0, 10, 1000, None, 0), 0, 300),
-        (Job(0, 10, 1000, None, 0, has_fixed_length=True), 0, 1000),
+        (Job(0, 100, 1000, known(*[200] * 9), 0), 150, 50, 2.052255),
+        (Job(0, 100, 1000, known(*[200] * 9), 0), 300, 300, 12.32706),  # longer than any alike
+        (Job(0, 100, 1000, known(*[200] * 9), 0), 999, 1, 0.041180236),
+        (Job(0, 5000, 1000, None, 0, prefilled_tokens=2000), 0, 300, 13.11638),
+        (Job(0, 10, 1000, None, 0, has_fixed_length=True), 0, 1000, 41.12638),
     ],
 )
-def test_each_token_done_makes_it_less(job: Job, grown: int, left: int) -> None:
-    before_s = backlog_s([job], 0.3, SERVER)
+def test_each_token_done_makes_it_less(job: Job, grown: int, left: int, takes_s: float) -> None:
     job.grow(grown)
     assert expected_left_tokens(job, 0.3) == pytest.approx(left)
-    assert 0 < backlog_s([job], 0.3, SERVER) < before_s or grown in (0, 300)
+    assert backlog_s([job], 0.3, SERVER) == pytest.approx(takes_s, rel=1e-6)

@@ -1,32 +1,45 @@
-"""Metrics of a run: waits, slowdowns and overtaking."""
+"""Metrics of a run: waits, slowdowns, deadlines and overtaking."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
-from bench.simulator.run_metrics import fairness_metrics, largest_overtaking, run_metrics
+from bench.simulator.result import Served
+from bench.simulator.run import simulate
+from bench.simulator.run_metrics import largest_overtaking
+from bench.simulator.state import Options
+from sage_sched.job import Hints
+from sage_sched.slo import Deadlines
+from tests.bench.simulator.traffic import CONFIG, MANY_SLOTS, burst, mixed
+from tests.bench.workloads.fingerprint import fingerprint
 
 
-def test_waits_and_the_drain() -> None:
-    rows = [  # sent, first and last token, tokens, alone
-        (0.0, 1.0, 4.0, 30, 2.0),  # waited for 2
-        (2.0, 3.0, 17.0, 15, 9.0),  # half of it over at 10, waited for 6
-        (10.0, 12.0, 16.0, 20, 4.0),  # the last to come, all of it in the drain, waited for 2
+def test_metrics_are_as_recorded() -> None:
+    """Of requests with deadlines or sessions, under pressure, and of parts of them."""
+    hints = Hints(ttft_slo_ms=900.0, tpot_slo_ms=60.0, weight=2.0, first_token_weight=3.0)
+    asked = [
+        replace(each, hints=hints if number % 3 else Hints(session=str(number % 7)))
+        for number, each in enumerate((*mixed(120, 8.0, 3), *burst()))
     ]
-    assert run_metrics(*map(np.array, zip(*rows, strict=True))) == {
-        "mean_waited_s": pytest.approx(10 / 3),
-        "median_waited_s": pytest.approx(2.0),
-        "p99_waited_s": pytest.approx(6.0, rel=0.02),
-        "arrivals_s": 10.0,
-        "arrivals_per_ttlt": pytest.approx(10.0 / ((4 + 15 + 6) / 3)),
-        "arriving_throughput": pytest.approx((30 + 1 + 14 / 2) / 10),
-        "drain_s": pytest.approx(7.0),
-        "drain_share": pytest.approx(2 / 3),
-    }
+    requests = sorted(asked, key=lambda each: each.arrival_s)
+    run = partial(simulate, MANY_SLOTS, config=CONFIG, requests=requests)
+    results = [run(policy=policy, options=Options(due=Deadlines(2.0, 0.1)))
+               for policy in ("fcfs", "sage")]  # fmt: skip
+    views: list[Served] = [
+        *results, results[1].only(["20", "250"]), results[1].arrived_within(0.2, 0.8)
+    ]  # fmt: skip
+    found = [
+        (each.metrics(), each.session_metrics(), each.attainment(), each.on_time_share(0.5),
+         each.good_share(0.5, 0.05))
+        for each in views
+    ]  # fmt: skip
+    assert [*map(fingerprint, found)] == ["e62ab521", "e86e1a4f", "947eee12", "3ae3175a"]
 
 
-ARRIVAL_S = np.array([0.0, 1.0, 2.0])
 ALONE_S = np.array([10.0, 5.0, 20.0])
 
 
@@ -39,13 +52,4 @@ ALONE_S = np.array([10.0, 5.0, 20.0])
     ],
 )
 def test_a_later_request_that_ends_earlier_overtakes(last_s: list[float], largest: float) -> None:
-    assert largest_overtaking(ARRIVAL_S, np.array(last_s), ALONE_S) == largest
-
-
-def test_slowdowns_by_length_and_jains_index() -> None:
-    last_s = ARRIVAL_S + ALONE_S * np.array([1.0, 2.0, 3.0])
-    prompts, answers = np.array([300, 200, 100]), np.array([1, 2, 3])
-    found = fairness_metrics(ARRIVAL_S, last_s, ALONE_S, prompts, answers)
-    assert (found["slowdown_short_answers"], found["slowdown_long_answers"]) == (1.0, 3.0)
-    assert (found["slowdown_short_prompts"], found["slowdown_long_prompts"]) == (3.0, 1.0)
-    assert found["jain_percent"] == pytest.approx(100 * 4 / (14 / 3))
+    assert largest_overtaking(np.arange(3.0), np.array(last_s), ALONE_S) == largest

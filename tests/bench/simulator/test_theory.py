@@ -15,7 +15,6 @@ from bench.simulator.presets import Engine
 from bench.simulator.request import SimRequest
 from bench.simulator.result import Result
 from bench.simulator.run import simulate
-from bench.simulator.state import Options
 from sage_sched.app.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.policy import Policy
@@ -32,9 +31,7 @@ ONE_SLOT = Engine(
     kv_pool_tokens=1_000_000_000,  # so that the measured cost is the time alone
     max_running_requests=1,
 )
-PREEMPTIVE = Options(preempt=True)
-# No hysteresis.
-PURE = SageConfig(policy={"srpt-oracle": SrptOracleParameters(preempt_margin=0.0)})
+PURE = SrptOracleParameters(preempt_margin=0.0)  # no hysteresis
 
 
 @pytest.fixture(autouse=True)
@@ -62,48 +59,45 @@ def mean_and_error(result: Result) -> tuple[float, float]:
     return float(np.mean(means)), float(np.std(means, ddof=1) / math.sqrt(len(means)))
 
 
-@pytest.mark.parametrize("load", [0.5, 0.8])
-def test_fcfs_is_pollaczek_khinchine(load: float) -> None:
-    rate, requests = traffic(10_000, load, 1)
-    mean, error = mean_and_error(simulate(ONE_SLOT, "fcfs", SageConfig(), requests))
-    wait = rate * float(STEPS**2 @ WEIGHTS) / (2 * (1 - load))
-    assert mean == pytest.approx(float(STEPS @ WEIGHTS) + wait, abs=4 * error)
-    assert error < 0.1 * mean
-
-
 def surely(request: SimRequest) -> SimRequest:
     """With its own length as the prediction."""
     said = LengthDistribution.from_samples([request.output_tokens], "prior")
     return replace(request, distribution=said)
 
 
-def test_shortest_job_first_is_cobham() -> None:
-    rate, requests = traffic(10_000, 0.8, 3)
-    result = simulate(ONE_SLOT, "ssjf", PURE, [*map(surely, requests)])
+# How many requests, and their seed.
+DRAWN = {
+    "fcfs": (10_000, 1), "ssjf": (10_000, 3), "srpt-oracle": (5_000, 2), "trail-prompt": (2_500, 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("policy", "load", "limit"),
+    [
+        *(("fcfs", load, None) for load in (0.5, 0.8)),
+        ("ssjf", 0.8, 0.0),
+        *(("srpt-oracle", load, 1.0) for load in (0.5, 0.8)),
+        *(("trail-prompt", 0.8, limit) for limit in (0.3, 0.8)),
+    ],
+)
+def test_the_mean_response_is_the_closed_form(
+    policy: str, load: float, limit: float | None
+) -> None:
+    """Of Pollaczek and Khinchine, Cobham, Schrage and Miller, and TRAIL with exact predictions."""
+    number, seed = DRAWN[policy]
+    rate, requests = traffic(number, load, seed)
+    if policy in ("ssjf", "trail-prompt"):
+        requests = [*map(surely, requests)]
+    parameters = {"srpt-oracle": PURE, "trail-prompt": TrailParameters(limit or 1.0)}
+    result = simulate(ONE_SLOT, policy, SageConfig(policy=parameters), requests)
     mean, error = mean_and_error(result)
-    assert mean == pytest.approx(_srpt_response(rate, limit=0.0), abs=4 * error)
-    assert error < 0.08 * mean
-
-
-@pytest.mark.parametrize("load", [0.5, 0.8])
-def test_srpt_is_schrage_miller(load: float) -> None:
-    rate, requests = traffic(5_000, load, 2)
-    result = simulate(ONE_SLOT, "srpt-oracle", PURE, requests, PREEMPTIVE)
-    mean, error = mean_and_error(result)
-    # An arrival is seen at the end of a step, half a step late in the mean.
-    assert mean == pytest.approx(_srpt_response(rate), abs=4 * error + 1.0)
-    assert error < 0.08 * mean
-
-
-@pytest.mark.parametrize("limit", [0.3, 0.8])
-def test_trail_with_exact_predictions_is_its_closed_form(limit: float) -> None:
-    rate, requests = traffic(2_500, 0.8, 3)
-    exact = [*map(surely, requests)]
-    config = SageConfig(policy={"trail-prompt": TrailParameters(limit)})
-    mean, error = mean_and_error(simulate(ONE_SLOT, "trail-prompt", config, exact, PREEMPTIVE))
-    assert mean == pytest.approx(_srpt_response(rate, limit), abs=4 * error + 1.0)
-    # The check can fail: without the limit the value would be another.
-    assert mean > _srpt_response(rate) + error or limit > 0.5
+    wait = rate * float(STEPS**2 @ WEIGHTS) / (2 * (1 - load))
+    expected = float(STEPS @ WEIGHTS) + wait if limit is None else _srpt_response(rate, limit)
+    # If requests yield, an arrival is seen at the end of a step, half a step late in the mean.
+    assert mean == pytest.approx(expected, abs=4 * error + bool(limit))
+    assert error < 0.1 * mean or policy == "trail-prompt"
+    # The check can fail: without TRAIL's limit the value would be another.
+    assert mean > _srpt_response(rate) + error or limit != 0.3
 
 
 def _srpt_response(rate: float, limit: float = 1.0) -> float:
