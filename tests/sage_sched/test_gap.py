@@ -36,6 +36,7 @@ def of_ms(max_gap_ms: float) -> Gap:
 
 TPOT = runs(10_000.0), runs(230.0), runs()
 SMALL, LARGE = Budget(prefill_tokens=100, chunk_tokens=50), Budget(3000, chunk_tokens=50)
+PAIRS, CHUNKED = replace(STEPS, prefill_pair_s=1e-6), job(1, 9000, prefilled_tokens=1000)
 SLOW_DECODE, SLOW_PREFILL = replace(STEPS, decode_base_s=0.2), replace(STEPS, prefill_base_s=0.1)
 
 
@@ -48,6 +49,9 @@ SLOW_DECODE, SLOW_PREFILL = replace(STEPS, decode_base_s=0.2), replace(STEPS, pr
         (Gap(0.530), SMALL, view(runs()), SMALL),
         (Gap(0.530), LARGE, view(runs()), replace(LARGE, prefill_tokens=500)),
         (Gap(0.001), UNLIMITED, replace(view(runs()), page_size=256), Budget(prefill_tokens=256)),
+        # Each token of a chunk attends to a thousand before it: 2 ms, and 0.5 us more each.
+        (Gap(0.530), UNLIMITED, replace(view(runs(), steps=PAIRS), chunked=CHUNKED),
+         Budget(prefill_tokens=236)),
         # A promised TPOT is a bound too. Steps that are mixed take the 10 ms of both kinds once.
         (Gap(holds_tpot=True), UNLIMITED, view(*TPOT), Budget(prefill_tokens=200)),
         (Gap(holds_tpot=True), UNLIMITED, view(*TPOT, mixes_steps=True),

@@ -25,6 +25,7 @@ def test_what_stands_empty_costs_as_much_as_the_departures_that_it_spares() -> N
     empty = 4 * found / 2 / SERVER.kv_pool_tokens
     moving = 2 * 1000 * 1e-5 / (found * step_s)
     assert abs(empty / moving - 1) < 0.1
+    assert steps(view_of(FOUR), swap_token_s=1.0) == SERVER.kv_pool_tokens // 8  # half of the pool
 
 
 @pytest.mark.parametrize(

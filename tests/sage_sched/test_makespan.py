@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sage_sched.app.config import SageConfig
+from sage_sched.job import BEHIND
 from tests.sage_sched.situations import Story, decided
 from tests.sage_sched.strategies import IDLE, job, named
 
@@ -23,6 +24,7 @@ WAIT = "wait " + " ".join(f"{n}:100%200" for n in range(20, 40))
         (f"{WAIT.replace('20:100', '20:100!')}; slots 1", True),
         (f"{WAIT} 50:100%200~+5; slots 1", True),
         (f"{WAIT}; chunk 50:9000%200/512; slots 1", True),
+        (f"{RUN.replace('19:100', f'19:100@{BEHIND}')}; {WAIT}; slots 1", False),
     ],
 )
 def test_starts_wait_for_several_slots(facts: str, starts: bool) -> None:

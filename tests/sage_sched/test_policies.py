@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sage_sched.app.registry import policy_names
-from sage_sched.distribution import LengthDistribution, Refined
+from sage_sched.distribution import Refined
 from sage_sched.job import Job
 from sage_sched.policy import Policy
 from tests.sage_sched.situations import order_of
-from tests.sage_sched.strategies import IDLE, distributions, job, named, waiting
+from tests.sage_sched.strategies import IDLE, job, named
 
 NEEDS_NONE = {"fastserve", "fcfs-fill", "uniboost"}
 RUN_TO_THE_END = {"ssjf", "lpt", "ltr", "uniboost", "fcfs-fill", "makespan", "urgency-order"}
@@ -37,15 +34,6 @@ def test_the_shorter_or_longer_goes_first_and_equals_by_arrival(name: str) -> No
     if name not in NEEDS_NONE | BY_ARRIVAL:
         expected = "0 2 1" if name in LONGEST_FIRST else "1 2 0"
         assert order_of("wait 0:100%900 1:100%20 2:100%300", name) == expected
-
-
-@pytest.mark.parametrize("name", policy_names())
-@given(lengths=distributions(max_size=6), age=st.integers(0, 6000), served=st.integers(0, 10**6))
-def test_keys_are_numbers(name: str, lengths: LengthDistribution, age: int, served: int) -> None:
-    one = Job(0, 100, 4096, lengths, served // 2)
-    policy = named(name, one)
-    one.grow(age)
-    assert math.isfinite(policy.key(one, waiting(served_tokens=served)))
 
 
 @pytest.mark.parametrize(

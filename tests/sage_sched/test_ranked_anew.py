@@ -69,12 +69,13 @@ def test_all_are_ranked_as_if_it_had_been_known_from_the_start(name: str) -> Non
 def test_a_job_is_ranked_anew_once_and_running_ones_first(monkeypatch: pytest.MonkeyPatch) -> None:
     policy, ranked = named("sage", server=BEFORE, ttft_ms=math.inf), list[Job]()
     among = jobs(policy)
-    view = replace(waiting(*among[20:]), running=among[:20], num_arrivals=90)
+    facts = {"running": among[1:20], "chunked": among[0], "num_arrivals": 90}
+    view = replace(waiting(*among[20:]), **facts)  # type: ignore[arg-type]
     decide(view, policy)
     policy.on_server(AFTER)
     monkeypatch.setattr(Sage, "on_prediction", lambda self, job: ranked.append(job))
     order = decide(replace(view), policy).order or ()
-    first = [*among[:20], *(view.waiting[position] for position in order)]
+    first = [*among[1:20], among[0], *(view.waiting[position] for position in order)]
     assert ranked == first[:NUM_RANKED_ANEW]
     for _ in range(4):
         decide(replace(view), policy)

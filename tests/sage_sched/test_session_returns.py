@@ -44,7 +44,9 @@ def test_a_session_is_worth_more_the_sooner_it_will_be_back(learned: SessionRetu
     left_s = {name: told(learned, name, pauses) for name, pauses in pauses_s.items()}
     rates = {name: learned.rate(name, now_s + 4) for name, now_s in left_s.items()}
     # The latest pauses count.
-    assert min(rates["back"], rates["faster"]) > 2 * max(rates["slow"], rates["slower"]) > 0
+    soon, late = 0.163276, 0.0156606
+    worth = {"back": soon, "slow": late, "slower": late, "faster": soon}
+    assert rates == pytest.approx(worth, rel=1e-4)
     # It has been away for long enough that it may never return.
     assert learned.rate("back", left_s["back"] + 1500) < rates["slow"]
     assert learned.rate("stranger", 0.0) == 0

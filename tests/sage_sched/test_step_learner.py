@@ -2,16 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import astuple, replace
-from itertools import islice
+from itertools import islice, product
 
 import numpy as np
 import pytest
-from scipy.stats import spearmanr
 
 from bench.simulator.presets import H800_QWEN3_32B, PRESETS, Engine
 from sage_sched.app.config import StepTimeConfig
-from sage_sched.distribution import LengthDistribution
-from sage_sched.index import IndexTable
 from sage_sched.step_learner import INTERVAL_STEPS, MEMORY_STEPS, StepLearner, is_worth_reporting
 from sage_sched.steps import StepTime, seconds_on
 from tests.sage_sched.step_traffic import Step, steps
@@ -38,33 +35,17 @@ def learned(learner: StepLearner, taken: Iterable[Step]) -> StepTime:
     return learner.step_time
 
 
-def keys(engine: Engine, step_time: StepTime) -> list[float]:
-    """Indices of a thousand jobs under sage, by these step times."""
-    rng = np.random.default_rng(0)
-    server = replace(engine.server_facts(), step_time=step_time)
-    medians, inputs = rng.lognormal(4.5, 1.0, 1000), rng.lognormal(5.5, 1.2, 1000)
-    lengths = np.clip(medians[:, None] * rng.lognormal(0, 0.7, (1000, 32)), 1, 4000).astype(int)
-    return [
-        IndexTable(
-            LengthDistribution.from_samples(each, "history"), seconds_on(server),
-            input_tokens=int(input_tokens), max_tokens=4096, interval_tokens=200,
-        ).index(0)
-        for each, input_tokens in zip(lengths, np.clip(inputs, 4, 8000), strict=True)
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("engine", [H800_QWEN3_32B, PRESETS["a100-qwen1.5-7b"]])
 @pytest.mark.parametrize("wrong", [lambda truth: times(truth, 5), exchanged, lambda truth: SHIPPED])
-def test_the_order_is_right_after_two_minutes(engine: Engine, wrong) -> None:  # type: ignore[no-untyped-def]
+def test_costs_are_right_after_two_minutes(engine: Engine, wrong) -> None:  # type: ignore[no-untyped-def]
     truth = engine.step_time
     learner = StepLearner(wrong(truth))
     taken = list(islice(steps(truth, 0, rate=3.0), 20_000))
     in_time = np.cumsum([seconds for _, seconds in taken]) <= TRAFFIC_S
     found = learned(learner, taken[: int(in_time.sum())])
-    true_keys, found_keys = keys(engine, truth), keys(engine, found)
-    assert spearmanr(true_keys, found_keys).statistic >= 0.99
-    # And in seconds, as the price of a move is.
-    assert np.median(np.divide(found_keys, true_keys)) == pytest.approx(1, rel=0.05)
+    costs = [seconds_on(replace(engine.server_facts(), step_time=of)) for of in (truth, found)]
+    for lengths in product((32, 512, 4096), repeat=2):
+        assert costs[1](*lengths) == pytest.approx(costs[0](*lengths), rel=0.1)
 
 
 def test_what_was_learned_outlives_what_is_no_longer_seen() -> None:
@@ -102,6 +83,15 @@ def test_the_error_is_that_of_steps_not_yet_learned_from() -> None:
     learner.learn()
     assert learner.error == pytest.approx(1.0, rel=0.3)
     assert learner.num_steps == before + INTERVAL_STEPS
+
+
+def test_uncached_tokens_attend_to_cached_ones() -> None:
+    step_time = StepTime(0.01, 0.0, 0.001, 1e-6, 0.02, 0.0, 0.0)
+    server = replace(H800_QWEN3_32B.server_facts(), step_time=step_time)
+    saved_s = 0.1 + 1e-6 * (300 * 150 - 200 * (100 + 100))
+    cost = seconds_on(server)
+    assert cost(300, 9) - cost(300, 9, 100) == pytest.approx(saved_s)
+    assert server.recompute_s(300) - server.recompute_s(300, 100) == pytest.approx(saved_s)
 
 
 def test_told_is_what_changes_costs_by_a_tenth() -> None:

@@ -47,8 +47,17 @@ def test_a_job_that_meets_another_policy_keeps_its_other_promise_alone() -> None
         story.plan(situation.replace("5:10", "8:100~<1000+5"))
     story.jobs[8].pass_starvation_bound()
     for job in story.jobs.values():
+        job.revision, job.ranked_at, job.memo, job.is_ranked = 3, 2, "other", False
         job.forget_policy()
     assert (story.jobs[9].goes_first, story.jobs[8].goes_first) == (False, True)
+    job = story.jobs[9]
+    assert (job.revision, job.ranked_at, job.watch, job.memo, job.is_ranked) == (
+        0,
+        0,
+        None,
+        None,
+        True,
+    )
 
 
 @pytest.mark.parametrize(("most_s", "asks"), [(60.0, True), (float("inf"), False)])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sage_sched.app.config import SageConfig
 from sage_sched.distribution import LengthDistribution
@@ -181,14 +179,24 @@ def test_a_crowd_that_starts_ahead_of_the_order_takes_several_prefills() -> None
     assert (refusal and refusal.metric) == "ttft"
 
 
-def test_prompts_that_are_found_in_the_cache_take_less_time() -> None:
+def test_prompts_that_are_cached_or_prefilled_take_less_time() -> None:
     door = Door()
     crowd = [door.ask(50, any_waits=False, input_tokens=5000)[0] for _ in range(30)]
     assert door.refusal(50) is not None
-    for job in crowd:
+    for job in crowd[:15]:
         job.find(5000)
+    for job in crowd[15:]:
+        job.prefilled_tokens = 5000
     door.now_s += 1.0
     assert door.refusal(50) is None
+
+
+def test_requests_that_share_prefills_start_in_less_time() -> None:
+    door = Door("fcfs-fill")
+    for _ in range(1000):
+        door.limits.prefilled(8, 800, 0.0)
+    start_s = SERVER.step_time.prefill_base_s / 8
+    assert door.ask(50)[1].newcomer.pace.start_s == pytest.approx(start_s)
 
 
 @pytest.mark.parametrize("idle_s", [0.0, 1e5])
@@ -332,20 +340,3 @@ def test_a_typical_request_is_one_as_the_latest_are(policy: str) -> None:
     alone_s, refusal = door.typical()
     assert alone_s < ttlt_s
     assert refusal is None
-
-
-@given(st.lists(st.tuples(st.integers(1, 2000), st.booleans()), min_size=1, max_size=60))
-def test_jobs_that_end_leave_the_rows_of_the_others(crowd: list[tuple[int, bool]]) -> None:
-    found = []
-    for all_come in (True, False):
-        door = Door()
-        jobs = [(door.fill(1, n)[0], ends) for n, ends in crowd if all_come or not ends]
-        for job, ends in jobs:
-            job.grow(400 if ends else 200)
-        door.ask(5, any_waits=False)
-        door.end([job for job, ends in jobs if ends])
-        for job, _ in jobs:
-            job.grow(400)
-        door.now_s += 1.0
-        found.append(astuple(door.ask(2000)[1].newcomer.before))
-    assert found[0] == pytest.approx(found[1])

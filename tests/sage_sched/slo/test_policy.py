@@ -82,8 +82,8 @@ def test_a_batch_lasts_until_the_next_token_is_due(mixed: bool, situation: str, 
     assert server(mixed=mixed, **eta).plan(situation) == plan
 
 
-OTHERS = " ".join(f"{n}:100{HIGH}a50000" for n in range(2, 22))
-# Two starved jobs, of which the first goes first, and twenty others.
+OTHERS = " ".join(f"{n}:100{HIGH}a50000" for n in range(2, 22)) + f" 22:100{SOON}a200"
+# Three starved jobs, of which the first goes first, and twenty others.
 BOTH = f"wait 0:100{SOON} 1:100{SOON}a100 {OTHERS}; now 50; slots 0"
 SECOND = BOTH.replace(f"0:100{SOON} ", "", 1)
 LARGE = BOTH.replace("0:100", "0:12000", 1)

@@ -23,6 +23,7 @@ from tests.sage_sched.strategies import SERVER, decide, job, named, waiting
     ("situation", "plan"),
     [
         ("run 0:100u2%150+5; wait 1:100u4%150", "1; decode-only"),
+        ("run 0:100u2%150+5; wait 1:100u4%150; full", "1"),
         ("run 0:100u2%150+5; wait 1:100u2%150", "+1"),
         ("run 0:100u3%150+5; wait 1:100u5%150", "+1"),
         ("run 0:100u2%150+5; wait 1:100u1%150", "+1"),
