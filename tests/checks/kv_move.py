@@ -6,13 +6,13 @@ For comparison it moves the same bytes in one piece, from pinned memory.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from torch.utils.benchmark import Timer
 
 _ROUNDS = 5
 
@@ -45,14 +45,14 @@ def measure(
     exact = bool(torch.equal(_bits(pool, taken), wanted))
     num_bytes = wanted.numel() * wanted.element_size()
     speeds = {
-        "out": _best_s(device, lambda: allocator.get_cpu_copy(left)),
-        "back": _best_s(device, lambda: allocator.load_cpu_copy(copy, taken)),
+        "out": _best_s(lambda: allocator.get_cpu_copy(left)),
+        "back": _best_s(lambda: allocator.load_cpu_copy(copy, taken)),
     }
     here = torch.empty(num_bytes, dtype=torch.uint8, device=device)
     there = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device == "cuda")
     speeds |= {
-        "bus_out": _best_s(device, lambda: there.copy_(here)),
-        "bus_back": _best_s(device, lambda: here.copy_(there)),
+        "bus_out": _best_s(lambda: there.copy_(here)),
+        "bus_back": _best_s(lambda: here.copy_(there)),
     }
     return {
         "bit_exact": exact,
@@ -68,12 +68,6 @@ def _bits(pool: Any, slots: torch.Tensor) -> torch.Tensor:
     return torch.stack([buffer[slots].view(torch.int16) for buffer in buffers])
 
 
-def _best_s(device: str, move: Callable[[], Any]) -> float:
-    found = []
-    for _ in range(_ROUNDS):
-        torch.get_device_module(device).synchronize()
-        started = time.perf_counter()
-        move()
-        torch.get_device_module(device).synchronize()
-        found.append(time.perf_counter() - started)
-    return min(found)
+def _best_s(move: Callable[[], Any]) -> float:
+    timer = Timer("move()", globals={"move": move})  # it waits for the GPU
+    return min(float(timer.timeit(1).mean) for _ in range(_ROUNDS))

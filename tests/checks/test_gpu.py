@@ -20,12 +20,10 @@ def report(folder: Path, *names: str) -> dict[str, Any]:
     return {name: entry.get("found") for name, entry in found["checks"].items()}
 
 
-def test_kv_moves_and_searches_on_the_cpu(tmp_path: Path) -> None:
-    checks = report(tmp_path, "kv_move", "nearest")
-    assert checks["kv_move"]["bit_exact"]
-    assert checks["kv_move"]["out_gb_per_s"] > 0
-    # Whole numbers of 8 bits, of clusters in which many are about as near.
-    assert checks["nearest"]["1000"]["recall"] > 0.9
+def test_kv_moves_on_the_cpu(tmp_path: Path) -> None:
+    found = report(tmp_path, "kv_move")["kv_move"]
+    assert found["bit_exact"]
+    assert found["out_gb_per_s"] > 0
 
 
 @pytest.mark.server
