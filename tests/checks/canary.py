@@ -1,8 +1,8 @@
 """Tests whether another SGLang release fits: `python -m tests.checks.canary`.
 
 It takes the newest release of the package index, or a named one, and lists the hooks that do not
-fit it. Nothing is installed: the release is unpacked in results/releases, and comes first on the
-path of one process. Exit status 1 if something does not fit, 2 if there is no such release.
+fit it. The release is installed in results/releases alone, which comes first on the path of one
+process. Exit status 1 if something does not fit, 2 if there is no such release.
 
 A fitting hook may still behave differently: see `make test-release RELEASE=...`.
 """
@@ -13,8 +13,6 @@ import argparse
 import os
 import subprocess
 import sys
-import tempfile
-import zipfile
 from pathlib import Path
 
 from sage_sched.app.parts_finder import parts_folder
@@ -22,18 +20,14 @@ from sage_sched.app.parts_finder import parts_folder
 FOLDER = Path("results/releases")
 
 
-def unpacked(release: str | None) -> Path:
+def installed(release: str | None) -> Path:
     """Return the folder of a release (None: the newest), fetched if it is absent. Raises
     CalledProcessError."""
-    if release is not None and (FOLDER / release / "sglang").is_dir():
-        return FOLDER / release
-    wanted = "sglang" if release is None else f"sglang=={release}"
-    with tempfile.TemporaryDirectory() as fetched:
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        subprocess.run([*pip, "--only-binary=:all:", "--dest", fetched, wanted], check=True)
-        (wheel,) = Path(fetched).glob("*.whl")
-        place = FOLDER / wheel.name.split("-")[1]
-        zipfile.ZipFile(wheel).extractall(place)
+    place = FOLDER / (release or "newest")
+    if release is None or not (place / "sglang").is_dir():
+        wanted = "sglang" if release is None else f"sglang=={release}"
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]
+        subprocess.run([*pip, "--only-binary=:all:", "--target", str(place), wanted], check=True)
     return place
 
 
@@ -42,7 +36,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--release", help="for instance 0.5.22 (default: the newest on the index)")
     try:
-        place = unpacked(parser.parse_args().release)
+        place = installed(parser.parse_args().release)
     except subprocess.CalledProcessError:  # pip has said why
         return 2
     path = (str(place.absolute()), parts_folder(), os.environ.get("PYTHONPATH", ""))

@@ -40,17 +40,16 @@ def read(file: Path) -> dict[str, set[str]]:
 def hashes(pins: list[str], python: str, public: bool) -> dict[str, str]:
     """Return the hash of the file that pip would install, by normalized name."""
     with tempfile.TemporaryDirectory() as folder:
-        file, report = Path(folder) / "pins.txt", Path(folder) / "report.json"
+        file = Path(folder) / "pins.txt"
         file.write_text("\n".join(pins), encoding="utf-8")
         # Trap: pip takes "3.11" for 3.11.0, which is too old for some packages.
         another = ["--python-version", python, "--ignore-requires-python", "--target", folder]
-        _pip(
+        report = _pip(
             "install", "--dry-run", "--quiet", "--no-deps", "--only-binary=:all:", *another,
-            "--report", str(report), "-r", str(file), public=public,
+            "--report", "-", "-r", str(file), public=public,
         )  # fmt: skip
-        chosen = json.loads(report.read_text(encoding="utf-8"))["install"]
     found = {}
-    for each in chosen:
+    for each in json.loads(report)["install"]:
         digests = each["download_info"]["archive_info"]["hashes"]
         found[_normalized(each["metadata"]["name"])] = digests["sha256"]
     return found
