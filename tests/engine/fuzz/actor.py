@@ -7,20 +7,14 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
+import requests
 
-from tests.engine.fuzz.scenario import (
-    Disturbance,
-    Kind,
-    Scenario,
-    Talk,
-    Trouble,
-    Turn,
-)
+from tests.engine.fuzz.scenario import Disturbance, Kind, Scenario, Talk, Trouble, Turn
 
 # If nothing came back after this number of looks, a second apart, the server is stuck.
 # Counted, as a clock goes on while this process and the server are stopped.
@@ -100,8 +94,10 @@ class Actor:
         """Raises StalledError. What was played so far is in `played`."""
         # A server closes connections that are idle, some just as they are used again.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
-        timeout = aiohttp.ClientTimeout(total=None)
-        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as self._http:
+        timeout, most_bytes = aiohttp.ClientTimeout(total=None), 1 << 24  # of a line
+        async with aiohttp.ClientSession(
+            timeout=timeout, connector=connector, read_bufsize=most_bytes
+        ) as self._http:
             self._started_s = self._heard_s = time.monotonic()
             acts = [*map(self._talk, scenario.talks)]
             acts += map(self._operator, (scenario.troubles, scenario.switches))
@@ -211,20 +207,16 @@ class Actor:
     async def _ask(self, outcome: Outcome, extra: Mapping[str, Any]) -> None:
         leave = outcome.turn.leave
         aborting = asyncio.create_task(self._abort(outcome))
-        answering = asyncio.create_task(self._answer(outcome, extra))
         try:
-            if leave is not None and leave.closes:
-                _, pending = await asyncio.wait([answering], timeout=leave.after_s)
-                outcome.left = bool(pending)
-            else:
-                await asyncio.wait([answering])
+            async with asyncio.timeout(leave.after_s if leave and leave.closes else None) as stays:
+                await self._answer(outcome, extra)
+        except Exception as error:
+            outcome.left = stays.expired()
+            if not outcome.left:
+                outcome.answer = Answer(error=repr(error)[:300])
         finally:
-            for task in (answering, aborting):
-                task.cancel()
-            found = await asyncio.gather(answering, aborting, return_exceptions=True)
-        outcome.ended_s = time.monotonic()
-        if isinstance(found[0], Exception):
-            outcome.answer = Answer(error=repr(found[0])[:300])
+            aborting.cancel()
+            outcome.ended_s = time.monotonic()
 
     async def _abort(self, outcome: Outcome) -> None:
         leave = outcome.turn.leave
@@ -241,38 +233,38 @@ class Actor:
         url = self._url + _GENERATE
         async with self._http.post(url, json=body, headers=turn.headers) as response:
             if response.status == 200 and turn.stream:
-                await self._listen(outcome.answer, response)
+                await self._listen(outcome, response)
             else:
-                outcome.answer = await _read(response)
+                outcome.answer = _read(response.status, await response.text())
         self._heard_s = time.monotonic()
 
-    async def _listen(self, answer: Answer, response: aiohttp.ClientResponse) -> None:
+    async def _listen(self, outcome: Outcome, response: aiohttp.ClientResponse) -> None:
         """Follow a stream to its end."""
         done = False
-        async for line in _lines(response):
+        async for line in response.content:
             self._heard_s = time.monotonic()
+            if not (data := line.strip().removeprefix(b"data: ")):
+                continue
             if done:
-                answer.problems.append("something came after the end of the stream")
-            elif line == "[DONE]":
+                outcome.answer.problems.append("something came after the end of the stream")
+            elif data == b"[DONE]":
                 done = True
-            elif "error" in (chunk := json.loads(line)):
-                answer.error = str(chunk)[:300]
+            elif "error" in (chunk := json.loads(data)):
+                outcome.answer.error = str(chunk)[:300]
             else:
-                _follow(answer, chunk)
+                outcome.answer = _next(outcome.answer, chunk)
         if not done:
-            answer.problems.append("the stream has no end")
+            outcome.answer.problems.append("the stream has no end")
 
 
-async def ask(http: aiohttp.ClientSession, url: str, question: Question) -> Answer:
-    """One plain answer. Raises aiohttp.ClientError."""
-    async with http.post(url + _GENERATE, json=question) as response:
-        return await _read(response)
+def ask(url: str, question: Question) -> Answer:
+    """One plain answer. Raises requests.RequestException."""
+    response = requests.post(url + _GENERATE, json=question, timeout=300)
+    return _read(response.status_code, response.text)
 
 
-async def _read(response: aiohttp.ClientResponse) -> Answer:
-    if response.status != 200:
-        return Answer(error=f"{response.status}: {(await response.text())[:300]}")
-    return _heard(await response.json())
+def _read(status: int, text: str) -> Answer:
+    return _heard(json.loads(text)) if status == 200 else Answer(error=f"{status}: {text[:300]}")
 
 
 def _question(turn: Turn, prompt: Sequence[int]) -> Question:
@@ -284,15 +276,6 @@ def _claimed(body: Mapping[str, Any], turn: Turn) -> dict[str, Any]:
     said = {"custom_params": {**turn.custom_params}} if turn.custom_params else {}
     priority = {} if turn.priority is None else {"priority": turn.priority}
     return {**body, **priority, "sampling_params": {**body["sampling_params"], **said}}
-
-
-async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
-    """The data of a stream's events."""
-    rest = b""
-    async for part in response.content.iter_any():
-        *whole, rest = (rest + part).split(b"\n\n")
-        for line in whole:
-            yield line.removeprefix(b"data: ").decode()
 
 
 def _heard(found: Mapping[str, Any]) -> Answer:
@@ -311,16 +294,14 @@ def _heard(found: Mapping[str, Any]) -> Answer:
     )
 
 
-def _follow(answer: Answer, chunk: Mapping[str, Any]) -> None:
-    """A chunk of /generate, which has all that was said so far."""
-    now = _heard(chunk)
-    if answer.finish:
-        answer.problems.append("the answer went on after its end")
+def _next(before: Answer, chunk: Mapping[str, Any]) -> Answer:
+    """The answer with a chunk of /generate, which has all that was said so far."""
+    now = replace(_heard(chunk), error=before.error, problems=before.problems)
+    if before.finish:
+        now.problems.append("the answer went on after its end")
     if now.finish not in ("abort", "stop"):
-        if not now.text.startswith(answer.text):
-            answer.problems.append(f"said {answer.text!r}, then {now.text!r}")
-        if now.ids[: len(answer.ids)] != answer.ids:
-            answer.problems.append(f"said {answer.ids}, then {now.ids}")
-    for name in Answer.__slots__:
-        if name not in ("problems", "error"):
-            setattr(answer, name, getattr(now, name))
+        if not now.text.startswith(before.text):
+            now.problems.append(f"said {before.text!r}, then {now.text!r}")
+        if now.ids[: len(before.ids)] != before.ids:
+            now.problems.append(f"said {before.ids}, then {now.ids}")
+    return now

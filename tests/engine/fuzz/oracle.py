@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
-
-import aiohttp
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from bench.engines.server.server import Server
 from tests.engine.fuzz.actor import Answer, Question, ask
+from tests.engine.serving import post
 
 _AT_A_TIME = 8
 
@@ -46,18 +46,7 @@ class Oracle:
     def _ask(self, questions: Sequence[Question], flush: bool = False) -> list[Answer]:
         if not self._server.running():
             self._server.__enter__()
-        return asyncio.run(self._ask_all(questions, flush))
-
-    async def _ask_all(self, questions: Sequence[Question], flush: bool) -> list[Answer]:
-        slots = asyncio.Semaphore(_AT_A_TIME)
-
-        async def one(question: Question) -> Answer:
-            async with slots:
-                return await ask(http, self._server.url, question)
-
-        timeout = aiohttp.ClientTimeout(total=None, sock_read=300)
-        async with aiohttp.ClientSession(timeout=timeout) as http:
-            if flush:
-                async with http.post(f"{self._server.url}/flush_cache") as response:
-                    response.raise_for_status()
-            return await asyncio.gather(*map(one, questions))
+        if flush:
+            post(self._server, "/flush_cache")
+        with ThreadPoolExecutor(_AT_A_TIME) as pool:
+            return list(pool.map(partial(ask, self._server.url), questions))

@@ -36,10 +36,7 @@ _HINTS: Mapping[str, tuple[Any, ...]] = {
     "tenant": _NAMES,
     "session": _NAMES,
 }
-_HEADERS = {
-    "X-SMG-Priority": ("gold", "std", "batch", "none"),
-    "X-Sage-Tenant": ("a", "b", "c"),
-}
+_HEADERS = {"X-SMG-Priority": ("gold", "std", "batch", "none"), "X-Sage-Tenant": ("a", "b", "c")}
 _PRIORITIES = (None, None, -(2**31), -1, 0, 1, 2, 5, 2**31 - 1)
 
 
@@ -245,10 +242,7 @@ class _Draw:
         rng = self._rng
         sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": num_tokens}
         if grammar:
-            return sampling | {
-                "regex": rng.choice(_REGEXES),
-                "max_new_tokens": max(num_tokens, 60),
-            }
+            return sampling | {"regex": rng.choice(_REGEXES), "max_new_tokens": max(num_tokens, 60)}
         if rng.random() < 0.5:
             sampling["ignore_eos"] = True
         if rng.random() < 0.15:
