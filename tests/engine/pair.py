@@ -7,11 +7,11 @@ import random
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Self
 
 import requests
@@ -44,15 +44,12 @@ class Pair:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            pool = stack.enter_context(ThreadPoolExecutor(2))
-            both = [pool.submit(stack.enter_context, s) for s in (self.prefill, self.decode)]
-            for started in both:
-                started.result()
-            self._balancer = _Balancer((_LOCAL, 0), _handler(self))
-            stack.callback(self._balancer.server_close)
-            stack.callback(self._balancer.shutdown)
-            Thread(target=self._balancer.serve_forever, daemon=True).start()
-            self.url = f"http://{_LOCAL}:{self._balancer.server_port}"
+            self.pool = stack.enter_context(ThreadPoolExecutor(64))
+            [*self.pool.map(stack.enter_context, (self.prefill, self.decode))]
+            balancer = stack.enter_context(_Balancer(self))
+            stack.callback(balancer.shutdown)
+            self.pool.submit(balancer.serve_forever)
+            self.url = f"http://{_LOCAL}:{balancer.server_port}"
             self._stack = stack.pop_all()
         return self
 
@@ -72,38 +69,26 @@ class Pair:
 class _Balancer(ThreadingHTTPServer):
     request_queue_size = 1024
 
+    def __init__(self, pair: Pair) -> None:
+        super().__init__((_LOCAL, 0), _Handler)
+        self.pair = pair
 
-def _handler(pair: Pair) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            """Show both servers as replicas of one."""
-            infos = [
-                requests.get(f"{server.url}{self.path}", timeout=_TIMEOUT_S).json()
-                for server in (pair.decode, pair.prefill)
-            ]
-            states = [state for info in infos for state in info["internal_states"]]
-            self.send_response(HTTPStatus.OK)
-            self.end_headers()
-            self.wfile.write(json.dumps({**infos[0], "internal_states": states}).encode())
 
-        def do_POST(self) -> None:
-            text = self.rfile.read(int(self.headers["Content-Length"] or 0))
-            where = {"bootstrap_host": _LOCAL, "bootstrap_port": pair.bootstrap_port}
-            body = {**json.loads(text), **where, "bootstrap_room": random.randrange(_NUM_ROOMS)}
+class _Handler(BaseHTTPRequestHandler):
+    server: _Balancer
 
-            def ask(server: SageServer) -> requests.Response | None:
-                with suppress(requests.RequestException):
-                    url = f"{server.url}{self.path}"
-                    return requests.post(url, json=body, timeout=_TIMEOUT_S)
-                return None
-
-            Thread(target=ask, args=(pair.prefill,), daemon=True).start()
-            if (answer := ask(pair.decode)) is None:
-                self.send_error(HTTPStatus.BAD_GATEWAY)
-                return
-            self.send_response(answer.status_code)
-            self.send_header("Content-Type", answer.headers.get("Content-Type", ""))
-            self.end_headers()
-            self.wfile.write(answer.content)
-
-    return Handler
+    def do_POST(self) -> None:
+        pair, text = self.server.pair, self.rfile.read(int(self.headers["Content-Length"] or 0))
+        where = {"bootstrap_host": _LOCAL, "bootstrap_port": pair.bootstrap_port}
+        body = {**json.loads(text), **where, "bootstrap_room": random.randrange(_NUM_ROOMS)}
+        ask = partial(requests.post, json=body, timeout=_TIMEOUT_S)
+        pair.pool.submit(ask, pair.prefill.url + self.path)
+        try:
+            answer = ask(pair.decode.url + self.path)
+        except requests.RequestException:
+            self.send_error(HTTPStatus.BAD_GATEWAY)
+            return
+        self.send_response(answer.status_code)
+        self.send_header("Content-Type", answer.headers.get("Content-Type", ""))
+        self.end_headers()
+        self.wfile.write(answer.content)

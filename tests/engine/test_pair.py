@@ -15,7 +15,7 @@ from tests.engine import mooncake_stand_in, stage, torch_kernels
 from tests.engine.conftest import ASKED, Stock
 from tests.engine.kinds import settings
 from tests.engine.pair import Pair
-from tests.engine.serving import CHECKED, SHORT_PROMPT, SageServer, generate, states, wait_until
+from tests.engine.serving import CHECKED, SHORT_PROMPT, SageServer, generate, wait_until
 from tests.engine.test_modes import ADAPTERS, adapter_flags, answer
 
 pytestmark = pytest.mark.long
@@ -61,14 +61,14 @@ def pair(_staged: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 def says_what_one_server_says(pair: Pair, stock: Stock) -> None:
     """Though requests leave its decode server."""
-    num_different, largest = differences(stock.answers, ask(pair, ASKED, 24))
+    num_different, largest = differences(stock, ask(pair, ASKED, 24))
     assert num_different == 0
     assert largest < 1e-4
     all_came_back(pair)
 
 
 def all_came_back(pair: Pair) -> None:
-    assert {state["sage"]["num_policy_errors"] for state in states(pair)} == {0}
+    assert [each.stats()["num_policy_errors"] for each in (pair.prefill, pair.decode)] == [0, 0]
     moved = pair.decode.preemption()
     assert moved["num_resumed"] == moved["num_preemptions"] > 0
     assert moved["num_not_preemptible"] == {}
@@ -95,16 +95,16 @@ def test_a_decode_server_gives_room_in_the_order_of_its_policy(pair: Pair) -> No
     for policy, order in (("urgency", sorted(levels)), ("fcfs", levels)):
         settings(pair.decode, {"schedule_policy": policy})
         stage.together(pair.decode, calls)
-        assert stage.started(pair.decode) == [f"level {level}" for level in order]
+        assert stage.state(pair.decode)["started"] == [f"level {level}" for level in order]
     settings(pair.decode, {"schedule_policy": "sage"})
 
 
 def test_a_prefill_server_takes_the_shortest_prompt_first(pair: Pair) -> None:
     lengths = (60, 5, 20)
     calls = [partial(generate, pair, "word " * n, rid=f"{n} words") for n in lengths]
-    before = partial(stage.once_bootstrapped, pair.prefill, len(calls))
+    before = partial(stage.once, pair.prefill, num_bootstrapped=len(calls))
     stage.together(pair.prefill, calls, before=before)
-    assert stage.started(pair.prefill) == [f"{n} words" for n in sorted(lengths)]
+    assert stage.state(pair.prefill)["started"] == [f"{n} words" for n in sorted(lengths)]
 
 
 def test_either_server_may_die_and_come_back(pair: Pair) -> None:
@@ -139,5 +139,5 @@ def test_a_batch_has_room_for_one_adapter(
         with ThreadPoolExecutor(len(asked)) as pool:
             together = [pool.submit(call) for call in asked]
             assert [call.result() for call in together] == alone
-        assert all(ids != said.ids for ids, said in zip(alone, stock.answers, strict=True))
+        assert all(ids != said.ids for ids, said in zip(alone, stock, strict=True))
         all_came_back(pair)
