@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import operator
+import math
 import re
 import time
 from pathlib import Path
 
 import requests
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from bench.engines.server.server import Server
 
@@ -16,24 +18,17 @@ MONITORING = Path(__file__).parents[2] / "docs" / "monitoring"
 ALERTS = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"][0]["rules"]
 # Replaces the five minutes that the alerts' expressions look back.
 _LOOKS_BACK_S = 30
-Sample = tuple[str, dict[str, str], float]
 
 
 def samples(server: Server) -> list[Sample]:
-    """Name, labels and value of each sample that it exposes."""
+    """What it exposes."""
     text = requests.get(server.url + "/metrics", timeout=60).text
-    return [
-        (name, dict(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', labels)), float(value))
-        for name, labels, value in re.findall(r"^([\w:]+)(?:\{(.*)\})? (\S+)$", text, re.M)
-    ]
+    return [each for family in text_string_to_metric_families(text) for each in family.samples]
 
 
 class Watch:
-    """The alerts of one server.
-
-    Only the forms of our expressions are read: a series, its rate or its increase, compared with a
-    number or with a share of another's increase; and several of these joined.
-    """
+    """The alerts of one server. Their expressions are read as Python's, in which a series is a
+    call; NaN stands for one that is not there."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -42,38 +37,29 @@ class Watch:
     def firing(self) -> set[str]:
         """The names of the alerts that fire now."""
         now: dict[str, float] = {}
-        for name, _, value in samples(self._server):
-            now[name] = now.get(name, 0.0) + value
+        for sample in samples(self._server):
+            now[sample.name] = now.get(sample.name, 0.0) + sample.value
         self._seen.append((time.monotonic(), now))
-        return {
-            alert["alert"]
-            for alert in ALERTS
-            if all(map(self._holds, alert["expr"].split(" and ")))
-        }
+        return {alert["alert"] for alert in ALERTS if self._holds(alert["expr"])}
 
     def _holds(self, expression: str) -> bool:
-        terms = re.fullmatch(
-            r"(?:sum by \([\w, ]+\) \()?(?P<of>rate|increase)?\(?(?P<series>sage:\w+)[^<>=]*"
-            r" (?P<is>[<>=]+) (?P<limit>[\d.]+)"
-            r"(?: \* sum by \([\w, ]+\) \(increase\((?P<whole>sage:\w+)\[5m\]\)\))?",
-            expression,
-        )
-        assert terms is not None, expression
-        value = self._value(terms["series"], terms["of"])
-        if value is None:
-            return False
-        limit = float(terms["limit"])
-        if terms["whole"]:
-            limit *= self._value(terms["whole"], "increase") or 0.0
-        holds = {">": operator.gt, "<": operator.lt, "==": operator.eq, ">=": operator.ge}
-        return bool(holds[terms["is"]](value, limit))
+        code = re.sub(r"sum by \([\w, ]+\) ", "", expression)
+        code = re.sub(r"(?<!\()sage:\w+", r'latest("\g<0>")', code)
+        code = re.sub(r"\((sage:\w+)\[5m\]\)", r'("\1")', code)
+        functions = {"latest": self._latest, "increase": self._increase, "rate": self._rate}
+        return bool(eval(code, functions))
 
-    def _value(self, series: str, of: str | None) -> float | None:
-        now_s, now = self._seen[-1]
-        if of is None or series not in now:
-            return now.get(series)
-        # Of two looks at least, however far apart they are on a slow host.
-        old = [look for look in self._seen[:-1] if look[0] <= now_s - _LOOKS_BACK_S]
-        began_s, began = old[-1] if old else self._seen[0]
-        increase = now[series] - began.get(series, now[series])
-        return increase if of == "increase" else increase / max(1e-9, now_s - began_s)
+    def _latest(self, series: str) -> float:
+        return self._seen[-1][1].get(series, math.nan)
+
+    def _increase(self, series: str) -> float:
+        latest = self._latest(series)
+        return latest - self._before()[1].get(series, latest)
+
+    def _rate(self, series: str) -> float:
+        return self._increase(series) / max(1e-9, self._seen[-1][0] - self._before()[0])
+
+    def _before(self) -> tuple[float, dict[str, float]]:
+        """Of two looks at least, however far apart they are on a slow host."""
+        since_s = self._seen[-1][0] - _LOOKS_BACK_S
+        return next((look for look in self._seen[-2::-1] if look[0] <= since_s), self._seen[0])
