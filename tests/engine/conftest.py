@@ -10,7 +10,6 @@ import fcntl
 import os
 import pickle
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,13 @@ from bench.engines.server import plugins
 from bench.engines.server.model import write_model
 from bench.engines.server.server import Server
 from tests.checks.exactness import Spoken, ask, crowd
-from tests.engine import kinds, shadowing, stage
+from tests.engine import kinds, stage
 from tests.engine.serving import CHECKED, CPU_FLAGS, SageServer, states
 
 ASKED = crowd(36)
+Stock = list[Spoken]
+# SGLang's own that orders by prompt length, then by arrival.
+POLICY = "shortest-prefill-first"
 _HERE = Path(__file__).parent
 # The shared server that runs, if any, by its kind.
 _SHARED = pytest.StashKey[dict[str, SageServer]]()
@@ -80,19 +82,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model") / "llama")
 
 
-@dataclass(frozen=True)
-class Stock:
-    """Answers of a stock server with the plugin installed to ASKED, its state, and its answers to
-    the requests of a shadowed server."""
-
-    answers: list[Spoken]
-    state: dict[str, Any]
-    unshadowed: shadowing.Served
-
-
 @pytest.fixture(scope="package")
 def stock(_staged: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Stock:
-    """Answers of a stock server, which one worker asks for all."""
+    """Answers to ASKED of a stock server with the plugin installed, which one worker asks for
+    all."""
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent
@@ -100,11 +93,12 @@ def stock(_staged: None, model: Path, tmp_path_factory: pytest.TempPathFactory) 
         fcntl.flock(lock, fcntl.LOCK_EX)
         kept = shared / "stock.pickle"
         if not kept.exists():
-            flags = [*CPU_FLAGS, "--schedule-policy", shadowing.POLICY]
+            flags = [*CPU_FLAGS, "--schedule-policy", POLICY]
             log = tmp_path_factory.mktemp("stock") / "server.log"
             with Server(model, flags, log=log, env=CHECKED) as server:
-                state, unshadowed = states(server)[0], shadowing.serve(server)
-                found = Stock(ask(server, ASKED, 12), state, unshadowed)
+                found = ask(server, ASKED, 12)
+                assert "sage" not in states(server)[0]
+            assert [len(answer.ids) for answer in found] == [tokens for _, tokens in ASKED]
             kept.write_bytes(pickle.dumps(found))
     known: Stock = pickle.loads(kept.read_bytes())
     return known

@@ -4,7 +4,6 @@ the rest."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -27,7 +26,8 @@ def started(server: SageServer, asked: Mapping[str, Mapping[str, Any]]) -> list[
     calls = [partial(ask, rid=rid, **{"prompt": SHORT_PROMPT, **asked[rid]}) for rid in asked]
     stage.together(server, calls)
     assert server.stats()["num_policy_errors"] == 0
-    return stage.started(server)
+    order: list[str] = stage.state(server)["started"]
+    return order
 
 
 def ask_together(
@@ -43,22 +43,3 @@ def ask_together(
         partial(ask_one, server, one, **sampling[i % len(sampling)]) for i, one in enumerate(asked)
     ]
     return stage.together(server, calls, then, **until)
-
-
-def ask_in_waves(
-    server: Server, waves: Sequence[Sequence[Asked]], every_tokens: int, **sampling: Any
-) -> list[Spoken]:
-    """Their answers: a wave comes when a running request has said `every_tokens` more than at the
-    wave before. One of the first wave's has to have that many in the end."""
-    with ThreadPoolExecutor(sum(map(len, waves))) as pool:
-        answers = []
-        try:
-            for i, wave in enumerate(waves):
-                stage.hold(server, tokens=i * every_tokens)
-                stage.once_held(server)
-                for num_before, one in enumerate(wave):
-                    answers.append(pool.submit(ask_one, server, one, **sampling))
-                    stage.once_arrived(server, num_before + 1)
-        finally:
-            stage.go_on(server)
-        return [answer.result() for answer in answers]

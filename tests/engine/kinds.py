@@ -58,10 +58,10 @@ KINDS = {
         (*YIELDING_FLAGS, "--sage-trace", "FOLDER/trace.jsonl"), YIELDING, "fastserve",
         prepare=lambda model, folder: saboteur.install(folder),
     ),
-    # The same on two ranks, with SGLang's priorities and a probe.
+    # The same on two ranks, with SGLang's priorities and a random probe.
     "two_ranks": Kind(
         (*YIELDING_FLAGS, *_ADMIN, "--tp-size", "2", "--enable-priority-scheduling"),
-        f'{YIELDING}[probe]\nfile = "FOLDER/probe"\n', "fastserve", TWO_RANKS, _with_probe,
+        YIELDING + (SETTINGS / "probed.toml").read_text(), "fastserve", TWO_RANKS, _with_probe,
     ),
     # Pages of 16, no overlap, and host memory that takes the KV of 200 tokens. More run than memory
     # has room for to the end.
@@ -72,15 +72,8 @@ KINDS = {
         ),
         f"{YIELDING}host_pool_gib = 0.0002\n", "fastserve",
     ),
-    # Under trail, with a random probe.
-    "reading": Kind(
-        YIELDING_FLAGS, (SETTINGS / "reading.toml").read_text(), "trail", prepare=_with_probe
-    ),
-    # One request runs at a time.
-    "overloaded": Kind(
-        ("--max-running-requests", "1"), (SETTINGS / "overloaded.toml").read_text(), "fcfs-fill"
-    ),
-    # Requests run one by one, by urgency or under the policy of docs/policies.md.
+    # Requests run one by one: by urgency, under the policy of docs/policies.md, or with overload
+    # protection, to which a second request comes far too late.
     "one_slot": Kind(
         ("--max-running-requests", "1"), (SETTINGS / "one_slot.toml").read_text(), "urgency",
         prepare=_bleeding_is_urgent,

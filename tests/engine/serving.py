@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,16 @@ class SageServer(Server):
             if "predictor_store.service.worker_process" in process.cmdline()
         )
         return found
+
+    @contextmanager
+    def without_predictions(self) -> Iterator[None]:
+        """The predictor stands still for a block."""
+        worker = self.predictor_worker()
+        worker.suspend()
+        try:
+            yield
+        finally:
+            worker.resume()
 
     def history(self, prompts: tuple[str, ...] = PROMPTS) -> list[tuple[str, int, bool]]:
         """Prompt, output tokens and whether censored, of each record. prompts: candidates, as the

@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial, wraps
 from typing import Any, TypeVar
 
 import requests
 
 from bench.engines.clock.device_clock import DeviceModel
 from bench.engines.server.server import Server
+from tests.engine.hooks import around
 from tests.engine.serving import post, states, wait_until
 
 # For servers that ask for one.
@@ -40,11 +40,6 @@ def hold(server: Server, **until: int) -> None:
     what arrives, is aborted and starts.
     """
     _order(server, hold=1, **until)
-
-
-def go_on(server: Server) -> None:
-    """No more waiting."""
-    _order(server, hold=0)
 
 
 @contextmanager
@@ -67,36 +62,25 @@ def held(server: Server, **until: int) -> Iterator[None]:
         yield
     finally:
         with suppress(requests.ConnectionError):  # a test may have killed it
-            go_on(server)
+            _order(server, hold=0)
 
 
 def once_held(server: Server) -> dict[str, Any]:
-    """Return when the scheduler waits: the ids of the requests that are `running`, `swapped` and
-    `fresh`, that is, waiting for their start."""
-    wait_until(lambda: bool(_state(server)["waits"]))
-    return _state(server)
+    """Return the state when the scheduler waits."""
+    wait_until(lambda: bool(state(server)["waits"]))
+    return state(server)
 
 
-def once_arrived(server: Server, num_requests: int) -> None:
-    """Return when this number of requests has come since the scheduler was held."""
-    wait_until(lambda: _state(server)["num_arrived"] >= num_requests)
+def once(server: Server, **least: int) -> None:
+    """Return when counters are this high: num_arrived or num_aborts since the scheduler was held,
+    or num_bootstrapped, of a prefill server's requests for which the decode server has room."""
+    wait_until(lambda: all(state(server)[name] >= number for name, number in least.items()))
 
 
-def once_aborted(server: Server, num_aborts: int) -> None:
-    """Return when the scheduler has received this number of aborts since it was held."""
-    wait_until(lambda: _state(server)["num_aborts"] >= num_aborts)
-
-
-def once_bootstrapped(server: Server, num_requests: int) -> None:
-    """Return when the decode server has room for this number of a prefill server's requests."""
-    wait_until(lambda: _state(server)["num_bootstrapped"] >= num_requests)
-
-
-def started(server: Server) -> list[str]:
-    """The ids of the requests whose first token was computed since the scheduler was held, in that
-    order."""
-    found: list[str] = _state(server)["started"]
-    return found
+def state(server: Server) -> dict[str, Any]:
+    """Stage.state() of the replica that has received the most requests."""
+    found: list[dict[str, Any]] = [state["stage"] for state in states(server)]
+    return max(found, key=lambda state: state["num_arrived"])
 
 
 def together(
@@ -115,7 +99,7 @@ def together(
             answers = []
             for call in calls:
                 answers.append(pool.submit(call))
-                once_arrived(server, len(answers))
+                once(server, num_arrived=len(answers))
             before()
             if then is not None:
                 hold(server, **until)
@@ -123,21 +107,9 @@ def together(
         return [answer.result() for answer in answers]
 
 
-def longest_gap_s(server: Server) -> float:
-    """Between two tokens of any request since the scheduler was held, by the stage's clock."""
-    found: float = _state(server)["longest_gap_s"]
-    return found
-
-
 def _order(server: Server, **order: int) -> None:
-    body = {"server_args": {_PREFIX + name: value for name, value in order.items()}}
-    post(server, "/set_internal_state", body, AS_ADMIN)
-
-
-def _state(server: Server) -> dict[str, Any]:
-    """Return the replica that has received the most requests."""
-    found: list[dict[str, Any]] = [state["stage"] for state in states(server)]
-    return max(found, key=lambda state: state["num_arrived"])
+    args = {_PREFIX + name: value for name, value in order.items()}
+    post(server, "/set_internal_state", {"server_args": args}, AS_ADMIN)
 
 
 class Stage:
@@ -191,7 +163,9 @@ class Stage:
         return all(facts[name] >= wanted for name, wanted in self._until.items())
 
     def state(self) -> dict[str, Any]:
-        """Return the counters for /server_info."""
+        """Counters, and the ids of requests. started: whose first token was computed, in that
+        order. fresh: which wait for their start. longest_gap_s: between two tokens of any request,
+        by the stage's clock. All since the scheduler was held."""
         waiting = self._scheduler.waiting_queue
         return {
             "waits": self._waits,
@@ -230,16 +204,6 @@ def register() -> None:
     from sglang.srt.managers.io_struct import SetInternalStateReqOutput
     from sglang.srt.managers.scheduler import Scheduler
 
-    def around(name: str, hook: Callable[..., Any]) -> None:
-        # Not through SGLang's registry: it drops a hook whose target another plugin has hooked.
-        original = getattr(Scheduler, name)
-
-        @wraps(original)
-        def hooked(self: Any, *args: Any, **kw: Any) -> Any:
-            return hook(partial(original, self), self, *args, **kw)
-
-        setattr(Scheduler, name, hooked)
-
     def init(original: Any, self: Any, *args: Any, **kw: Any) -> None:
         self.stage = Stage(self)
         original(*args, **kw)
@@ -251,13 +215,12 @@ def register() -> None:
             received += original(*args, **kw)
         return received
 
-    def count_arrival(original: Any, self: Any, *args: Any, **kw: Any) -> None:
-        original(*args, **kw)
-        self.stage.num_arrived += 1
+    def count(name: str, counter: str) -> None:
+        def counted(original: Any, self: Any, *args: Any, **kw: Any) -> Any:
+            setattr(self.stage, counter, getattr(self.stage, counter) + 1)
+            return original(*args, **kw)
 
-    def count_abort(original: Any, self: Any, recv_req: Any) -> Any:
-        self.stage.num_aborts += 1
-        return original(recv_req)
+        around(Scheduler, name, counted)
 
     def run_batch(original: Any, self: Any, batch: Any, *args: Any, **kw: Any) -> Any:
         self.stage.runs(batch)
@@ -279,10 +242,10 @@ def register() -> None:
             self.stage.obey(order)
         return SetInternalStateReqOutput(updated=True)
 
-    around("__init__", init)
-    around("ingest_requests", ingest)
-    around("handle_generate_request", count_arrival)
-    around("abort_request", count_abort)
-    around("run_batch", run_batch)
-    around("get_internal_state", add_state)
-    around("set_internal_state", obey)
+    around(Scheduler, "__init__", init)
+    around(Scheduler, "ingest_requests", ingest)
+    count("handle_generate_request", "num_arrived")
+    count("abort_request", "num_aborts")
+    around(Scheduler, "run_batch", run_batch)
+    around(Scheduler, "get_internal_state", add_state)
+    around(Scheduler, "set_internal_state", obey)

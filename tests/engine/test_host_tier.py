@@ -9,8 +9,9 @@ import pytest
 
 from bench.simulator.pool import KvPool
 from bench.simulator.radix_tree import HostTier
-from bench.simulator.request import Progress, SimRequest
+from bench.simulator.request import Progress
 from sage_sched.job import Job
+from tests.bench.simulator.traffic import request
 from tests.engine.serving import SageServer, post
 
 _POOL_TOKENS, _RATIO, _NUM_REQUESTS = 640, 1.5, 60
@@ -43,11 +44,8 @@ def simulated(write_policy: str) -> list[tuple[int, int]]:
     for number, (document, num_shared, num_own) in enumerate(ASKED):
         num_tokens = num_shared + num_own
         spans = ((document, 0, num_shared), (100 + number, 0, num_own))
-        request = SimRequest(
-            arrival_s=0.0, input_tokens=num_tokens, output_tokens=2, max_new_tokens=2,
-            distribution=None, class_name="", spans=spans,
-        )  # fmt: skip
-        progress = Progress(request, number, Job(number, num_tokens, 2, None, 0))
+        asked = request(0.0, num_tokens, 2, 2, spans=spans)
+        progress = Progress(asked, number, Job(number, num_tokens, 2, None, 0))
         cached = pool.cached(progress)
         pool.enter(progress, cached)
         found.append((cached.num_tokens, cached.host_tokens))

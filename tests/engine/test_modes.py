@@ -81,7 +81,7 @@ def none_yields_but_the_shorter_starts_first(
 def abort_swapped(server: SageServer, state: Mapping[str, Any]) -> None:
     for rid in state["swapped"]:
         post(server, "/abort_request", {"rid": rid})
-    stage.once_aborted(server, len(state["swapped"]))
+    stage.once(server, num_aborts=len(state["swapped"]))
 
 
 def host_memory_takes_what_leaves_the_device(server: SageServer, alone: Answers) -> None:
@@ -102,7 +102,7 @@ def host_memory_takes_what_leaves_the_device(server: SageServer, alone: Answers)
     ask = partial(generate, server, None)
     calls = [partial(ask, input_ids=new, rid="new"), partial(ask, input_ids=kept, rid="again")]
     _, again = stage.together(server, calls)
-    assert stage.started(server) == ["again", "new"]
+    assert stage.state(server)["started"] == ["again", "new"]
     assert again["output_ids"] == said["output_ids"]
     assert again["meta_info"]["cached_tokens_details"]["host"] > 200
 
@@ -223,7 +223,7 @@ def adapter_flags(folder: Path) -> list[str]:
 def test_a_batch_has_room_for_one_adapter(model: Path, stock: Stock, tmp_path: Path) -> None:
     with preempting(tmp_path, model, adapter_flags(tmp_path)) as server:
         found = all_yield_and_come_back(server, [{"lora_path": name} for name in ADAPTERS])
-        assert all(ids != said.ids for ids, said in zip(found, stock.answers, strict=False))
+        assert all(ids != said.ids for ids, said in zip(found, stock, strict=False))
 
 
 def picture(color: int) -> str:
@@ -250,7 +250,7 @@ def test_pictures_in_prompts(tmp_path: Path) -> None:
         switch(server, {"schedule_policy": "sage"})
         asked = {"long": UNASKED_LONG_PROMPT, "short": UNASKED_SHORT_PROMPT}
         stage.together(server, [partial(chat, server, rid, text) for rid, text in asked.items()])
-        assert stage.started(server) == ["short", "long"]
+        assert stage.state(server)["started"] == ["short", "long"]
 
 
 def chat(server: SageServer, rid: str, text: str) -> None:

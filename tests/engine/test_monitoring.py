@@ -1,9 +1,12 @@
-"""Series of a real server: the dashboard's are exported, and alerts fire."""
+"""What a real server tells: the dashboard's series are exported, alerts fire, and a trace says what
+became of requests, and why."""
 
 from __future__ import annotations
 
+import json
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -13,7 +16,10 @@ import psutil
 import pytest
 
 from patches.series import SERIES
+from sage_sched import cli
+from tests.checks.exactness import crowd
 from tests.engine import stage
+from tests.engine.crowds import ask_together
 from tests.engine.serving import LONG_PROMPT, SHORT_PROMPT, SageServer, generate, wait_until
 from tests.engine.watch import MONITORING, Watch, samples
 
@@ -58,13 +64,12 @@ def test_the_dashboard_shows_exported_series_and_all_of_ours(server: SageServer)
     generate(server, [SHORT_PROMPT] * 100, 128, sampling_params=AT_ONCE)
     dashboard = (MONITORING / "grafana/dashboards/json/sage-dashboard.json").read_text()
     shown = set(re.findall(r"(?:sage|sglang):\w+", dashboard))
-    wait_until(lambda: shown <= {name for name, _, _ in samples(server)})
-    ours = {name: labels for name, labels, _ in samples(server) if name.startswith("sage:")}
+    wait_until(lambda: shown <= {sample.name for sample in samples(server)})
+    ours = [sample for sample in samples(server) if sample.name.startswith("sage:")]
+    names = {re.sub("_(bucket|count|sum|created)$", "", sample.name) for sample in ours}
     # Without `[overload]` no times are predicted.
-    assert {re.sub("_(bucket|count|sum|created)$", "", name) for name in ours} == {
-        f"sage:{name}" for name in SERIES if name != "predicted_time_ratio"
-    }
-    assert all("model_name" in labels for labels in ours.values())
+    assert names == {f"sage:{name}" for name in SERIES if name != "predicted_time_ratio"}
+    assert all("model_name" in sample.labels for sample in ours)
 
 
 @contextmanager
@@ -72,7 +77,7 @@ def backlog(server: SageServer) -> Iterator[None]:
     with ThreadPoolExecutor(1) as pool:
         with stage.held(server):
             answer = pool.submit(generate, server, LONG_PROMPT, 500)
-            stage.once_arrived(server, 1)
+            stage.once(server, num_arrived=1)
             yield
         answer.result()
 
@@ -98,13 +103,9 @@ def full_disk(server: SageServer) -> Iterator[None]:
 
 @contextmanager
 def predictions_late(server: SageServer) -> Iterator[None]:
-    worker = server.predictor_worker()
-    worker.suspend()
-    try:
+    with server.without_predictions():
         generate(server, [SHORT_PROMPT] * 80)
         yield
-    finally:
-        worker.resume()
 
 
 @contextmanager
@@ -145,3 +146,32 @@ def test_an_alert_fires(
     watch.firing()
     with condition(server):
         wait_until(lambda: alert in watch.firing())
+
+
+def test_a_trace_tells_what_became_of_requests(
+    yielding: SageServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = yielding.log.parent / "trace.jsonl"
+    ask_together(yielding, crowd(12, seed=4))
+    generate(yielding, SHORT_PROMPT, rid="the last")
+    wait_until(lambda: '"ends","rid":"the last"' in trace.read_text())
+    events = [json.loads(line) for line in trace.read_text().splitlines()]
+    came = [event for event in events if event["is"] == "came"]
+    predicted = [event for event in came if event["source"] != "none"]
+    assert all(0 < event["p50_tokens"] <= event["p80_tokens"] for event in predicted)
+    assert len(predicted) >= 12
+    ended = {event["rid"] for event in events if event["is"] == "ends"}
+    assert {event["rid"] for event in came} == ended
+    counted, stats = Counter(event["is"] for event in events), yielding.stats()
+    moved = stats["preemption"]
+    assert counted["preempt"] == moved["num_preemptions"] > 0
+    assert counted["resume"] == moved["num_resumed"]
+    assert stats["trace"] == {"num_written": len(events), "num_lost": 0, "is_stopped": False}
+
+    yielded = next(event for event in events if event["is"] == "preempt")
+    for asked, told in (
+        (yielded["rid"], f"is preempted for {yielded['to']}"),
+        ("--summary", f"preempted {counted['preempt']} times"),
+    ):
+        assert cli.main(["explain", asked, str(trace)]) == 0
+        assert told in capsys.readouterr().out

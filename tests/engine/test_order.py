@@ -1,4 +1,4 @@
-"""Which request of a real server's queue starts first."""
+"""Which request of a real server's queue starts first, and how long others pause for it."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from tests.engine.serving import (
 )
 
 DOCUMENT = " ".join(f"clause {i} of the contract" for i in range(80))
+# A token is prefilled in a millisecond, and a decode step takes 41.
+MAX_GAP_MS = 150.0
 
 
 def test_short_predictions_go_first(foreseeing: SageServer) -> None:
@@ -87,6 +89,35 @@ def test_one_of_several_questions_computes_their_document(foreseeing: SageServer
     assert [answer["text"] for answer in answers] == [alone()["text"] for alone in ask]
 
 
+def longest_gap_ms(server: SageServer, policy: str, max_gap_ms: float | str) -> float:
+    """While one answers, two long prompts and a short one come."""
+    settings(server, {"schedule_policy": policy, "decode": {"max_gap_ms": max_gap_ms}})
+    # Other beginnings, so that the radix tree has nothing of them.
+    name = f"{policy} {max_gap_ms}"
+    prompts = [f"{name} {i}: " + "And so on and on. " * 40 for i in range(2)] + [name]
+    ask = partial(generate, server, sampling_params={"ignore_eos": True})
+    with ThreadPoolExecutor(4) as pool:
+        with stage.held(server):
+            answers = [pool.submit(ask, SHORT_PROMPT, 30)]
+            stage.once(server, num_arrived=1)
+            stage.hold(server, tokens=4)
+            stage.once_held(server)
+            for number, prompt in enumerate(prompts, 1):
+                answers.append(pool.submit(ask, prompt, 6))
+                stage.once(server, num_arrived=number)
+        lengths = [answer.result()["meta_info"]["completion_tokens"] for answer in answers]
+    assert lengths == [30, 6, 6, 6]
+    assert server.stats()["num_policy_errors"] == 0
+    return 1e3 * stage.state(server)["longest_gap_s"]
+
+
+def test_running_requests_keep_getting_tokens(foreseeing: SageServer) -> None:
+    for policy in ("sage", "proserve"):
+        assert longest_gap_ms(foreseeing, policy, MAX_GAP_MS) <= MAX_GAP_MS
+    # Without a bound they wait for whole prompts.
+    assert longest_gap_ms(foreseeing, "sage", "inf") > 2 * MAX_GAP_MS
+
+
 def test_a_short_prompt_overtakes_a_long_one_between_chunks(classes: SageServer) -> None:
     settings(classes, {"schedule_policy": "sage"})
     long_prompt = " ".join(f"paragraph {i} of a long document" for i in range(60))
@@ -99,10 +130,10 @@ def test_a_short_prompt_overtakes_a_long_one_between_chunks(classes: SageServer)
         with stage.held(classes, prefilled=2 * CHUNK_TOKENS):
             for number, (rid, prompt) in enumerate(asked.items(), 1):
                 answers.append(pool.submit(generate, classes, prompt, rid=rid))
-                stage.once_arrived(classes, number)
+                stage.once(classes, num_arrived=number)
                 stage.once_held(classes)
         long, _, short = (answer.result() for answer in answers)
-    assert stage.started(classes) == ["short", "long", "too long"]
+    assert stage.state(classes)["started"] == ["short", "long", "too long"]
     assert short["text"] == alone[1]
     assert long["meta_info"]["prompt_tokens"] > 4 * CHUNK_TOKENS
     assert classes.stats()["num_too_long"] > before
@@ -112,36 +143,22 @@ def test_a_short_prompt_overtakes_a_long_one_between_chunks(classes: SageServer)
 PRIORITIES: dict[str, dict[str, Any]] = {
     "low": {"priority": -20}, "none": {}, "middle": {"priority": 0}, "high": {"priority": 20},
 }  # fmt: skip
-BY_PRIORITY = ["high", "middle", "low", "none"]
-
-
-@pytest.mark.parametrize("policy", ["sage", "fcfs"])
-def test_higher_priorities_of_sglang_go_first(classes: SageServer, policy: str) -> None:
-    settings(classes, {"schedule_policy": policy})
-    assert started(classes, PRIORITIES) == BY_PRIORITY
 
 
 @pytest.mark.parametrize(
-    ("policy", "priority", "num_preemptions"),
-    [("fcfs-fill", 10, 0), ("fcfs-fill", 11, 1), ("sage", 11, 1), ("fcfs", 11, 0)],
+    ("policy", "num_preemptions"), [("sage", (0, 1)), ("fcfs-fill", (0, 1)), ("fcfs", (0, 0))]
 )
-def test_a_running_request_yields_to_a_priority_that_is_high_enough(
-    classes: SageServer, policy: str, priority: int, num_preemptions: int
+def test_higher_priorities_of_sglang_go_first_and_two_ranks_agree(
+    two_ranks: SageServer, policy: str, num_preemptions: tuple[int, int]
 ) -> None:
-    """Under ours with its KV in host memory; SGLang computes it again."""
-    settings(classes, {"schedule_policy": policy})
-    assert num_yielding_to(classes, priority, num_slots=3) == num_preemptions
+    """A running request yields to one that is high enough: under ours with its KV in host memory,
+    where SGLang computes it again. SGLang's check of the ranks ends them if they differ."""
+    settings(two_ranks, {"schedule_policy": policy, "preemption": {"enabled": True}})
+    assert started(two_ranks, PRIORITIES) == ["high", "middle", "low", "none"]
+    assert tuple(num_yielding_to(two_ranks, level) for level in (10, 11)) == num_preemptions
 
 
-def test_two_ranks_decide_alike_by_priority(two_ranks: SageServer) -> None:
-    """Or SGLang's check of the ranks ends them."""
-    settings(two_ranks, {"schedule_policy": "sage"})
-    assert started(two_ranks, PRIORITIES) == BY_PRIORITY
-    assert num_yielding_to(two_ranks, 10, num_slots=6) == 0
-    assert num_yielding_to(two_ranks, 11, num_slots=6) == 1
-
-
-def num_yielding_to(server: SageServer, priority: int, num_slots: int) -> int:
+def num_yielding_to(server: SageServer, priority: int, num_slots: int = 6) -> int:
     """The number of running requests preempted for a request of this priority."""
     before = server.preemption()["num_preemptions"]
     high: list[Future[Any]] = []
@@ -149,7 +166,7 @@ def num_yielding_to(server: SageServer, priority: int, num_slots: int) -> int:
     def ask_high(held: dict[str, Any]) -> None:
         assert len(held["running"]) == num_slots
         high.append(pool.submit(generate, server, SHORT_PROMPT, rid="high", priority=priority))
-        stage.once_arrived(server, 1)
+        stage.once(server, num_arrived=1)
 
     more: dict[str, Any] = {"priority": 0, "sampling_params": {"ignore_eos": True}}
     low = [partial(generate, server, f"{SHORT_PROMPT} {i}", 60, **more) for i in range(num_slots)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -31,34 +32,32 @@ ROUTES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def server(overloaded: SageServer) -> SageServer:
-    settings(overloaded, {"overload": {"action": "refuse", "max_ttft_ms": 2000.0}})
-    return overloaded
+def server(one_slot: SageServer) -> Iterator[SageServer]:
+    overload = {"enabled": True, "action": "refuse", "max_ttft_ms": 2000.0}
+    settings(one_slot, {"schedule_policy": "fcfs-fill", "overload": overload})
+    yield one_slot
+    settings(one_slot, {"overload": {"enabled": False}})
 
 
-def post(
-    server: SageServer, path: str, *, stream: bool, headers: dict[str, str] | None = None
-) -> requests.Response:
+def post(server: SageServer, path: str, stream: bool, **headers: str) -> requests.Response:
     body = {"model": "default", **ROUTES[path], "stream": stream}
     return requests.post(server.url + path, json=body, headers=headers, timeout=300)
 
 
-def post_many(server: SageServer, path: str, *, stream: bool) -> list[requests.Response]:
-    """All come before the first may start."""
-    return stage.together(server, [partial(post, server, path, stream=stream)] * 12)
-
-
-of_each_kind = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     ("path", "stream"), [(path, stream) for path in ROUTES for stream in (False, True)]
 )
-
-
-@of_each_kind
-def test_a_refused_request_hears_when_to_come_back_and_why(
+def test_late_requests_are_refused_or_degraded_and_hear_so(
     server: SageServer, path: str, stream: bool
 ) -> None:
+    one = partial(post, server, path, stream)
+    dry = partial(one, **{"X-Sage-Dry-Run": "1"})
+    alone = dry().json()
+    assert alone["ttlt_ms"] > alone["ttft_ms"] > 0
+    assert not alone["late"]
     before = server.stats()["overload"]["num_refused"]["ttft"]
-    served, *refused = post_many(server, path, stream=stream)
+    # All come before the first may start.
+    served, *refused = stage.together(server, [one] * 12)
     assert (served.status_code, "retry_after_s" in served.text) == (200, False)
     for answer in refused:
         error = answer.json()["error"]
@@ -66,24 +65,23 @@ def test_a_refused_request_hears_when_to_come_back_and_why(
         assert (answer.status_code, error["code"], error["metric"]) == (429, 429, "ttft")
         assert error["predicted_ms"] > error["limit_ms"] >= 1800
     assert server.stats()["overload"]["num_refused"]["ttft"] == before + 11
-
-
-@of_each_kind
-@pytest.mark.parametrize("action", ["cap", "behind"])
-def test_a_late_request_is_degraded_and_says_so(
-    server: SageServer, action: str, path: str, stream: bool
-) -> None:
-    settings(server, {"overload": {"action": action, **FIFTH_IS_LATE}})
-    answers = post_many(server, path, stream=stream)
-    assert {answer.status_code for answer in answers} == {200}
-    said = [answer.headers.get("x-sage-overload") for answer in answers]
-    assert said == [None] * 4 + [action] * 8
-    if path == "/generate":
-        in_text = [f'"sage_overload":["{action}"]' in answer.text for answer in answers]
-        assert in_text == [False] * 4 + [True] * 8
-    if path == "/generate" and not stream:
-        lengths = [answer.json()["meta_info"]["completion_tokens"] for answer in answers]
-        assert lengths == [MANY_TOKENS] * 4 + [1 if action == "cap" else MANY_TOKENS] * 8
+    for action, shortest in (("cap", 1), ("behind", MANY_TOKENS)):
+        settings(server, {"overload": {"action": action, **FIFTH_IS_LATE}})
+        answers = stage.together(server, [one] * 12)
+        assert {answer.status_code for answer in answers} == {200}
+        said = [answer.headers.get("x-sage-overload") for answer in answers]
+        assert said == [None] * 4 + [action] * 8
+        if path == "/generate":
+            in_text = [f'"sage_overload":["{action}"]' in answer.text for answer in answers]
+            assert in_text == [False] * 4 + [True] * 8
+        if path == "/generate" and not stream:
+            lengths = [answer.json()["meta_info"]["completion_tokens"] for answer in answers]
+            assert lengths == [MANY_TOKENS] * 4 + [shortest] * 8
+    settings(server, {"overload": {"enabled": False}})
+    unknown = dry()
+    assert unknown.status_code == (200 if stream else 503)
+    # SGLang's stream of a chat names no reason.
+    assert ("abort" if stream else "no times are predicted") in unknown.text
 
 
 def test_a_list_says_which_of_its_prompts_were_degraded(server: SageServer) -> None:
@@ -97,27 +95,10 @@ def test_a_list_says_which_of_its_prompts_were_degraded(server: SageServer) -> N
     assert sorted(told, key=str) == [(1, ["cap"])] * 8 + [(MANY_TOKENS, None)] * 4
 
 
-@of_each_kind
-def test_a_dry_run_tells_what_a_request_would_wait(
-    server: SageServer, path: str, stream: bool
-) -> None:
-    asks = partial(post, server, path, stream=stream, headers={"X-Sage-Dry-Run": "1"})
-    alone = asks()
-    assert alone.status_code == 200
-    assert alone.json()["ttlt_ms"] > alone.json()["ttft_ms"] > 0
-    assert not alone.json()["late"]
-    settings(server, {"overload": {"enabled": False}})
-    unknown = asks()
-    settings(server, {"overload": {"enabled": True}})
-    assert unknown.status_code == (200 if stream else 503)
-    # SGLang's stream of a chat names no reason.
-    assert ("abort" if stream else "no times are predicted") in unknown.text
-
-
 def test_alone_no_request_is_refused_and_a_load_has_typical_times(server: SageServer) -> None:
     before = server.stats()["overload"]["num_refused"]
     for stream in (False, True):
-        assert post(server, "/generate", stream=stream).status_code == 200
+        assert post(server, "/generate", stream).status_code == 200
     found = server.stats()["overload"]
     assert found["num_refused"] == before
     assert found["real_to_predicted"]["ttft"] > 0
@@ -133,7 +114,7 @@ def test_after_a_burst_in_which_the_predictor_died_an_idle_server_admits(
     server: SageServer,
 ) -> None:
     def ask(_: int = 0) -> int:
-        return post(server, "/generate", stream=False).status_code
+        return post(server, "/generate", False).status_code
 
     worker = server.predictor_worker()
     with ThreadPoolExecutor(64) as pool:

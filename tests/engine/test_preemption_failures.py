@@ -30,7 +30,7 @@ def counted(server: SageServer) -> Counter[str]:
 def test_kv_that_does_not_come_back_is_noticed(yielding: SageServer, stock: Stock) -> None:
     # Comparisons of the other tests can fail.
     with stage.sabotaged(yielding, saboteur.SKIP_RESTORE):
-        assert differences(stock.answers, ask_together(yielding, ASKED))[0] > 5
+        assert differences(stock, ask_together(yielding, ASKED))[0] > 5
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_answers_stay_the_same_if_moves_fail(
     before = counted(yielding)
     with stage.sabotaged(yielding, failure):
         found = ask_together(yielding, ASKED)
-    assert differences(stock.answers, found)[0] == 0
+    assert differences(stock, found)[0] == 0
     news = counted(yielding)
     news.subtract(before)
     assert news[counter] > 3

@@ -1,19 +1,35 @@
-"""A server that is left untouched, and one within a program."""
+"""Replicas of one server (--dp-size 2), and a server within a program."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from tests.engine.conftest import ASKED, Stock
-from tests.engine.serving import LONG_PROMPT, SHORT_PROMPT, warmed_store
+from tests.engine.kinds import settings
+from tests.engine.serving import (
+    LONG_PROMPT,
+    SHORT_PROMPT,
+    SageServer,
+    generate,
+    states,
+    warmed_store,
+)
 from tests.nursery import Nursery
 
 
-def test_not_chosen_it_is_a_stock_server(stock: Stock) -> None:
-    # Its answers are the reference of all others.
-    assert [len(answer.ids) for answer in stock.answers] == [tokens for _, tokens in ASKED]
-    assert "sage" not in stock.state
+def test_both_replicas_serve_go_by_new_settings_and_lose_nothing(replicas: SageServer) -> None:
+    """SGLang gives each request a rank, and each rank has an order."""
+    for policy in ("fcfs", "sage"):
+        settings(replicas, {"schedule_policy": policy})
+        assert [state["sage"]["schedule_policy"] for state in states(replicas)] == [policy] * 2
+        answers = generate(replicas, [f"{SHORT_PROMPT} ({i})" for i in range(48)])
+        assert {answer["meta_info"]["dp_rank"] for answer in answers} == {0, 1}
+        assert len(answers) == 48
+    samples = generate(replicas, SHORT_PROMPT, sampling_params={"n": 3, "temperature": 1})
+    assert len(samples) == 3
+    for rank in (1, 1, 0, 1):
+        answer = generate(replicas, SHORT_PROMPT, routed_dp_rank=rank)
+        assert answer["meta_info"]["dp_rank"] == rank
 
 
 def test_the_engine_api(nursery: Nursery, model: Path, tmp_path: Path) -> None:

@@ -60,17 +60,11 @@ def test_no_abort_is_lost_by_which_http_process_it_comes_to(several: SageServer)
     """While predictions are awaited, and as often as not to another process than the request."""
     settings(several, {"schedule_policy": "sage"})
     rids = [f"awaited-{number}" for number in range(12)]
-    worker = several.predictor_worker()
-    worker.suspend()
-    try:
-        with ThreadPoolExecutor(len(rids)) as pool:
-            calls = [pool.submit(generate, several, SHORT_PROMPT, 200, rid=rid) for rid in rids]
-            wait_for_both(several, "num_awaited", lambda nums: sum(nums) == len(rids))
-            for rid in rids:
-                post(several, "/abort_request", {"rid": rid})
-            worker.resume()
-    finally:
-        worker.resume()
+    with ThreadPoolExecutor(len(rids)) as pool, several.without_predictions():
+        calls = [pool.submit(generate, several, SHORT_PROMPT, 200, rid=rid) for rid in rids]
+        wait_for_both(several, "num_awaited", lambda nums: sum(nums) == len(rids))
+        for rid in rids:
+            post(several, "/abort_request", {"rid": rid})
     for call in calls:
         meta = call.result()["meta_info"]
         assert meta["finish_reason"]["type"] == "abort"

@@ -1,9 +1,10 @@
-"""A stock server with --sage-shadow against one without: the record is all that differs."""
+"""A stock server with --sage-shadow: the record is all that differs from one without."""
 
 from __future__ import annotations
 
 import json
 import stat
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,19 @@ import pytest
 from bench.whatif.engine import of_running
 from bench.whatif.read import read_log
 from sage_sched.cli import main
-from tests.engine.conftest import Stock
+from tests.checks.exactness import ask, differences
+from tests.engine import stage
+from tests.engine.conftest import ASKED, POLICY, Stock
 from tests.engine.serving import SageServer, generate, post, wait_until
-from tests.engine.shadowing import POLICY, PROMPTS, SECRET, serve
+
+SECRET = "Never write this down"
+PROMPTS = {
+    "long": f"{SECRET}: " + "tell me of the dragon and the seven seas. " * 12,
+    "short": f"{SECRET}.",
+    "middle": f"{SECRET}: " + "what do they mean? " * 6,
+    "same": f"{SECRET}!",
+    "chatty": f"{SECRET}: " + "why? " * 10,
+}
 
 
 def test_the_shadow_records_and_changes_nothing(
@@ -24,9 +35,14 @@ def test_the_shadow_records_and_changes_nothing(
     with SageServer(model, tmp_path, flags=flags, policy=POLICY) as server:
         dumping = {"dump_requests_folder": str(dumps), "dump_requests_threshold": len(PROMPTS)}
         post(server, "/configure_logging", dumping)
-        shadowed = serve(server)
-        assert shadowed.order == ["short", "same", "chatty", "middle", "long"]
-        assert shadowed == stock.unshadowed
+        own = [{"custom_params": {"sage_lengths": [1, 2], "own": i}} for i in range(len(PROMPTS))]
+        calls = [
+            partial(generate, server, text, 9 + i, rid=rid, sampling_params=own[i])
+            for i, (rid, text) in enumerate(PROMPTS.items())
+        ]
+        stage.together(server, calls)
+        order = stage.state(server)["started"]
+        assert order == ["short", "same", "chatty", "middle", "long"]
         assert server.stats()["gaps"]["stayed"]["num"] >= len(PROMPTS)
         assert server.stats()["predictor"]["num_predicted_warm"] == len(PROMPTS)
         wait_until(lambda: server.stats()["shadow"]["num_written"] == len(PROMPTS))
@@ -34,7 +50,9 @@ def test_the_shadow_records_and_changes_nothing(
         wait_until(lambda: server.stats()["predictor"]["quality"].get("num_answers") == 0)
         generate(server, "Any more?", 4, n=2)
         post(server, "/generate", {"input_ids": [5, 6, 7]})
-        wait_until(lambda: server.stats()["shadow"]["num_written"] > len(PROMPTS))
+        num_different, largest = differences(stock, ask(server, ASKED, 12))
+        assert (num_different, largest < 1e-3) == (0, True)
+        wait_until(lambda: server.stats()["shadow"]["num_written"] > len(PROMPTS) + len(ASKED))
         assert of_running(server.url, None).policy == POLICY
         wait_until(lambda: any(dumps.rglob("*.pkl")))
         assert main(["set", "schedule_policy=sage", "--url", server.url]) == 2
@@ -46,11 +64,11 @@ def test_the_shadow_records_and_changes_nothing(
     rows = [json.loads(line) for line in text.splitlines()][: len(PROMPTS)]
     assert sorted(row["max_new_tokens"] for row in rows) == [9, 10, 11, 12, 13]
     log = read_log([record])
-    assert len(log.requests) > len(PROMPTS)
+    assert len(log.requests) > len(PROMPTS) + len(ASKED)
     assert all(one.forecast is not None and not one.prompt for one in log.requests)
     assert "left out" not in " ".join(log.lines)
     # SGLang can dump these requests all the same, and no object of ours is in its pickle.
-    (dumped,) = dumps.rglob("*.pkl")
-    assert b"patches" not in dumped.read_bytes()
-    assert all(prompt.encode() in dumped.read_bytes() for prompt in PROMPTS.values())
+    dumped = b"".join(file.read_bytes() for file in dumps.rglob("*.pkl"))
+    assert b"patches" not in dumped
+    assert all(prompt.encode() in dumped for prompt in PROMPTS.values())
     assert "sage-sched: _" not in (tmp_path / "server.log").read_text()

@@ -76,51 +76,29 @@ def test_switches_lose_nothing(server: SageServer) -> None:
     assert len(first) > len(SWITCHES)
 
 
-def test_swapped_requests_come_back_under_sglangs_own_order(server: SageServer) -> None:
-    swapped: list[str] = []
-
-    def go_by_fcfs(state: dict[str, Any]) -> None:
-        swapped.extend(state["swapped"])
-        settings(server, {"schedule_policy": "fcfs"})
-
-    asked = crowd(16, seed=5)
-    calls = [partial(ask_one, server, one) for one in asked]
-    found = stage.together(server, calls, go_by_fcfs, swapped=4)
-    assert len(swapped) >= 4
-    moved = server.preemption()
-    assert moved["num_preemptions"] == moved["num_resumed"] + moved["num_recomputed"]
-    assert differences(asked_alone(server, asked), found)[0] == 0
-
-
-def test_without_the_key_or_with_a_bad_body_nothing_changes(server: SageServer) -> None:
+def test_without_the_key_or_with_a_bad_value_nothing_changes(server: SageServer) -> None:
     before, path = settings(server), f"{server.url}/sage/settings"
     for headers in ({}, {"Authorization": "Bearer a client's"}):
         change = {"schedule_policy": "fcfs"}
         assert requests.post(path, json=change, headers=headers, timeout=60).status_code == 401
         assert requests.get(path, headers=headers, timeout=60).status_code == 401
-    key = {"Authorization": f"Bearer {stage.ADMIN_KEY}"}
-    for body, why in (
-        (b'{"a": "' + b"x" * 70_000 + b'"}', "more than 65536 bytes"),
-        (b'{"schedule_policy": "srpt-oracle"}', "schedule_policy is 'srpt-oracle', allowed: "),
-    ):
-        answer = requests.post(path, data=body, headers=key, timeout=60)
-        assert (answer.status_code, why in answer.json()["error"]) == (400, True), answer.text
-    assert settings(server) == before
+    too_long = b'{"a": "' + b"x" * 70_000 + b'"}'
+    answer = requests.post(path, data=too_long, headers=stage.AS_ADMIN, timeout=60)
+    assert (answer.status_code, "more than 65536 bytes" in answer.text) == (400, True)
 
-
-def test_the_command_changes_settings_or_says_why_not(server: SageServer) -> None:
     def run(*changes: str, key: str = stage.ADMIN_KEY) -> subprocess.CompletedProcess[str]:
         command = [str(BIN / "sage-sched"), "set", "--url", server.url, *changes]
         env = os.environ | {"SAGE_ADMIN_KEY": key}
         return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
+    assert "Unauthorized" in run(key="").stderr
+    refused = run("policy.sage.regret=-1")
+    assert (refused.returncode, "policy.sage.regret is -1" in refused.stderr) == (2, True)
+    assert settings(server) == before
     done = run("schedule_policy=sage", "policy.sage.regret=inf")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["policy"]["sage"]["regret"] == "inf"
     assert json.loads(run().stdout) == settings(server)
-    refused = run("policy.sage.regret=-1")
-    assert (refused.returncode, "policy.sage.regret is -1" in refused.stderr) == (2, True)
-    assert "Unauthorized" in run(key="").stderr
 
 
 @SEVERAL_HTTP_PROCESSES

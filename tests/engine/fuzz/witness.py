@@ -3,16 +3,16 @@ lost. It hooks SGLang's own functions only, so it says the same under any policy
 
 from __future__ import annotations
 
-import functools
 import gc
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bench.engines.server import plugins
 from tests.engine.fuzz import policies
+from tests.engine.hooks import around
 
 # What an aborted request may still say: its abort is carried out with the step in flight, and the
 # one after it.
@@ -45,12 +45,13 @@ class _Aborts:
         # By request: its state, its number of tokens, and the step.
         self._pending: dict[str, tuple[str, int, int]] = {}
 
-    def arrive(self, scheduler: Any, req: Any, **kw: Any) -> None:
+    def arrive(self, handle: Any, scheduler: Any, req: Any, **kw: Any) -> Any:
         self._unfinished.add(req.rid)
         if req.rid in self._early:
             self._pending[req.rid] = "on its way", 0, 0
+        return handle(req, **kw)
 
-    def abort(self, scheduler: Any, abort: Any) -> None:
+    def abort(self, carry_out: Any, scheduler: Any, abort: Any) -> Any:
         found = {
             req.rid: (state, len(req.output_ids), scheduler.forward_ct)
             for state, req in _requests(scheduler)
@@ -62,15 +63,18 @@ class _Aborts:
         elif abort.rid and not found:
             self._early.add(abort.rid)
         self._pending = found | self._pending
+        return carry_out(abort)
 
-    def pause(self, scheduler: Any, pause: Any) -> None:
+    def pause(self, carry_out: Any, scheduler: Any, pause: Any) -> Any:
         # SGLang aborts a chunked prompt before the next step, but not if a pause has moved it to
         # the queue meanwhile (process_pending_chunked_abort in managers/scheduler.py).
         if pause.mode == "retract":
             moved = "chunked", scheduler.forward_ct
             self._pending = {rid: p for rid, p in self._pending.items() if p[::2] != moved}
+        return carry_out(pause)
 
-    def finish(self, result: Any, req: Any, *args: Any, **kw: Any) -> None:
+    def finish(self, update: Any, req: Any, *args: Any, **kw: Any) -> None:
+        update(*args, **kw)
         if not req.finished() or req.rid not in self._unfinished:
             return
         self._unfinished.remove(req.rid)
@@ -80,33 +84,14 @@ class _Aborts:
             self.lost.append(f"{req.rid}, aborted while {state}, said {num_more} more")
 
 
-def _noted(
-    owner: Any,
-    name: str,
-    before: Callable[..., None] = lambda *args, **kw: None,
-    after: Callable[..., None] = lambda *args, **kw: None,
-) -> None:
-    """Call `before` with a method's arguments at each of its calls, and `after` with its result and
-    its arguments."""
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def noted(*args: Any, **kw: Any) -> Any:
-        before(*args, **kw)
-        result = original(*args, **kw)
-        after(result, *args, **kw)
-        return result
-
-    setattr(owner, name, noted)
-
-
 def _watch_scheduler() -> None:
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.managers.scheduler import Scheduler
 
     aborts = _Aborts()
 
-    def state(result: Any, scheduler: Any, *args: Any, **kw: Any) -> None:
+    def state(original: Any, scheduler: Any, asked: Any) -> Any:
+        result = original(asked)
         pool, tree = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
         slots, num_free = scheduler.req_to_token_pool, pool.available_size()
         result.internal_state["witness"] = {
@@ -119,12 +104,13 @@ def _watch_scheduler() -> None:
             "missing tokens": scheduler.max_total_num_tokens - num_free - tree.evictable_size(),
             "missing slots": slots.size - len(slots.free_slots),
         }
+        return result
 
-    _noted(Scheduler, "abort_request", aborts.abort)
-    _noted(Scheduler, "pause_generation", aborts.pause)
-    _noted(Scheduler, "handle_generate_request", aborts.arrive)
-    _noted(Scheduler, "get_internal_state", after=state)
-    _noted(Req, "update_finish_state", after=aborts.finish)
+    around(Scheduler, "abort_request", aborts.abort)
+    around(Scheduler, "pause_generation", aborts.pause)
+    around(Scheduler, "handle_generate_request", aborts.arrive)
+    around(Scheduler, "get_internal_state", state)
+    around(Req, "update_finish_state", aborts.finish)
 
 
 def _requests(scheduler: Any) -> Iterator[tuple[str, Any]]:
@@ -152,12 +138,10 @@ def _copies_alive() -> int:
 def _watch_http() -> None:
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
-    original = TokenizerManager.get_internal_state
-
-    async def with_open(self: Any) -> Any:
-        states = await original(self)
+    async def with_open(original: Any, manager: Any) -> Any:
+        states = await original()
         for state in states:
-            state["witness"]["open"] = sorted(self.rid_to_state)
+            state["witness"]["open"] = sorted(manager.rid_to_state)
         return states
 
-    TokenizerManager.get_internal_state = with_open
+    around(TokenizerManager, "get_internal_state", with_open)

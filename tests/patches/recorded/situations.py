@@ -78,7 +78,10 @@ SITUATIONS = {
         {"preemption": {"host_pool_gib": 1e-5}},
     ),
     "sampled": Situation(
-        "fastserve", crowd(60, sampling), [*_STARVED, "--disable-overlap-schedule"]
+        "fastserve",
+        crowd(60, sampling),
+        [*_STARVED, "--disable-overlap-schedule"],
+        {"decode": {"max_swapped_ms": 200.0}},
     ),
     "spoilt": Situation("fastserve", crowd(70, alike), _STARVED, moves_a_failure=8),
     "adapted": Situation("fastserve", crowd(60, adapted), _STARVED, most_adapters=2),
