@@ -31,10 +31,6 @@ _PAUSES = {Trouble.PAUSE_ABORT: "abort", Trouble.PAUSE_IN_PLACE: "in_place"}
 _CALM = {"preemption": {"enabled": True}, "decode": {"max_gap_ms": 1000.0}}
 
 
-class StalledError(RuntimeError):
-    """Nothing comes back from the server any more."""
-
-
 # The body of a request, without the way in which the answer comes.
 Question = Mapping[str, Any]
 
@@ -91,7 +87,7 @@ class Actor:
         self.played = Played()
 
     async def play(self, scenario: Scenario) -> None:
-        """Raises StalledError. What was played so far is in `played`."""
+        """What is played is in `played`, and whether the server stalled."""
         # A server closes connections that are idle, some just as they are used again.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         timeout, most_bytes = aiohttp.ClientTimeout(total=None), 1 << 24  # of a line
@@ -109,7 +105,9 @@ class Actor:
                     await asyncio.wait(tasks, timeout=1.0)
                     num_looks = num_looks + 1 if heard_s == self._heard_s else 0
                     if num_looks > _STALLED_LOOKS:
-                        raise StalledError(f"nothing came back in {_STALLED_LOOKS} s")
+                        stalled = f"stalled: nothing came back in {_STALLED_LOOKS} s"
+                        self.played.problems.append(stalled)
+                        break
             finally:
                 for task in tasks:
                     task.cancel()

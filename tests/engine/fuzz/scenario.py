@@ -41,19 +41,12 @@ _PRIORITIES = (None, None, -(2**31), -1, 0, 1, 2, 5, 2**31 - 1)
 
 
 class Kind(Enum):
-    """The connection between the turns of a talk."""
+    """The connection between the turns of a talk, by the family of talks that come alone."""
 
-    PLAIN = "each turn for itself, after the talk's opening"
-    CHAT = "each turn sends all that was said, answers included"
-    SESSION = "SGLang remembers what was said"
-    STREAMING_SESSION = "SGLang keeps its KV, too"
-
-
-# Of talks that come alone.
-_KINDS = {
-    "chats": Kind.CHAT, "sessions": Kind.SESSION, "streaming sessions": Kind.STREAMING_SESSION,
-    "singles": Kind.PLAIN,
-}  # fmt: skip
+    PLAIN = "singles"  # each turn for itself, after the talk's opening
+    CHAT = "chats"  # each turn sends all that was said, answers included
+    SESSION = "sessions"  # SGLang remembers what was said
+    STREAMING_SESSION = "streaming sessions"  # SGLang keeps its KV, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +199,7 @@ class _Draw:
             ats_s = [at_s + rng.uniform(0, 1) for _ in range(rng.randint(1, 3))]
             return [self._talk(Kind.PLAIN, at_s, agents, rng.randint(1, 3)) for at_s in ats_s]
         num_turns = 1 if family == "singles" else rng.randint(2, 4)
-        return [self._talk(_KINDS[family], at_s, (), num_turns)]
+        return [self._talk(Kind(family), at_s, (), num_turns)]
 
     def _talk(self, kind: Kind, at_s: float, opening: tuple[int, ...], num_turns: int) -> Talk:
         self._num_talks += 1

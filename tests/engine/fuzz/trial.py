@@ -13,12 +13,12 @@ import requests
 
 from bench.engines.server.server import Server
 from tests.engine.fuzz import witness
-from tests.engine.fuzz.actor import Actor, Played, StalledError
+from tests.engine.fuzz.actor import Actor
 from tests.engine.fuzz.configurations import Configuration
 from tests.engine.fuzz.judge import judge
 from tests.engine.fuzz.oracle import Oracle
 from tests.engine.fuzz.scenario import draw
-from tests.engine.serving import post, states, wait_until, warmed_store
+from tests.engine.serving import generate, post, states, wait_until, warmed_store
 
 # How long an idle server may take to notice that it is: a client that left, for one, is looked for
 # every few seconds. No host takes as long.
@@ -67,25 +67,16 @@ class Trial:
 
     def episode(self, seed: str) -> list[str]:
         """Play the scenario of a seed and return the findings. The first finding ends the trial."""
-        started_s = time.monotonic()
-        played, findings = self._play(seed)
-        findings += self._death() or self._not_settled() + self._death()
+        started_s, configuration = time.monotonic(), self._configuration
+        prefix = f"e{self.counts['episodes']:04d}"
+        actor = Actor(self._server.url, str(self._model), configuration.policy, prefix)
+        asyncio.run(actor.play(draw(seed, configuration.mix)))
+        self.counts += Counter(episodes=1, requests=len(actor.played.outcomes))
+        findings = self._death() or self._not_settled() + self._death()
         self.played_s += time.monotonic() - started_s
         if findings:
-            return findings
-        return self._counted_wrong() + judge(played, self._oracle, self.counts)
-
-    def _play(self, seed: str) -> tuple[Played, list[str]]:
-        """And whether the server stalled."""
-        prefix = f"e{self.counts['episodes']:04d}"
-        actor = Actor(self._server.url, str(self._model), self._configuration.policy, prefix)
-        stalls = []
-        try:
-            asyncio.run(actor.play(draw(seed, self._configuration.mix)))
-        except StalledError as error:
-            stalls.append(f"stalled: {error}")
-        self.counts += Counter(episodes=1, requests=len(actor.played.outcomes))
-        return actor.played, stalls
+            return actor.played.problems + findings
+        return self._counted_wrong() + judge(actor.played, self._oracle, self.counts)
 
     def _not_settled(self) -> list[str]:
         """What keeps the server from being idle, or what it holds once it is."""
@@ -103,9 +94,7 @@ class Trial:
         try:
             post(self._server, f"/flush_cache?timeout={_SETTLE_S}")
             # The newest batch of a server is let go with the next.
-            sampling = {"max_new_tokens": 2}
-            body = {"input_ids": [9, 8, 7], "sampling_params": sampling}
-            post(self._server, "/generate", body)
+            generate(self._server, None, 2, input_ids=[9, 8, 7])
             wait_until(is_empty, _SETTLE_S)  # an answer is sent before its batch is let go
         except TimeoutError:
             return left
