@@ -58,13 +58,12 @@ def kept_before_others(server: SageServer, num_others: int) -> None:
     assert ask(server, kept, "agent") >= _PROMPT_TOKENS - 1
     assert ask(server, others[0]) == 0
     assert server.stats()["num_policy_errors"] == 0
+    post(server, "/flush_cache")
 
 
-def test_the_kv_of_a_session_outlives_that_of_others(server: SageServer) -> None:
+def test_sessions_outlive_others_what_they_leave_out_and_those_that_end(server: SageServer) -> None:
     kept_before_others(server, 3)
 
-
-def test_an_answer_that_a_session_leaves_out_goes_first(server: SageServer) -> None:
     left, goes_on = (prompt(4, 100) + prompt(number, 150) for number in (5, 6))
     stranger = prompt(7, 150)
     ask(server, left, "agent")
@@ -75,8 +74,7 @@ def test_an_answer_that_a_session_leaves_out_goes_first(server: SageServer) -> N
     assert 99 <= ask(server, left) <= 101
     assert ask(server, goes_on) >= 249
 
-
-def test_a_session_whose_client_comes_back_outlives_one_that_ends(server: SageServer) -> None:
+    post(server, "/flush_cache")
     comes, ends = prompt(9, 200), prompt(10, 200)
     ask(server, comes, "agent", pause_ms=1000.0)
     ask(server, ends, "agent too", ends_session=True)
