@@ -17,11 +17,11 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.engines.server import fit
 from bench.engines.server.facts import host_facts, version_of
@@ -66,17 +66,12 @@ _PREFILLS = (512, 4096)
 _DECODES = ((1, 1_000), (64, 64_000), (128, 128_000))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mode:
-    """A way to run a server.
-
-    sage: its settings.
-    on_cpu: whether it runs on a CPU.
-    """
+class Mode(NamedTuple):
+    """A way to run a server. sage: its settings. on_cpu: whether a CPU runs it, too."""
 
     flags: tuple[str, ...] = ()
     policy: str = "sage"
-    sage: SageConfig = field(default_factory=SageConfig)
+    sage: SageConfig = SageConfig()
     on_cpu: bool = False
 
 
@@ -190,7 +185,10 @@ class Checks:
             raise SkippedError("no CPU runs it")
         sage, filled = mode.sage, {"model": str(servers.model)}
         if sage.probe.file:
-            sage = replace(sage, probe=ProbeConfig(str(self._probe(servers.model))))
+            shape = json.loads((servers.model / "config.json").read_text(encoding="utf-8"))
+            written = probe(fingerprint(servers.model), hidden_size=shape["hidden_size"])
+            written.write(self.folder / "probe")
+            sage = replace(sage, probe=ProbeConfig(str(self.folder / "probe")))
         if "{drafts}" in mode.flags:
             filled["drafts"] = str(self._drafts())
         flags = (*servers.flags, *(flag.format(**filled) for flag in mode.flags))
@@ -208,12 +206,6 @@ class Checks:
         different = {"num_different": num_different, "largest_difference": largest}
         kept = ("step_time", "preemption", "gaps", "slo", "probe")
         return different | {of: state[of] for of in kept}
-
-    def _probe(self, model: Path) -> Path:
-        """Write a probe with random weights."""
-        hidden = json.loads((model / "config.json").read_text(encoding="utf-8"))["hidden_size"]
-        probe(fingerprint(model), hidden_size=hidden).write(self.folder / "probe")
-        return self.folder / "probe"
 
     def _drafts(self) -> Path:
         """Write a model of one layer that drafts for ours, as in EAGLE."""
