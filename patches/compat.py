@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from patches.engine_types import Batch
 from sage_sched.errors import UserError
 
 # Every hook fits all of these releases. A hook that fits only some will have to name them.
@@ -111,18 +110,6 @@ def contract_error(fields: dict[str, Any]) -> str | None:
 def thinking_of(chat: object) -> object:
     """Return `thinking` of a ChatCompletionRequest; None before 0.5.23, which added the field."""
     return getattr(chat, "thinking", None)
-
-
-def drop_ended(running_batch: Batch) -> None:
-    """Remove ended requests from the running batch, as Scheduler.get_next_batch_to_run of 0.5.23
-    does before a pass. They hold no KV to free, and a policy that has just taken over does not know
-    them."""
-    if _release() != "0.5.22":
-        return
-    num_reqs = len(running_batch.reqs)
-    running_batch.filter_batch()
-    if len(running_batch.reqs) < num_reqs:
-        running_batch.batch_is_full = False
 
 
 def _release() -> str:

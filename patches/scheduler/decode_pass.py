@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from patches.compat import drop_ended
 from patches.engine_types import Req, Scheduler
 from patches.scheduler import queues
 from patches.scheduler.executor import Pass
@@ -22,7 +21,7 @@ def run_decode_pass(scheduler: Scheduler, original: Callable[[], None]) -> None:
         scheduler.disagg_decode_prealloc_queue.num_reserved_decode_tokens = theirs
         original()
         return
-    drop_ended(scheduler.running_batch)
+    queues.drop_ended(scheduler.running_batch)
     scheduling_pass.run_pass(_DecodePass(scheduler, original))
 
 

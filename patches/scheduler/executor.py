@@ -11,7 +11,6 @@ from typing import Any
 from sglang.srt.environ import envs
 from sglang.srt.managers.scheduler import NextBatchPlan
 
-from patches.compat import drop_ended
 from patches.engine_types import Batch, Req, Scheduler
 from patches.scheduler import queues
 from patches.scheduler.kv_copy import frees_memory, is_swapped, retract, retract_chunked, swapped
@@ -39,7 +38,7 @@ def run_pass(scheduler: Scheduler, original: Callable[[Batch], Any], running_bat
     follow_settings(scheduler)
     if not scheduler.sage.plans():
         return original(running_batch)
-    drop_ended(running_batch)
+    queues.drop_ended(running_batch)
     this = Pass(scheduler, original, running_batch)
     scheduling_pass.run_pass(this)
     return this.done

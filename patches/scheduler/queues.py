@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from patches.engine_types import Req, Scheduler
+from patches.engine_types import Batch, Req, Scheduler
 from patches.scheduler.kv_copy import swapped
 
 
@@ -56,6 +56,16 @@ def unseen(scheduler: Scheduler) -> list[Req]:
         sent: list[Req] = scheduler.disagg_prefill_inflight_queue
         return [*scheduler.disagg_prefill_bootstrap_queue.queue, *sent]
     return []
+
+
+def drop_ended(running_batch: Batch) -> None:
+    """Remove ended requests from the running batch. They hold no KV to free, and a policy that has
+    just taken over does not know them. SGLang removes them before a prefill pass (since 0.5.23),
+    but only after the pass of a decode server."""
+    num_reqs = len(running_batch.reqs)
+    running_batch.filter_batch()
+    if len(running_batch.reqs) < num_reqs:
+        running_batch.batch_is_full = False
 
 
 def sort_by_arrival(scheduler: Scheduler) -> None:

@@ -46,7 +46,7 @@ def of_classes(n: int) -> Mapping[str, Any]:
             weight=weight, ttft_slo_ms=ttft_ms, tpot_slo_ms=ttft_ms and 60.0, slo_class=name,
             urgency=1 + n % 5, tenant=str(n * n % 4), shares_fairly=n % 2 == 0,
         ),
-        "others": {"priority": 12 * (n % 4) if n % 7 else None},
+        "others": {"priority": None if n % 7 == 0 else -(2**63) if n % 9 == 0 else 12 * (n % 4)},
     }  # fmt: skip
 
 

@@ -92,14 +92,14 @@ class Device:
         self._num_moves += 1
         return self._moves_a_failure is not None and self._num_moves % self._moves_a_failure == 0
 
-    def moving(self, copy: Callable[..., Any], place: int) -> Callable[..., Any]:
-        """Return a copy of KV to host memory, or back, that takes its time. place: of the slots
-        among its arguments."""
+    def moving(self, copy: Callable[..., Any], size: Callable[..., int]) -> Callable[..., Any]:
+        """Return a copy of KV to host memory, or back, that takes its time. size: returns the
+        tokens, from its arguments."""
 
         def timed(pool: Any, *given: Any, **kw: Any) -> Any:
             if self.fails():
                 raise RuntimeError("no memory")
-            self._clock.passes(len(given[place]) * self._model.swap_token_s)
+            self._clock.passes(size(*given) * self._model.swap_token_s)
             return copy(pool, *given, **kw)
 
         return timed

@@ -54,10 +54,6 @@ def _run(name: str) -> None:
     folder = Path(name)
     folder.mkdir()
     os.environ |= {"XDG_CACHE_HOME": str(folder.absolute()), **situation.env}
-    flags = ["--schedule-policy", situation.policy, *situation.flags]
-    settings, fails, adapters = (
-        situation.settings, situation.moves_a_failure, situation.most_adapters,
-    )  # fmt: skip
-    server = RecordedServer(folder, flags, settings, fails, adapters)
-    server.run(situation.script())
+    server = RecordedServer(folder, situation)
+    server.run()
     Path(f"{name}.json").write_text(json.dumps(server.records.lines))

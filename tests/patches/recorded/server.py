@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -19,15 +19,16 @@ from sglang.srt.managers.io_struct import BatchTokenIDOutput, GetInternalStateRe
 from sglang.srt.managers.scheduler_components.request_receiver import SchedulerRequestReceiver
 from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import SpawnRanks, publish
 from sglang.srt.server_args import PortArgs, prepare_server_args
 
 from patches.json_lines import JsonLines
 from patches.scheduler import host_memory, kv_copy, step_meter
 from sage_sched import step_learner
-from tests.patches.recorded.asks import Script
 from tests.patches.recorded.device import Clock, Device
 from tests.patches.recorded.records import Records
+from tests.patches.recorded.situations import Situation
 
 _FLAGS = (
     "--model-path", "model", "--load-format", "dummy", "--dtype", "float32", "--device", "cpu",
@@ -47,34 +48,27 @@ _LAST_S = 3.0
 class RecordedServer:
     """A scheduler that follows a script. records: its observable behaviour."""
 
-    def __init__(
-        self,
-        folder: Path,
-        flags: Sequence[str],
-        settings: Mapping[str, Any],
-        moves_a_failure: int | None,
-        most_adapters: int | None,
-    ) -> None:
-        """folder: for its files. The model is in `model`. moves_a_failure: see Device.
-        most_adapters: in a batch; None if requests name none."""
+    def __init__(self, folder: Path, situation: Situation) -> None:
+        """folder: for its files. The model is in `model`."""
         self._folder = folder
         self._turns = count(1)
-        self._script: Script = {}
+        self._script = situation.script()
         self._clock = Clock()
         self.records = Records(self._clock)
-        self._device = Device(self._clock, moves_a_failure)
+        self._device = Device(self._clock, situation.moves_a_failure)
         self._clock.install()
         self._replace()
         config = folder / "settings.yaml"
-        config.write_text(yaml.safe_dump(settings))
+        config.write_text(yaml.safe_dump(situation.settings))
         files = ("--sage-config", str(config), "--sage-trace", str(folder / "trace"))
+        flags = ("--schedule-policy", situation.policy, *situation.flags)
         args = prepare_server_args([*_FLAGS, *files, *flags])
         publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
         self.scheduler = sglang_scheduler.Scheduler(args, PortArgs.init_new(args))
-        if most_adapters is not None:
+        if (most := situation.most_adapters) is not None:
             self.scheduler.enable_lora = True
             self.scheduler.can_schedule_lora_req = lambda req, beside: (
-                len({req.lora_id, *beside}) <= most_adapters
+                len({req.lora_id, *beside}) <= most
             )
         self._follow()
 
@@ -100,8 +94,13 @@ class RecordedServer:
         step_learner.INTERVAL_STEPS = _LEARNING_STEPS
         step_meter.ends_with_launch = lambda _: False  # as on a GPU
         for allocator in (TokenToKVPoolAllocator, PagedTokenToKVPoolAllocator):
-            allocator.get_cpu_copy = self._device.moving(allocator.get_cpu_copy, 0)
-            allocator.load_cpu_copy = self._device.moving(allocator.load_cpu_copy, 1)
+            allocator.get_cpu_copy = self._device.moving(allocator.get_cpu_copy, len)
+            load = self._device.moving(allocator.load_cpu_copy, lambda copy, slots: len(slots))
+            allocator.load_cpu_copy = load
+        for name in ("backup_kv_cache", "restore_kv_cache"):
+            copy = getattr(UnifiedRadixCache, name)
+            copy = self._device.moving(copy, lambda req, *others: req.seqlen)
+            setattr(UnifiedRadixCache, name, copy)
 
     def _follow(self) -> None:
         """Record what the scheduler tells other processes, and let it wait for the device."""
@@ -117,9 +116,8 @@ class RecordedServer:
         for name in ("send_to_tokenizer", "send_to_detokenizer"):
             getattr(scheduler.ipc_channels, name).send_output = self._sent
 
-    def run(self, script: Script) -> None:
+    def run(self) -> None:
         """Give the scheduler what the script has, by the turns of its loop, until all is done."""
-        self._script = script
         self.scheduler.run_event_loop()
         self._clock.passes(_LAST_S)
         self.scheduler._poll_timeout_aborts()
@@ -137,6 +135,7 @@ class RecordedServer:
         return [make(self._clock.now_s) for make in self._script.get(turn, ())]
 
     def _ran(self, worker: Any, batch: Any) -> Any:
+        assert not kv_copy.swapped(batch.reqs), "a copy of a running request is kept"
         self.records.ran(batch)
         return self._device.launch(worker, batch)
 

@@ -39,7 +39,8 @@ class Situation:
     """A server with these flags, settings and environment, and its messages.
 
     sent: each message, with the turn of the scheduler's loop at which it comes.
-    moves_a_failure: see Device. most_adapters: see RecordedServer.
+    moves_a_failure: see Device. most_adapters: in a batch; None if
+    requests name none.
     """
 
     policy: str
@@ -123,7 +124,7 @@ SITUATIONS = {
     ),
     # The hierarchical cache's host memory takes copies too.
     "tiered": Situation(
-        "fastserve",
+        "sage",
         [
             *crowd(80, alike),
             *((30 + 7 * n, _abort(rid=f"r{3 * n + 2}")) for n in range(12)),
@@ -169,7 +170,7 @@ SITUATIONS = {
         ],
         [
             "--max-running-requests", "6", "--enable-priority-scheduling",
-            "--disable-priority-preemption",
+            "--disable-priority-preemption", "--schedule-low-priority-values-first",
         ],
         {
             "overload": {"enabled": True, "max_ttft_ms": 800.0},
@@ -225,7 +226,7 @@ SITUATIONS = {
             (120, change(schedule_policy="fcfs")),
             (150, change(schedule_policy="proserve")),
         ],
-        ["--max-total-tokens", "400", "--max-running-requests", "8", *_DECODES],
+        ["--max-total-tokens", "400", "--max-running-requests", "8", "--page-size", "4", *_DECODES],
         most_adapters=2,
     ),
 }  # fmt: skip
