@@ -52,6 +52,17 @@ def test_a_process_counts_for_its_model(
     assert found == [{"sage": ours}] * 2
 
 
+def test_another_engine_of_this_process_stays_as_it_is() -> None:
+    manager, obj = SimpleNamespace(), generate()
+    http_hook("__init__")(None, manager, SimpleNamespace())
+    for method, *given in (
+        ("generate_request", obj), ("_init_req_state", obj), ("_validate_and_resolve_lora", obj),
+        ("abort_request", "a"), ("_handle_abort_req", None), ("_handle_batch_output", None),
+    ):  # fmt: skip
+        http_hook(method)(manager, *given)
+    assert (vars(manager), hasattr(obj, "sage")) == ({}, False)
+
+
 async def refused(request: Any) -> PlainTextResponse:
     request.scope["sage.told"]["refusal"] = {"retry_after_s": 3}
     return PlainTextResponse("what SGLang says")

@@ -33,15 +33,8 @@ def test_a_launcher_knows_our_policies_and_its_child_processes_start(tmp_path: P
         (["-m"], 2, "invalid choice: 'sage'"),
         (["-c", "import sys; from sage_sched.cli import main; sys.exit(main())", "run"], 0, "sage"),
     ):
-        argv = [
-            sys.executable,
-            *command,
-            "launcher",
-            "--model-path",
-            "M",
-            "--schedule-policy",
-            "sage",
-        ]
+        flags = ["--model-path", "M", "--schedule-policy", "sage"]
+        argv = [sys.executable, *command, "launcher", *flags]
         env = {**os.environ, "PYTHONPATH": path}
         done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300)
         assert (done.returncode, said in done.stdout + done.stderr) == (code, True), done.stderr

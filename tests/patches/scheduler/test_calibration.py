@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import astuple
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,7 +22,6 @@ from tests.sage_sched.step_traffic import steps
 KIND = {"model": "a model", "hardware": "a GPU"}
 SHIPPED = StepTimeConfig().step_time()
 TRUTH = StepTime(0.004, 0.002, 1.5e-4, 2e-8, 0.013, 3e-4, 1e-6)
-SLOW = StepTime(*(3 * seconds for seconds in astuple(TRUTH)))
 
 
 @pytest.fixture(autouse=True)
@@ -34,10 +32,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def made(configured: StepTimeConfig | None = None) -> Calibration:
     return Calibration(configured, StepTimeFile(KIND), 72_000, 64, "cpu")
-
-
-def decode_s(step_time: StepTime) -> float:
-    return step_time.decode_s(32, 20_000)
 
 
 def run(calibration: Calibration, step_time: StepTime, num_steps: int) -> list[StepTimes]:

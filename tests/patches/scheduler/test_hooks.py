@@ -4,9 +4,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.session.session_controller import Session
 from sglang.srt.session.streaming_session import StreamingSession
 
+from patches.carrier import session_of
 from tests.patches.scheduler.test_state import fail
 from tests.patches.schedulers import Server, make_request
 
@@ -23,6 +25,10 @@ def test_a_refused_turn_does_not_free_its_session_for_a_third_one(server: Server
         server.hooks["create_req"](turn, session)
         assert (sessions.find_active_slot(turn) is None) == (to_finish is not None)
         assert session._inflight
+    closed: list[str] = []
+    server.state.limits.sessions = SimpleNamespace(closed=closed.append)  # type: ignore[assignment]
+    server.hooks["close_session"](None, server.scheduler, SimpleNamespace(session_id="a"))
+    assert closed == [session_of("a")]
 
 
 def test_broken_counters_stop_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,3 +48,27 @@ def test_a_request_that_is_aborted_twice_keeps_its_job_and_ends(server: Server) 
     req.kv.retraction_backup = object()
     server.hooks["_release_aborted_request"](server.scheduler, req)
     assert (req.sage.has_ended, req.kv.retraction_backup) == (True, None)
+
+
+def test_prompts_of_both_kinds_do_not_share_a_prefill(server: Server) -> None:
+    of_ids, of_embeds = server.arrive(make_request([10] * 9), make_request([10] * 9))
+    of_embeds.input_embeds = [[0.0]]
+    adder = SimpleNamespace(can_run_list=[of_ids])
+    add = server.hooks["add_one_req"]
+    assert add(pytest.fail, adder, of_embeds) is AddReqResult.OTHER
+
+
+@pytest.mark.parametrize(
+    ("policy", "has_chunked", "is_chunked", "admitted"),
+    [
+        ("sage", True, True, False), ("sage", True, False, True), ("sage", False, True, True),
+        ("fcfs", True, True, True),
+    ],
+)  # fmt: skip
+def test_one_prompt_is_chunked_at_a_time(
+    policy: str, has_chunked: bool, is_chunked: bool, admitted: bool
+) -> None:
+    select = Server(schedule_policy=policy).hooks["_select_prefill_admission"]
+    found = SimpleNamespace(is_chunked=is_chunked)
+    got = select(lambda *args, **kw: found, object(), object(), has_chunked_req=has_chunked)
+    assert got is (found if admitted else AddReqResult.OTHER)

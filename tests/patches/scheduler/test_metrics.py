@@ -43,14 +43,6 @@ def reported(server: Server) -> dict[str, float]:
     return values
 
 
-def test_a_prompt_that_is_being_chunked_counts_as_backlog(server: Server) -> None:
-    server.queue(make_request([10] * 9), make_request([900] * 9))
-    backlog_s = reported(server)["backlog_seconds"]
-    assert backlog_s > 900 * server.state.calibration.step_time.decode_base_s
-    server.scheduler.chunked_req = server.scheduler.waiting_queue.pop()
-    assert reported(server)["backlog_seconds"] == backlog_s
-
-
 def test_the_rank_that_reports_goes_on_as_the_others_do(server: Server) -> None:
     (running,) = server.arrive(make_request([50] * 9, answer_tokens=30))
     server.scheduler.running_batch.reqs = [running]

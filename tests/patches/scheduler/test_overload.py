@@ -105,9 +105,10 @@ def test_a_late_answer_is_capped_and_refused_if_that_is_not_enough(
     server = Server(schedule_policy="sage", sections=sections)
     server.queue(*(make_request([900], rid=f"{number}") for number in range(600)))
     late, short = server.arrive(make_request([900]), make_request([900], max_new_tokens=5))
+    late.customized_info = {"others": [1]}
     assert not refuses(server, late)
     assert late.sampling_params.max_new_tokens == late.sage.job.max_new_tokens == 5
-    assert late.customized_info == {"sage_overload": ["cap"]}
+    assert late.customized_info == {"others": [1], "sage_overload": ["cap"]}
     assert server.ordered([short, late]) == [late, short]  # by arrival, as both are as short
     assert not refuses(server, short)
     assert short.customized_info is None

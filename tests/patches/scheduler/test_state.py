@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from patches.messages import StepTimes
 from patches.scheduler import request
@@ -14,39 +15,12 @@ from patches.scheduler.view import is_short
 from sage_sched.policies.sage import Sage
 from tests.patches.schedulers import Server, StandInBatch, make_request
 
+NONE = SpeculativeAlgorithm.NONE
 LONG, SHORT = [900] * 9, [10] * 9
 
 
 def fail(*args: object) -> Any:
     raise ZeroDivisionError("a bug")
-
-
-@pytest.mark.parametrize(("mode", "first"), [("null", 1), ("prefill", 0)])
-def test_short_requests_go_first_on_a_prefill_server_by_prompts(mode: str, first: int) -> None:
-    server = Server(disaggregation_mode=mode)
-    reqs = server.queue(make_request(LONG), make_request(SHORT, 25))
-    assert server.ordered() == [reqs[first], reqs[1 - first]]
-
-
-@pytest.mark.parametrize(
-    ("mode", "cached_tokens", "held_tokens"), [("null", 800, 0), ("decode", 900, 700)]
-)
-def test_a_decode_server_pays_no_prefill(mode: str, cached_tokens: int, held_tokens: int) -> None:
-    server = Server(disaggregation_mode=mode)
-    (req,) = server.arrive(make_request(SHORT, 900))
-    # Others share 800 tokens. On a decode server it means the prefill server's tree.
-    req.cached_tokens, req.kv.kv_allocated_len = 800, 700
-    (job,) = server.state.jobs.running([req])
-    assert (job.cached_input_tokens, job.held_tokens) == (cached_tokens, held_tokens)
-
-
-def test_a_job_has_what_its_request_says(server: Server) -> None:
-    req = make_request([9] * 9, 30, max_new_tokens=0, ignore_eos=True)
-    req.session = object()
-    server.arrive(make_request(), req)
-    job = req.sage.job
-    assert (job.arrival, job.input_tokens, job.max_new_tokens) == (1, 30, 1)
-    assert (job.has_fixed_length, job.keeps_memory) == (True, True)
 
 
 def test_each_wait_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,3 +99,9 @@ def test_memory_is_not_short_if_a_last_token_is_on_its_way(server: Server) -> No
     for in_flight, expected in (([], True), ([ending], False)):
         scheduler._reqs_finishing_inflight = lambda batch, found=in_flight: found
         assert is_short(scheduler, batch) is server.state.view(batch).is_short is expected
+    # Drafts take more than a token.
+    scheduler._reqs_finishing_inflight = lambda batch: []
+    scheduler.token_to_kv_pool_allocator.available_size = lambda: 2
+    for scheduler.spec_algorithm, num_tokens in ((SpeculativeAlgorithm.EAGLE, 8), (NONE, 2)):
+        batch.new_tokens_required_next_decode = lambda number=num_tokens: number
+        assert is_short(scheduler, batch) is (num_tokens > 2)

@@ -49,15 +49,23 @@ def arrivals_s(reqs: list[Any]) -> list[float]:
     return [req.sage.job.arrival_s for req in reqs]
 
 
-def test_all_unfinished_requests_meet_the_new_policy(server: Server) -> None:
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+def test_all_unfinished_requests_meet_the_new_policy(server: Server, mode: str) -> None:
+    """Those that the other server has not yet, or has in part, too."""
     reqs = server.arrive(*(make_request([50] * 9) for _ in range(6)))
     running, grammar, chunked, bootstraps, sent, finished = reqs
     scheduler = server.scheduler
     scheduler.running_batch.reqs, scheduler.chunked_req = [running, finished], chunked
     scheduler.grammar_manager.grammar_queue = [grammar]
-    scheduler.server_args.disaggregation_mode = "prefill"
-    scheduler.disagg_prefill_bootstrap_queue.queue = [bootstraps]
-    scheduler.disagg_prefill_inflight_queue = [sent]
+    scheduler.server_args.disaggregation_mode = mode
+    backwards = [SimpleNamespace(req=req, waiting_for_input=False) for req in (sent, bootstraps)]
+    waiting = scheduler.disagg_decode_prealloc_queue
+    if mode == "prefill":
+        scheduler.disagg_prefill_bootstrap_queue.queue = [bootstraps]
+        scheduler.disagg_prefill_inflight_queue = [sent]
+    else:
+        waiting.queue, waiting.retracted_queue = backwards[1:], [sent, bootstraps]
+        scheduler.disagg_decode_transfer_queue.queue = backwards[:1]
     finished.finished_reason = "stop"
     running.output_ids.extend([1] * 30)
     before = finished.sage.job.memo
@@ -67,6 +75,8 @@ def test_all_unfinished_requests_meet_the_new_policy(server: Server) -> None:
     assert not scheduler.running_batch.batch_is_full
     assert [req.sage.job.memo for req in reqs] == [*[50.0] * 5, before]
     assert server.state.jobs.running([running])[0].generated_tokens == 30
+    if mode == "decode":  # SGLang's own order is that of arrival
+        assert waiting.retracted_queue == [bootstraps, sent]
 
 
 @pytest.mark.parametrize(
