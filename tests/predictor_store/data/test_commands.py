@@ -35,7 +35,7 @@ def test_recorded_lengths_go_into_the_store(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], embedder: Embedder
 ) -> None:
     data = lines(
-        tmp_path / "d.jsonl",
+        tmp_path / "a\nd.jsonl",
         {"prompt": "one", "output_tokens": 10, "prompt_tokens": 3},
         "oops",
         {"prompt": "two \ud800", "output_tokens": 20, "cap": 20},
@@ -45,7 +45,10 @@ def test_recorded_lengths_go_into_the_store(
     options = [data, "--filter", "model=null", "--store", folder]
     assert warm(*options) == 0
     said = capsys.readouterr().out
-    assert all(part in said for part in ("left out: 1", "num_put: 2", "output_tokens.p50: 15"))
+    assert all(
+        part in said
+        for part in ("a\\nd.jsonl:2", "left out: 1", "num_put: 2", "output_tokens.p50: 15")
+    )
     records = stored(folder)
     assert [astuple(one)[1:] for one in records] == [
         (10, 3, False, "warm", ""), (20, 0, True, "warm", ""),

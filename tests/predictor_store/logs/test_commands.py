@@ -10,7 +10,7 @@ from predictor_store.logs.clock import Clock
 from predictor_store.logs.options import add_options, read_options
 from predictor_store.logs.reader import ReadOptions
 from predictor_store.logs.registry import FORMATS
-from predictor_store.logs.summary import cautions_of_lengths
+from predictor_store.logs.summary import cautions_of_lengths, cautions_of_times
 from sage_sched.cli import main
 
 
@@ -38,6 +38,10 @@ def test_dates_without_a_zone_are_in_the_one_that_is_named(zone: str, hours: flo
     for text in ("2026-09-21T14:00:00Z", "2026/09/21 14:00:00,0 GMT", "2026-09-21 14:00 UTC"):
         assert clock.read(text) == UTC_2026.timestamp()
     assert not clock.cautions()
+    unsure = Clock()
+    for text, num_doubts in (("2026-09-21 14:00:00", 0), ("2026-09-21T14:00:00Z", 1)):
+        assert unsure.read(text) == UTC_2026.timestamp()
+        assert len(unsure.cautions()) == num_doubts
 
 
 @pytest.mark.parametrize(
@@ -70,6 +74,10 @@ def test_the_unit_that_is_named_is_used_whatever_the_format_says() -> None:
         ([0, 40, 90], "ms", "ms", True),
         ([0, 400, 900], "", "s", False),
         ([5] * 30, "ms", "ms", True),
+        ([i * 250 for i in range(20)], "", "ms", False),
+        ([*range(0, 50_000, 250), 10**8], "", "ms", False),
+        ([i * 50.3 for i in range(30)], "", "s", True),
+        ([i * 1000.3 for i in range(30)], "", "ms", False),
     ],
 )
 def test_units_are_found_or_guessed(
@@ -92,3 +100,23 @@ def test_units_are_found_or_guessed(
 def test_logs_of_cut_answers_are_doubted(lengths: list[int], num_cut: int, said: list[str]) -> None:
     found = cautions_of_lengths(lengths, num_cut)
     assert [one[: len(start)] for one, start in zip(found, said, strict=True)] == said
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        ([5] * 20, ["all requests arrive at once"]),
+        ([i * 150 for i in range(30)], ["30 requests in 4.35e+03 s"]),
+        ([i * 150 for i in range(20)], []),  # not an hour
+        ([i / 2000 for i in range(30)], ["30 requests in 0.0145 s"]),
+        ([i / 2000 for i in range(19)], []),
+        ([*range(200), 9000], []),
+        ([*range(200), 90_000], ["201 requests", "some times lie far"]),
+        ([*range(29, -1, -1)], []),  # newest first
+        ([i * 7 % 30 for i in range(30)], ["its rows are not in order"]),
+    ],
+)
+def test_odd_times_are_doubted(times: list[float], said: list[str]) -> None:
+    found = cautions_of_times(times, is_ordered=True)
+    assert [one[: len(start)] for one, start in zip(found, said, strict=True)] == said
+    assert cautions_of_times(times, is_ordered=False) == [of for of in found if "order" not in of]

@@ -134,7 +134,7 @@ def test_failures_are_left_out_and_what_is_no_request_counts_apart(
 
 @pytest.mark.parametrize(("name", "change", "expected"), FOUND)
 def test_special_fields(tmp_path: Path, name: str, change: str, expected: str) -> None:
-    (found, *_), source, _ = read(lines(tmp_path / "log", VARIANTS[name].changed(A, change)))
+    (*_, found), source, _ = read(lines(tmp_path / "log", VARIANTS[name].changed(A, change)))
     assert source.format.name == VARIANTS[name].format
     for field, value in json.loads(filled(expected, A)).items():
         read_value = getattr(found, field)

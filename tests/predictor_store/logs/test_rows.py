@@ -17,8 +17,8 @@ from predictor_store.logs.rows import raw_rows
 
 Rows = list[dict[str, Any]]
 ROWS: Rows = [
-    {"t": 1, "prompt": "a, ] [", "deep": {"x": [1, 2]}},
-    {"t": 2, "prompt": '\\"]', "deep": {"x": []}},
+    {"t": 1, "prompt": "a, ] [", "deep": {"x": [1, 2]}, "false": False},
+    {"t": 2, "prompt": '\\"]', "deep": {"x": []}, "false": False},
 ]
 
 
@@ -120,6 +120,26 @@ def test_a_truncated_file_gives_what_comes_before(
     good, wrong = read(tmp_path, compress(json_lines(rows))[:-num_lost])
     assert good == rows[: len(good)] != []
     assert wrong[-1].startswith("where the file breaks off")
+    *_, (place, _) = raw_rows(str(tmp_path / "log"))
+    assert place == f"{tmp_path / 'log'}:{len(good) + len(wrong)}"
+
+
+SERVER_LOG = """
+a warning
+[2026-09-21 14:13:20 TP0] {"event": 1}
+loading: 10 %
+[2026-09-21 14:13:20] ready
+{"event": 2}
+[2026-09-21 14:13:21] Finish: obj=GenerateReqInput(rid=5)
+"""
+
+
+def test_a_servers_log_has_rows_between_other_lines(tmp_path: Path) -> None:
+    good, wrong = read(tmp_path, SERVER_LOG.encode())
+    assert good == [{"event": 1}, {"event": 2}]
+    assert [said.partition(":")[0] for said in wrong] == ["in SGLang's text format"]
+    places = [place.rpartition(":")[2] for place, _ in raw_rows(str(tmp_path / "log"))]
+    assert places == ["3", "6", "7"]
 
 
 @pytest.mark.parametrize("content", [b"PK\x03\x04junk", b"\0\1\2\3", parquet(ROWS)[:-20], None])

@@ -271,6 +271,19 @@ def test_a_hurry_writes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert facts(tmp_path / "store")["num_records"] == 2
 
 
+def test_what_a_stopped_service_has_heard_is_recorded(tmp_path: Path) -> None:
+    config = config_at(tmp_path)
+    with closing(Worker(config)) as worker:
+        worker.connect(b"gone")
+        for handle in range(30):  # more than a batch takes
+            worker.receive(b"gone", Predict(handle, PROMPT * 30))
+            worker.receive(b"gone", Finished(handle, 5, 7, censored=False))
+        server = Server(worker, endpoint.listen(Address.parse(config.predictor.service)))
+        server.stop()
+        server.run()
+    assert facts(tmp_path / "store")["num_records"] == 30
+
+
 def test_a_lost_connection_counts_nothing_twice_and_makes_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,6 +341,7 @@ def test_a_unix_socket_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
         if os.getuid() == 0:  # sockets of root are used too
+            endpoint.connect(address).close()
             os.chown(path, 2, -1)
         with pytest.raises(PermissionError, match="another user"):
             endpoint.connect(address)
@@ -371,7 +385,9 @@ def test_bad_tokens_are_refused(
     (tmp_path / "token").write_text("of two lines\nis none of ours")
     with pytest.raises(PredictorError, match="printable"):
         endpoint.token_of(PredictorConfig(service_token_file=str(tmp_path / "token")))
-    monkeypatch.setenv(endpoint.TOKEN_VARIABLE, "short")
+    monkeypatch.setenv(endpoint.TOKEN_VARIABLE, "x" * 16)
+    assert endpoint.token_of(PredictorConfig()) == "x" * 16
+    monkeypatch.setenv(endpoint.TOKEN_VARIABLE, "x" * 15)
     with pytest.raises(PredictorError, match=endpoint.TOKEN_VARIABLE):
         endpoint.token_of(PredictorConfig())
     with pytest.raises(PredictorError, match="service_token_file"):

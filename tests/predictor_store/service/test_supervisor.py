@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import signal
 import socket
@@ -74,10 +75,12 @@ def test_once_closed_no_worker_is_kept() -> None:
 
 
 def test_a_shared_worker_that_is_killed_comes_back(tmp_path: Path) -> None:
-    shared = SharedWorker(SageConfig(StoreConfig(str(tmp_path)), PredictorConfig()))
+    config = SageConfig(StoreConfig(str(tmp_path), 50), PredictorConfig(threshold=0.5))
+    shared = SharedWorker(config)
     shared.start()
     first = connect_worker(shared.config, "")
     killed = first.first.stats.process
+    assert SageConfig.parse(json.loads(psutil.Process(killed).cmdline()[-1])) == shared.config
     os.kill(killed, signal.SIGKILL)
     while psutil.pid_exists(killed):
         time.sleep(0.01)

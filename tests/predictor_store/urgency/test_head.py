@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 from predictor_store.probe.file import ProbeFile, ProbeFileError
 from predictor_store.urgency.command import report
 from predictor_store.urgency.head import (
+    BUILTIN,
     FORMAT,
     MIDDLE,
     UrgencyFileError,
@@ -115,6 +116,20 @@ def test_it_is_read_as_it_was_written_and_what_is_none_is_refused(
     file.write_bytes(b"no model")
     with pytest.raises(UrgencyFileError, match="cannot be used"):
         UrgencyHead.read(file)
+
+
+KNOWN = [
+    [0.02, 0.697, 0.011, 0.038, 0.038, 0.196],
+    [0.012, 0.012, 0.01, 0.033, 0.025, 0.909],
+    [0.008, 0.009, 0.015, 0.012, 0.009, 0.947],
+]
+
+
+def test_the_shipped_model_guesses_as_it_did() -> None:
+    shipped = UrgencyHead.read(BUILTIN)
+    texts = "Crushing chest pain since 20 minutes", "My ankle is sore", "poem " * 800 + "chest pain"
+    found = [shipped.probabilities(text).round(3).tolist() for text in texts]
+    assert found == pytest.approx(np.array(KNOWN), abs=2e-3)
 
 
 GOOD = f'"format": "{FORMAT}", "under_cost": 8, "biases": [0, 0, 0, 0, 0, 0]'
