@@ -17,8 +17,8 @@ from predictor_store.logs.rows import raw_rows
 
 Rows = list[dict[str, Any]]
 ROWS: Rows = [
-    {"t": 1, "prompt": "a, ] [", "deep": {"x": [1, 2]}, "false": False},
-    {"t": 2, "prompt": '\\"]', "deep": {"x": []}, "false": False},
+    {"t": 1, "prompt": "a, ] [", "deep": {"x": [1, 2]}},
+    {"t": 2, "prompt": '\\"]', "deep": {"x": []}},
 ]
 
 

@@ -6,15 +6,12 @@ import subprocess
 import sys
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictor_store.predict.asked import Scope
 from predictor_store.predict.history import History
-from predictor_store.predict.index import VectorIndex, embeddings
 from predictor_store.predict.regression import MIN_PROMPTS
-from tests.predictor_store.samples import answer, grown, learn, unit_vectors
+from tests.predictor_store.samples import grown, learn, unit_vectors
 
 DIMENSION = 8
 # The index keeps vectors in whole numbers of 8 bits.
@@ -115,61 +112,3 @@ def test_it_is_fitted_again_when_it_has_changed() -> None:
         history, _ = grown(num)
         history.fit()
         assert (history.score is not None) is (num == MIN_PROMPTS)
-
-
-def test_of_a_prompt_asked_too_often_the_newest_answers_count() -> None:
-    history = History(8, 0, capacity=100)
-    vector = unit_vectors(1, 0, 8)[0]
-    learn(history, vector, *range(1, 151))  # the last fifty in the slots of the first
-    for num in (1, 10, 99):
-        cosines, slots = history.nearest(vector, num)
-        assert cosines.size == num
-        assert sorted(history.lengths[slots]) == list(range(151 - num, 151))
-    hidden = history.lengths > 140
-    assert sorted(history.lengths[history.nearest(vector, 9, hidden=hidden)[1]]) == [
-        *range(132, 141)
-    ]
-
-
-@pytest.mark.parametrize("capacity", [60, 300])
-def test_what_the_search_does_not_read_still_puts_in_order(capacity: int) -> None:
-    rng = np.random.default_rng(0)
-    columns = np.arange(0, 32, 2)
-    part, whole = VectorIndex(32, columns), VectorIndex(32)
-    vectors = rng.normal(size=(300, 32)).astype(np.float32) * np.where(np.arange(32) % 2, 1, 3)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    for i, vector in enumerate(vectors):
-        for index in (part, whole):
-            if i < capacity:
-                index.add(vector)
-            else:
-                index.replace(i % capacity, vector)
-    slots = np.arange(len(part))
-    np.testing.assert_array_equal(part.codes(slots), whole.codes(slots))
-    for query in vectors[-20:]:
-        found, at = part.nearest(query, 30)
-        cosines, nearest = whole.nearest(query, len(whole))
-        assert (np.diff(found) <= 0).all()
-        np.testing.assert_allclose(found, embeddings(part.codes(at)) @ query, atol=0.02)
-        assert at[0] == nearest[0]
-        assert np.isin(at[:10], nearest[:30]).mean() > 0.6
-        every, _ = part.nearest(query, 10_000)
-        np.testing.assert_allclose(every, cosines, atol=1e-6)
-
-
-def test_an_answer_that_goes_on_is_amended_until_it_has_made_room() -> None:
-    vectors = unit_vectors(3, dimension=DIMENSION)
-    history = History(DIMENSION, 0, 1)
-    place = history.add(answer(vectors[0], 64, censored=True), unfinished=True)
-    assert place is not None
-    stopped = Scope("base", "a").stopped().name
-    for length, goes_on, scope in ((128, True, ""), (200, False, stopped)):
-        now = answer(vectors[0], length, censored=goes_on, scope=scope)
-        assert history.amend(place, now, unfinished=goes_on)
-        known = history.lengths, history.censored, history.unfinished, history.limited
-        assert [of[0] for of in known] == [length, goes_on, goes_on, scope == stopped]
-    assert history.fitting() is not None  # what has ended is new
-    learn(history, vectors[1], 5)
-    assert not history.amend(place, answer(vectors[0], 128, censored=True))
-    assert history.lengths.tolist() == [5]
-    assert history.add(answer(vectors[2], 9, origin="warm")) is None

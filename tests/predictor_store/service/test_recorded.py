@@ -60,17 +60,10 @@ LONG = "in the words of a very old and learned man who has seen much of the worl
 _NUMBER = re.compile(r"-?\d+\.\d+")
 
 
-class AtOnce:
-    """Fits without a thread."""
-
-    def __init__(self, *_: object, **__: object) -> None: ...
-
-    def submit(self, fit: Callable[[], Any]) -> Future[Any]:
-        done = Future[Any]()
-        done.set_result(fit())
-        return done
-
-    def shutdown(self, **_: object) -> None: ...
+def done(fit: Callable[[], Any]) -> Future[Any]:
+    future = Future[Any]()
+    future.set_result(fit())
+    return future
 
 
 class Day:
@@ -169,11 +162,11 @@ class Day:
         for model in ("one", "other", "third") if self._config.store.on_disk else ():
             of_model = StoreConfig(str(folder_of_model(self._config.store, model)), CAPACITY)
             with Store(of_model, fingerprint(), dimension()) as store:
-                self.lines += [f"{model} has {about(record)}" for record in store.load()]
+                self.lines += [f"{model} has {kept(record)}" for record in store.load()]
         self._open()
 
 
-def about(record: Record) -> str:
+def kept(record: Record) -> str:
     features = record.vector[-NUM_FEATURES:] @ np.arange(1, NUM_FEATURES + 1)
     return f"{astuple(record)[1:]} {features:.2f}"
 
@@ -192,7 +185,8 @@ def said(lengths: Lengths | None) -> str:
         return "nothing"
     found = lengths.read()
     shares = f"{found.quantile(0.1):.1f} {found.quantile(0.5):.1f} {found.quantile(0.9):.1f}"
-    return f"{found.source} {found.effective_samples:.2f} {found.mean():.2f} {shares}"
+    about = f"{found.source} {found.lengths.size} {found.effective_samples:.2f}"
+    return f"{about} {found.mean():.2f} {shares}"
 
 
 def lived(folder: Path, predictor: PredictorConfig, patch: pytest.MonkeyPatch) -> str:
@@ -200,7 +194,8 @@ def lived(folder: Path, predictor: PredictorConfig, patch: pytest.MonkeyPatch) -
     for module, limits in LIMITS.items():
         for name, limit in limits.items():
             patch.setattr(f"predictor_store.{module}.{name}", limit)
-    patch.setattr("predictor_store.predict.model.ThreadPoolExecutor", AtOnce)
+    at_once = SimpleNamespace(submit=done, shutdown=lambda **_: None)
+    patch.setattr("predictor_store.predict.model.ThreadPoolExecutor", lambda *_, **__: at_once)
     config = StoreConfig(str(folder), CAPACITY, on_disk=not predictor.threshold)
     warm = StoreConfig(str(folder_of_model(config, "one")), CAPACITY)
     with Store(warm, fingerprint(), dimension()) as store:

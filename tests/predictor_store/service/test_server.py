@@ -146,11 +146,16 @@ def test_malformed_messages_of_one_do_not_touch_others(service: SageConfig) -> N
     other.close()
 
 
+# Fields of Asked.
+JUNK: list[dict[str, object]] = [
+    {"thinks": "yes"}, {"thinks": -2}, {"effort": 1.5}, {"other": 1}, {"num_tools": 2**40},
+    {"max_tokens": True}, {"session": "x" * 201}, {"system": None},
+]  # fmt: skip
 MALFORMED: list[Any] = [
     Predict("1", "x"),  # type: ignore[arg-type]
     Predict(1, "x" * 4_001),
     Predict(1, "x", "y" * 1_001),
-    Predict(1, "x", "", {"thinks": "yes"}),  # type: ignore[arg-type]
+    *(Predict(1, "x", "", fields) for fields in JUNK),  # type: ignore[arg-type]
     Finished(1, -1, 1, False),
     Finished(1, 5, 2**31, False),
     Finished(1, 5, 1.5, False),  # type: ignore[arg-type]
@@ -288,6 +293,7 @@ def test_a_lost_connection_counts_nothing_twice_and_makes_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("predictor_store.service.worker._MAX_CLIENTS", 1)
+    monkeypatch.setattr("predictor_store.service.server._REPORT_SECONDS", 0.01)
     config = config_at(tmp_path, deadline_ms=600_000)
     with served(config), closing(PredictorClient(config, "one")) as client:
         client.start()
@@ -296,6 +302,9 @@ def test_a_lost_connection_counts_nothing_twice_and_makes_room(
         client.finished(handle, 5, 7, False)
         while client.stats()["num_recorded"] == 0:
             asyncio.run(client.predict(PROMPT))  # hears the service's news
+        time.sleep(0.1)
+        asyncio.run(client.predict(PROMPT))  # hears news without a prior
+        assert client.prior is not None
         assert client._link is not None
         client._link.kill()
         deadline_s = time.monotonic() + 60

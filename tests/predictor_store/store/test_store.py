@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import astuple
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -196,30 +197,21 @@ def test_a_spoilt_or_foreign_file_is_refused_and_left_alone(tmp_path: Path) -> N
         assert path.read_bytes() == before or "UPDATE records" in str(spoil)
 
 
-FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
-# By SQLite's codes.
-KINDS: dict[type[StoreError], list[int]] = {
-    NoRoomError: [
-        sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC,
-        sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_TRUNCATE,
-    ],
-    AccessError: [
-        sqlite3.SQLITE_READONLY_DIRECTORY, sqlite3.SQLITE_BUSY_SNAPSHOT, sqlite3.SQLITE_LOCKED,
-        sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_NOMEM,
-    ],
-    StoreError: [sqlite3.SQLITE_CORRUPT_INDEX, sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_NOTADB],
-}  # fmt: skip
+KINDS: dict[type[StoreError], str] = {
+    NoRoomError: "FULL IOERR_WRITE IOERR_FSYNC IOERR_SHMSIZE IOERR_TRUNCATE ENOSPC EDQUOT EFBIG",
+    AccessError: "READONLY_DIRECTORY BUSY_SNAPSHOT LOCKED CANTOPEN PERM AUTH NOMEM EIO",
+    StoreError: "CORRUPT_INDEX IOERR_READ NOTADB",
+}
 
 
 def test_errors_say_whether_the_file_may_be_sound() -> None:
-    errors = [(OSError(number, ""), NoRoomError) for number in FULL]
-    errors.append((OSError(errno.EIO, ""), AccessError))
-    for error, kind in errors:
-        assert type(file.explained(Path(), error)) is kind
-    error_of = sqlite3.Error()
-    for of_sqlite, codes in KINDS.items():
-        for error_of.sqlite_errorcode in codes:
-            assert type(file.explained(Path(), error_of)) is of_sqlite
+    for kind, names in KINDS.items():
+        for name in names.split():
+            error: Any = sqlite3.Error()
+            error.sqlite_errorcode = getattr(sqlite3, f"SQLITE_{name}", None)
+            if hasattr(errno, name):
+                error = OSError(getattr(errno, name), "")
+            assert type(file.explained(Path(), error)) is kind, name
 
 
 def linked(path: Path) -> None:
