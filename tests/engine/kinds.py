@@ -78,10 +78,12 @@ KINDS = {
         ("--max-running-requests", "1"), (SETTINGS / "one_slot.toml").read_text(), "urgency",
         prepare=_bleeding_is_urgent,
     ),
-    # The cap of 250 tokens has room three times. A prefill step is soon worth its while.
+    # The cap of 250 tokens has room twice. A prefill step is soon worth its while. Sessions are
+    # known, and their KV is kept.
     "foreseeing": Kind(
-        ("--max-total-tokens", "800"),
-        "[step_time]\nprefill_base_ms = 1.0\nprefill_token_ms = 1.0\n",
+        ("--max-total-tokens", "640", "--enable-cache-report"),
+        '[hints]\ntrust = "body"\n[step_time]\nprefill_base_ms = 1.0\nprefill_token_ms = 1.0\n',
+        env={"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python"},
     ),
     # Classes of requests, SGLang's priorities, and prompts in chunks.
     "classes": Kind(
@@ -91,10 +93,6 @@ KINDS = {
             "--enable-priority-scheduling",
         ),
         (SETTINGS / "classes.toml").read_text(), "proserve",
-    ),
-    "sessions": Kind(
-        ("--max-total-tokens", "640", "--enable-cache-report"), '[hints]\ntrust = "body"\n',
-        env={"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python"},
     ),
     # Two, among which SGLang chooses.
     "replicas": Kind(("--dp-size", "2", "--max-running-requests", "8"), env=TWO_REPLICAS),

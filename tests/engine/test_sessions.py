@@ -24,11 +24,11 @@ def learn_pauses(server: SageServer) -> None:
 
 
 @pytest.fixture
-def server(sessions: SageServer) -> SageServer:
+def server(foreseeing: SageServer) -> SageServer:
     """With nothing in its tree."""
-    learn_pauses(sessions)
-    post(sessions, "/flush_cache")
-    return sessions
+    learn_pauses(foreseeing)
+    post(foreseeing, "/flush_cache")
+    return foreseeing
 
 
 def ask(
@@ -116,6 +116,6 @@ def test_host_memory_too_gives_up_the_session_that_comes_back_last(
     model: Path, tmp_path: Path
 ) -> None:
     flags = ("--enable-hierarchical-cache", "--hicache-ratio", "1.5")
-    with server_of("sessions", model, tmp_path, *flags) as server:
+    with server_of("foreseeing", model, tmp_path, *flags) as server:
         learn_pauses(server)
         kept_before_others(server, 6)
