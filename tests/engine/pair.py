@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Self
 
 import requests
@@ -55,15 +54,6 @@ class Pair:
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
-
-    @property
-    def log(self) -> Path:
-        """The log of the decode server, which answers."""
-        return self.decode.log
-
-    def log_tail(self) -> str:
-        """Return the ends of both logs."""
-        return f"{self.prefill.log_tail()}\n{self.decode.log_tail()}"
 
 
 class _Balancer(ThreadingHTTPServer):
