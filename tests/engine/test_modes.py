@@ -51,30 +51,23 @@ def answer(server: Answering, i: int, **more: Any) -> list[int]:
     return ids
 
 
-def all_yield_and_come_back(
-    server: SageServer, bodies: Sequence[Mapping[str, Any]] = ({},)
+def answers_stay(
+    server: SageServer, bodies: Sequence[Mapping[str, Any]] = ({},), *, preempts: bool = True
 ) -> Answers:
-    """Preempted answers equal those given one by one. `bodies` join their requests, in turn."""
+    """Answers given together, though memory runs out, equal those given one by one. All requests
+    yield and come back, or none does and the shorter starts first. `bodies` join them, in turn."""
+    if not preempts:
+        prompts = {"long": UNASKED_LONG_PROMPT, "short": UNASKED_SHORT_PROMPT}
+        order = started(server, {rid: {"prompt": text} for rid, text in prompts.items()})
+        assert order == ["short", "long"]
     asked = [partial(answer, server, i, **bodies[i % len(bodies)]) for i in range(NUM_ASKED)]
     alone = [ask() for ask in asked]
     assert stage.together(server, asked) == alone
-    stats = server.stats()["preemption"]
-    assert stats["num_preemptions"] == stats["num_resumed"] >= NUM_ASKED
-    assert stats["num_not_preemptible"] == {}
-    return alone
-
-
-def none_yields_but_the_shorter_starts_first(
-    server: SageServer, bodies: Sequence[Mapping[str, Any]] = ({},)
-) -> Answers:
-    """And answers are the same beside others, though memory runs out."""
-    prompts = {"long": UNASKED_LONG_PROMPT, "short": UNASKED_SHORT_PROMPT}
-    order = started(server, {rid: {"prompt": text} for rid, text in prompts.items()})
-    assert order == ["short", "long"]
-    asked = [partial(answer, server, i) for i in range(NUM_ASKED)]
-    alone = [ask() for ask in asked]
-    assert stage.together(server, asked) == alone
-    assert server.stats()["preemption"] is None
+    moved = server.stats()["preemption"]
+    assert (moved is not None) == preempts
+    if preempts:
+        assert moved["num_preemptions"] == moved["num_resumed"] >= NUM_ASKED
+        assert moved["num_not_preemptible"] == {}
     return alone
 
 
@@ -189,10 +182,7 @@ def test_answers_stay_the_same(name: str, model: Path, tmp_path: Path) -> None:
     storage = {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(tmp_path / "written")}
     by = {"settings": mode.settings, "policy": "fastserve"} if mode.preempts else {}
     with start(tmp_path, model, mode.flags.split(), {**storage, **mode.env}, **by) as server:
-        check = (
-            all_yield_and_come_back if mode.preempts else none_yields_but_the_shorter_starts_first
-        )
-        mode.then(server, check(server, mode.bodies))
+        mode.then(server, answers_stay(server, mode.bodies, preempts=mode.preempts))
         assert server.stats()["num_policy_errors"] == 0
 
 
@@ -222,7 +212,7 @@ def adapter_flags(folder: Path) -> list[str]:
 
 def test_a_batch_has_room_for_one_adapter(model: Path, stock: Stock, tmp_path: Path) -> None:
     with preempting(tmp_path, model, adapter_flags(tmp_path)) as server:
-        found = all_yield_and_come_back(server, [{"lora_path": name} for name in ADAPTERS])
+        found = answers_stay(server, [{"lora_path": name} for name in ADAPTERS])
         assert all(ids != said.ids for ids, said in zip(found, stock, strict=False))
 
 
@@ -243,7 +233,7 @@ def test_pictures_in_prompts(tmp_path: Path) -> None:
         # Every second prompt has a picture, which changes the answer.
         with_picture = range(1, NUM_ASKED, 2)
         bodies = [body(i, 16 * i) if i in with_picture else {} for i in range(NUM_ASKED)]
-        found = all_yield_and_come_back(server, bodies)
+        found = answers_stay(server, bodies)
         for i in with_picture:
             assert answer(server, i, **body(i, 16 * i + 128)) != found[i]
         # Chats with a picture are ordered by their text.
