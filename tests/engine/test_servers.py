@@ -1,17 +1,27 @@
-"""Replicas of one server (--dp-size 2), and a server within a program."""
+"""Servers of several processes, two servers of one predictor, and a server within a program."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
-from tests.engine.kinds import settings
+from tests.engine.kinds import BIN, settings
 from tests.engine.serving import (
+    CHECKED,
     LONG_PROMPT,
+    SEVERAL_HTTP_PROCESSES,
     SHORT_PROMPT,
     SageServer,
     generate,
+    post,
     states,
+    wait_until,
     warmed_store,
 )
 from tests.nursery import Nursery
@@ -52,3 +62,108 @@ if __name__ == "__main__":
     stats = json.loads(result.stdout.strip().splitlines()[-1])
     # SGLang first prefills each prompt by a request of its own.
     assert sum(stats["num_ranked"].values()) == 2 * (4 + 1)
+
+
+def asked(server: SageServer, prompts: Sequence[str]) -> list[int]:
+    """The lengths of answers, of three tokens if all is well."""
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda prompt: generate(server, prompt, 3), prompts))
+    return [answer["meta_info"]["completion_tokens"] for answer in answers]
+
+
+def wait_for_both(server: SageServer, name: str, is_enough: Callable[[list[int]], bool]) -> None:
+    """Until the counter's values in both HTTP processes, which answer by chance, are enough."""
+    seen: dict[int, int] = {}
+
+    def both() -> bool:
+        found = server.stats()["predictor"]
+        seen[found["http_process"]] = found[name]
+        return len(seen) == 2 and is_enough([*seen.values()])
+
+    wait_until(both)
+
+
+@SEVERAL_HTTP_PROCESSES
+def test_several_http_processes_share_one_worker(several: SageServer) -> None:
+    settings(several, {"schedule_policy": "sage"})
+    num_before = len(several.history())  # of SGLang's own requests
+    assert asked(several, [SHORT_PROMPT, LONG_PROMPT] * 16) == [3] * 32
+    wait_until(lambda: len(several.history()) >= num_before + 32)
+    stats = several.stats()
+    assert stats["num_ranked"].get("warm", 0) + stats["num_ranked"].get("history", 0) >= 32
+    assert stats["num_policy_errors"] == 0
+    # What either learns both have.
+    wait_for_both(several, "num_recorded", lambda nums: min(nums) >= 32)
+
+
+@SEVERAL_HTTP_PROCESSES
+def test_no_abort_is_lost_by_which_http_process_it_comes_to(several: SageServer) -> None:
+    """While predictions are awaited, and as often as not to another process than the request."""
+    settings(several, {"schedule_policy": "sage"})
+    rids = [f"awaited-{number}" for number in range(12)]
+    with ThreadPoolExecutor(len(rids)) as pool, several.without_predictions():
+        calls = [pool.submit(generate, several, SHORT_PROMPT, 200, rid=rid) for rid in rids]
+        wait_for_both(several, "num_awaited", lambda nums: sum(nums) == len(rids))
+        for rid in rids:
+            post(several, "/abort_request", {"rid": rid})
+    for call in calls:
+        meta = call.result()["meta_info"]
+        assert meta["finish_reason"]["type"] == "abort"
+        assert meta["completion_tokens"] <= 1
+
+
+@contextmanager
+def service(folder: Path, address: str) -> Iterator[subprocess.Popen[str]]:
+    config = folder / "service.toml"
+    config.write_text(f'[store]\npath = "{folder / "store"}"\n')
+    flags = ["--listen", address, "--sage-config", str(config)]
+    with subprocess.Popen(
+        [str(BIN / "sage-sched"), "predictor", "serve", *flags], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert address in process.stdout.readline()
+            yield process
+        finally:
+            process.terminate()
+
+
+def test_two_servers_on_one_service(model: Path, tmp_path: Path) -> None:
+    address = str(tmp_path / "predictor.socket")
+    by_service = f'[predictor]\ndeadline_ms = 600000.0\nservice = "{address}"\n'
+
+    def server(name: str) -> SageServer:
+        folder = tmp_path / name
+        folder.mkdir()
+        flags = ["--served-model-name", name]
+        return SageServer(
+            model, folder, folder / "unused", flags=flags, env=CHECKED, settings=by_service
+        )
+
+    with server("one") as one:
+        # There is no service yet. It serves all the same, and finds it by itself.
+        assert asked(one, [SHORT_PROMPT] * 4) == [3] * 4
+        assert one.stats()["predictor"]["num_predicted_prior"] >= 4
+        with service(tmp_path, address) as serving, server("other") as other:
+            wait_until(lambda: one.stats()["predictor"]["worker_alive"] == 1)
+            for each in (one, other):
+                assert asked(each, [SHORT_PROMPT] * 8) == [3] * 8
+                wait_until(lambda each=each: each.stats()["predictor"]["num_recorded"] == 8)
+            assert not (tmp_path / "one" / "unused").exists()
+
+            # It is killed: both go on with the prior, and find it again when it is back.
+            os.kill(serving.pid, signal.SIGKILL)
+            serving.wait()
+            for each in (one, other):
+                assert asked(each, [SHORT_PROMPT] * 4) == [3] * 4
+                counted = each.stats()["predictor"]
+                assert counted["num_predicted_prior"] + counted["num_unsent"] >= 4
+                assert not counted["worker_alive"]
+            with service(tmp_path, address):
+                for each in (one, other):
+                    wait_until(lambda each=each: each.stats()["predictor"]["worker_alive"] == 1)
+                    before = each.stats()["predictor"]
+                    assert before["num_worker_restarts"] == 1
+                    assert asked(each, [SHORT_PROMPT] * 4) == [3] * 4
+                    after = each.stats()["predictor"]
+                    assert after["num_predicted_prior"] == before["num_predicted_prior"]
