@@ -10,11 +10,12 @@ import argparse
 import itertools
 import signal
 import sys
+from contextlib import closing
 from pathlib import Path
 
 from tests.engine.fuzz.configurations import CONFIGURATIONS
+from tests.engine.fuzz.judge import Oracle
 from tests.engine.fuzz.model import write_spelling_model
-from tests.engine.fuzz.oracle import Oracle
 from tests.engine.fuzz.trial import Trial, calm_server
 
 _FOLDER = Path("results/fuzz")
@@ -35,13 +36,10 @@ def main() -> int:
     chosen = sorted((CONFIGURATIONS[name] for name in args.config), key=lambda one: one.flags)
     for _, alike in itertools.groupby(chosen, key=lambda one: one.flags):
         configurations = list(alike)
-        oracle = Oracle(calm_server(configurations[0], model, folder))
-        try:
+        with closing(Oracle(calm_server(configurations[0], model, folder))) as oracle:
             for configuration in configurations:
                 with Trial(configuration, model, folder, oracle) as trial:
                     found |= _finds_something(trial, configuration.name, args)
-        finally:
-            oracle.close()
     return int(found)
 
 

@@ -15,8 +15,7 @@ from bench.engines.server.server import Server
 from tests.engine.fuzz import witness
 from tests.engine.fuzz.actor import Actor
 from tests.engine.fuzz.configurations import Configuration
-from tests.engine.fuzz.judge import judge
-from tests.engine.fuzz.oracle import Oracle
+from tests.engine.fuzz.judge import Oracle, judge
 from tests.engine.fuzz.scenario import draw
 from tests.engine.serving import generate, post, states, wait_until, warmed_store
 
