@@ -14,7 +14,7 @@ from sage_sched.gap import Gap
 from sage_sched.plan import Budget
 from sage_sched.policies.sage import Sage
 from sage_sched.view import SchedulerView
-from tests.checks.full_server import FullServer
+from tests.checks.queue_pass import FullServer
 
 
 @pytest.fixture
