@@ -128,6 +128,9 @@ def test_a_comparison_is_an_experiment(tmp_path: Path, monkeypatch: pytest.Monke
         f"--data d --model-path m --output {tmp_path / 'mine'}"
     )
     assert main([*command.split(), "--server-flags", "--x 1"]) == 0
+    for wrong in (["--rates", "0"], ["--speed", "0"], ["--policies", "@x"], ["--seeds", "0"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(["bench", *wrong])
     ((found, options),) = asked
     assert options == Options(
         data=Path("d"), output=tmp_path, model=Path("m"), server_flags=["--x", "1"]

@@ -7,8 +7,6 @@ from dataclasses import replace
 import pytest
 
 from bench.simulator.cluster import simulate_cluster
-from bench.simulator.node import Node
-from bench.simulator.presets import Engine
 from bench.simulator.radix_tree import RadixTree
 from bench.simulator.request import Progress, SimRequest
 from bench.simulator.run import make_node, simulate
@@ -57,15 +55,6 @@ def test_invariants_hold_on_mixed_traffic(policy: str, options: Options, page_si
     assert crowded.num_retractions.sum() > 0 or policy == "srpt-oracle"
 
 
-def started(
-    policy: str, requests: list[SimRequest], finished: list[Progress], engine: Engine = SMALL
-) -> Node:
-    node = make_node(engine, policy, CONFIG, CHECKED, finished.append)
-    for index, each in enumerate(requests):
-        node.submit(each, index)
-    return node
-
-
 @pytest.mark.parametrize("policy", sorted({*STOCK, *policy_names()} - {"srpt-oracle"}))
 def test_no_decision_depends_on_a_true_length_that_is_not_yet_known(policy: str) -> None:
     requests = mixed(120, 6.0, 6)
@@ -73,7 +62,9 @@ def test_no_decision_depends_on_a_true_length_that_is_not_yet_known(policy: str)
     def at_12_s(requests: list[SimRequest]) -> tuple[dict[int, float], list[tuple[int, int, int]]]:
         """Return when requests finished, and the place and tokens of the others."""
         finished: list[Progress] = []
-        node = started(policy, requests, finished)
+        node = make_node(SMALL, policy, CONFIG, CHECKED, finished.append)
+        for index, each in enumerate(requests):
+            node.submit(each, index)
         node.advance(12.0)
         node.state.running_jobs()  # brings their tokens up to date
         others = [*node.state.decode, *node.state.queue]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from bench.engines.server.policy_server import (
     counters_between,
     internal_state,
 )
+from bench.engines.server.server import Server, ServerError
 from predictor_store.config_file import read_config
 from sage_sched.app.config import SageConfig
 from sage_sched.errors import UserError
@@ -142,6 +144,27 @@ def test_a_server_has_the_flags_and_settings_of_its_policy(
     config = read_config(ours[1])
     assert config.predictor.deadline_ms == 800.0 / (speed or 1.0)
     assert (config.store.path, config.store.on_disk) == (str(tmp_path / "store"), False)
+
+
+@pytest.mark.parametrize(
+    ("code", "start_timeout_s", "said"),
+    [
+        ("print('no memory')", 60.0, "the server ended while starting:\nno memory"),
+        ("import time; time.sleep(99)", 0.0, "the server did not answer in 0 s"),
+    ],
+)
+def test_a_server_that_does_not_come_up_is_an_error(
+    code: str, start_timeout_s: float, said: str, tmp_path: Path
+) -> None:
+    command, log = (sys.executable, "-c", code), tmp_path / "deep" / "log"
+    beside, server = (
+        Server(Path("m"), log=log, command=command, start_timeout_s=start_timeout_s)
+        for _ in range(2)
+    )
+    assert beside.port != server.port
+    with pytest.raises(ServerError, match=said), server:
+        pytest.fail("it is up")
+    assert (server.pid, server.running()) == (None, False)
 
 
 def test_what_a_number_depends_on_is_named() -> None:
