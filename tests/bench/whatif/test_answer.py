@@ -112,6 +112,9 @@ def test_a_prompt_is_predicted_by_answers_that_had_ended(tmp_path: Path) -> None
     assert 0 < max(unlearned) < 1.5 * min(unlearned)
     assert learned[39] > 400
     assert 0 < learned[79] < learned[39] / 2
+    still_run = [replace(each, ttlt_s=70.0) for each in requests]
+    found = predictions_of(still_run, SMALL.engine, CONFIG, store=None, gain=None, num_seeds=1)
+    assert [each and round(each.mean()) for each in found.variants[0][60::19]] == [116, 761]
     warm_store(tmp_path, [Observation(r.prompt, 700) for r in requests], CONFIG.store, "static")
     warmed = ReplayedPredictor(CONFIG, tmp_path).predictions(requests[:1], [1e9])[0]
     assert warmed is not None
@@ -191,6 +194,8 @@ def test_an_engine_is_read_from_server_info() -> None:
     server = of_info(info(STATE), None, "info")
     assert (server.engine, server.policy, server.crps_gain) == (FOUND, "lpm", 0.31)
     assert of_info(info(STATE, schedule_policy="random"), None, "info").policy == ""
+    few = {"predictor": {"quality": {"num_answers": 99, "crps_gain": 0.31}}}
+    assert of_info(info(STATE | few), None, "info").crps_gain is None
     whole = of_info(info(STATE, chunked_prefill_size=-1), None, "info").engine
     assert whole.chunked_prefill_size == 4992
     # Without a measured time of moves, by the bytes of its KV over PCIe.

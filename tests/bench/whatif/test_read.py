@@ -174,3 +174,5 @@ def test_prompts_that_begin_alike_share_their_beginning(tmp_path: Path) -> None:
     assert one[:-1] == other[:-1] != ()
     assert sum(end - first for _, first, end in one) == 300
     assert 200 < sum(end - first for _, first, end in one[:-1]) < 300
+    alone = lines(tmp_path / "alone.jsonl", asked | {"prompt": "a" * 1000})  # no other is like it
+    assert spans_of(read_log([alone]).requests) == [()]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,8 @@ def test_history_crowds_out_no_class() -> None:
     classes = Counter(each.prompt.split()[0] for each in workload.observations())
     assert classes["chat"] == MAX_HISTORY_PER_CLASS
     assert 30 < classes["writing"] == sum(each.class_name == "writing" for each in workload.history)
+    repeated = replace(workload, zipf=1.0)
+    assert len(repeated.observations()) == len(workload.history)
 
 
 def test_a_trace_needs_enough_arrivals(tmp_path: Path) -> None:

@@ -76,6 +76,37 @@ def test_a_run_that_the_host_held_up_is_sent_again(
     assert run.use.late_s == late_s[num_tries - 1]
 
 
+@pytest.mark.parametrize(
+    ("stays", "runs", "events"),
+    [
+        (True, True, "starts, is reset, ends"),
+        (True, False, "starts, ends, starts, ends"),
+        (False, True, "starts, ends, starts, ends"),
+    ],
+)
+def test_a_server_stays_on_a_device_clock_while_it_runs(
+    stays: bool, runs: bool, events: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = list[str]()
+
+    class Stub(SimpleNamespace):
+        def __enter__(self) -> Stub:
+            log.append("starts")
+            return self
+
+    stub = Stub(url="", running=lambda: runs, kill=lambda: log.append("ends"))
+    device = Device.named("h800-qwen3-32b", 1.0) if stays else None
+    servers: Any = SimpleNamespace(device=device, server=lambda policy, name: stub)
+    monkeypatch.setattr(kept_server, "internal_state", lambda _: state())
+    monkeypatch.setattr(kept_server, "reset", lambda _: log.append("is reset"))
+    monkeypatch.setattr(kept_server, "hurry_predictions", lambda _: None)
+    kept = KeptServer(servers, "sage")
+    for name in ("one", "another"):
+        kept.run(name, lambda url: [])
+    kept.close()
+    assert ", ".join(log) == events
+
+
 def test_the_clocks_of_all_replicas_and_our_counters_are_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
