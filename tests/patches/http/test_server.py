@@ -90,10 +90,10 @@ def test_its_app_shows_settings_and_refusals(
     assert [message.changes for message in manager.sent] == ["null", '{"a": 1}', '{"a": 2}']
     assert {message.clock for message in manager.sent} == {CLOCK}
     assert 0 < manager.sent[0].now_s < manager.sent[-1].now_s <= time.monotonic()
+    manager.answers = [SettingsNow(settings="{}", refusal="")] * 2
     for serving.api_key, serving.admin_api_key in (("key", None), ("another", "key")):
         for key, status in (("", 401), ("another", 401), ("key", 200)):
             headers = {"Authorization": f"Bearer {key}"}
-            manager.answers = [SettingsNow(settings="{}", refusal="")] * 2
             assert browser.get("/sage/settings", headers=headers).status_code == status
     answer = browser.get("/generate")
     assert (answer.status_code, answer.headers["Retry-After"]) == (429, "3")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -24,7 +25,7 @@ from sglang.srt.runtime_context import SpawnRanks, publish
 from sglang.srt.server_args import PortArgs, prepare_server_args
 
 from patches.json_lines import JsonLines
-from patches.scheduler import host_memory, kv_copy, step_meter
+from patches.scheduler import host_memory, kv_copy, queues, step_meter
 from sage_sched import step_learner
 from tests.patches.recorded.device import Clock, Device
 from tests.patches.recorded.records import Records
@@ -65,12 +66,9 @@ class RecordedServer:
         args = prepare_server_args([*_FLAGS, *files, *flags])
         publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
         self.scheduler = sglang_scheduler.Scheduler(args, PortArgs.init_new(args))
-        if (most := situation.most_adapters) is not None:
-            self.scheduler.enable_lora = True
-            self.scheduler.can_schedule_lora_req = lambda req, beside: (
-                len({req.lora_id, *beside}) <= most
-            )
         self._follow()
+        if (most := situation.most_adapters) is not None:
+            self._adapt(most)
 
     def _replace(self) -> None:
         """Put in the device and the script, and record what ranks agree on, in this process."""
@@ -115,6 +113,19 @@ class RecordedServer:
         scheduler.process_batch_result = processed
         for name in ("send_to_tokenizer", "send_to_detokenizer"):
             getattr(scheduler.ipc_channels, name).send_output = self._sent
+
+    def _adapt(self, most: int) -> None:
+        """Pretend that so many adapters fit in a batch. A decode server loads them beside steps."""
+
+        def has_room(req: Any, beside: set[str]) -> bool:
+            self.records.add("told", "adapter", req.rid)
+            return len({req.lora_id, *beside}) <= most
+
+        scheduler: Any = self.scheduler
+        scheduler.enable_lora, scheduler.can_schedule_lora_req = True, has_room
+        scheduler.enable_lora_overlap_loading = queues.only_decodes(scheduler)
+        runner = scheduler.tp_worker.model_runner
+        runner.lora_manager = SimpleNamespace(validate_lora_batch=lambda ids: len(ids) <= most)
 
     def run(self) -> None:
         """Give the scheduler what the script has, by the turns of its loop, until all is done."""

@@ -29,11 +29,6 @@ def roomy() -> FullServer:
     return server
 
 
-@pytest.fixture
-def decode_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Sage, "budget", lambda self, view: Budget(prefill_tokens=0))
-
-
 def test_nothing_of_a_view_outlives_its_pass(full: FullServer) -> None:
     # Requests would live on through it, and their KV in host memory.
     for request in full.batch.reqs:
@@ -121,11 +116,11 @@ def test_a_pass_keeps_to_its_budget_in_whole_units(
     ]
 
 
-@pytest.mark.usefixtures("decode_only")
 @pytest.mark.parametrize("has_room", [True, False])
 def test_a_chunk_goes_on_without_room_and_if_ranks_wait_for_each_other(
-    roomy: FullServer, has_room: bool
+    roomy: FullServer, has_room: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Sage, "budget", lambda self, view: Budget(prefill_tokens=0))
     roomy.scheduler.chunked_req = roomy.waiting.pop()
     roomy.batch.check_decode_mem = lambda: has_room
     roomy.scheduler.prefill_delayer = object() if has_room else None
@@ -209,19 +204,15 @@ def test_others_pass_a_swapped_request_without_room_only_if_nothing_runs(
 
 
 def test_a_request_that_joins_after_the_plan_waits_for_the_next(roomy: FullServer) -> None:
-    (late,), before = roomy.newcomers, [*roomy.waiting]
-
-    def calc_priority() -> None:
-        roomy.hooks["calc_priority"](None, roomy.waiting)
+    (late,), queue = roomy.newcomers, [*roomy.waiting]
+    calc_priority = roomy.hooks["calc_priority"]
 
     def original(batch: Any) -> None:
-        if late not in before:
-            roomy.waiting.append(late)  # its grammar is ready
-            before.append(late)
-            calc_priority()
-            assert late not in roomy.waiting
+        roomy.waiting.append(late)  # its grammar is ready
+        calc_priority(None, roomy.waiting)
+        assert late not in roomy.waiting
 
-    for _ in range(2):
-        assert sorted(map(id, roomy.take_pass(original))) == sorted(map(id, before))
-    calc_priority()  # outside a pass nothing is hidden
+    for during in (original, None):
+        assert sorted(map(id, roomy.take_pass(during))) == sorted(map(id, [*queue, late]))
+    calc_priority(None, roomy.waiting)  # outside a pass nothing is hidden
     assert late in roomy.waiting

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from sglang.srt.managers.schedule_policy import AddReqResult
+from sglang.srt.runtime_context import get_parallel
 from sglang.srt.session.session_controller import Session
 from sglang.srt.session.streaming_session import StreamingSession
 
 from patches.carrier import session_of
+from patches.scheduler.trace import trace_of
+from tests.engine.serving import wait_until
 from tests.patches.scheduler.test_state import fail
-from tests.patches.schedulers import Server, make_request
+from tests.patches.schedulers import Server, make_bare_scheduler, make_request
 
 
 def test_a_refused_turn_does_not_free_its_session_for_a_third_one(server: Server) -> None:
@@ -58,17 +62,18 @@ def test_prompts_of_both_kinds_do_not_share_a_prefill(server: Server) -> None:
     assert add(pytest.fail, adder, of_embeds) is AddReqResult.OTHER
 
 
-@pytest.mark.parametrize(
-    ("policy", "has_chunked", "is_chunked", "admitted"),
-    [
-        ("sage", True, True, False), ("sage", True, False, True), ("sage", False, True, True),
-        ("fcfs", True, True, True),
-    ],
-)  # fmt: skip
-def test_one_prompt_is_chunked_at_a_time(
-    policy: str, has_chunked: bool, is_chunked: bool, admitted: bool
-) -> None:
-    select = Server(schedule_policy=policy).hooks["_select_prefill_admission"]
-    found = SimpleNamespace(is_chunked=is_chunked)
-    got = select(lambda *args, **kw: found, object(), object(), has_chunked_req=has_chunked)
-    assert got is (found if admitted else AddReqResult.OTHER)
+def test_one_prompt_is_chunked_at_a_time() -> None:
+    found = SimpleNamespace(is_chunked=True)
+    for policy, expected in (("sage", AddReqResult.OTHER), ("fcfs", found)):
+        select = Server(schedule_policy=policy).hooks["_select_prefill_admission"]
+        got = select(lambda *args, **kw: found, object(), object(), has_chunked_req=True)
+        assert got is expected
+
+
+def test_one_rank_of_each_scheduler_traces(tmp_path: Path) -> None:
+    for ranks in ({}, {"dp_rank": 0}, {"attn_tp_rank": 1}, {"attn_cp_rank": 1}):
+        with get_parallel().override(**ranks):
+            found = trace_of(make_bare_scheduler(_sage_trace=str(tmp_path / "trace")))
+            assert (found is None) == ("attn_tp_rank" in ranks or "attn_cp_rank" in ranks)
+            assert trace_of(make_bare_scheduler()) is None
+    wait_until(lambda: {path.name for path in tmp_path.iterdir()} == {"trace", "trace.dp0"})

@@ -11,13 +11,11 @@ from patches.scheduler.host_memory import SHARE, free_bytes, pool_bytes
 GIB = 2**30
 
 
-@pytest.fixture(autouse=True)
-def _host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_has_no_more_than_its_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = SimpleNamespace(available=64 * GIB)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: found)
-
-
-def test_a_container_has_no_more_than_its_share(tmp_path: Path) -> None:
     assert free_bytes(tmp_path) == 64 * GIB  # without control groups
     for limit, current, files, free in (
         ("max", 5, 0, 64 * GIB),

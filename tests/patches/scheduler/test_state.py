@@ -15,7 +15,6 @@ from patches.scheduler.view import is_short
 from sage_sched.policies.sage import Sage
 from tests.patches.schedulers import Server, StandInBatch, make_request
 
-NONE = SpeculativeAlgorithm.NONE
 LONG, SHORT = [900] * 9, [10] * 9
 
 
@@ -84,12 +83,15 @@ def test_drafts_after_the_end_of_a_request_are_no_work_for_it(server: Server) ->
     batch = StandInBatch([ends, goes_on])
     result = SimpleNamespace(accept_lens=torch.tensor([3, 2]))
     for _ in range(2):  # under overlap it is in one more step
+        goes_on.output_ids.extend([1, 1])
         server.state.stepped(batch, result)
         ends.finished_reason = "stop"
         server.state.end_finished([ends])
     server.state.stepped(StandInBatch([goes_on], prefills=True), result)  # its first token
     assert ends.sage.job.served_tokens == 2
     assert server.stats()["served_tokens"] == 2 + 1 + 1
+    # The tokens of its first step have no gap before them.
+    assert server.stats()["gaps"]["stayed"]["num"] == 2
 
 
 def test_memory_is_not_short_if_a_last_token_is_on_its_way(server: Server) -> None:
@@ -102,6 +104,6 @@ def test_memory_is_not_short_if_a_last_token_is_on_its_way(server: Server) -> No
     # Drafts take more than a token.
     scheduler._reqs_finishing_inflight = lambda batch: []
     scheduler.token_to_kv_pool_allocator.available_size = lambda: 2
-    for scheduler.spec_algorithm, num_tokens in ((SpeculativeAlgorithm.EAGLE, 8), (NONE, 2)):
-        batch.new_tokens_required_next_decode = lambda number=num_tokens: number
-        assert is_short(scheduler, batch) is (num_tokens > 2)
+    scheduler.spec_algorithm = SpeculativeAlgorithm.EAGLE
+    batch.new_tokens_required_next_decode = lambda: 8
+    assert is_short(scheduler, batch)
