@@ -137,7 +137,6 @@ def test_a_batch_has_room_for_one_adapter(
         ]
         alone = [call() for call in asked]
         with ThreadPoolExecutor(len(asked)) as pool:
-            together = [pool.submit(call) for call in asked]
-            assert [call.result() for call in together] == alone
+            assert [*pool.map(lambda call: call(), asked)] == alone
         assert all(ids != said.ids for ids, said in zip(alone, stock, strict=True))
         all_came_back(pair)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import requests
 
-from tests.checks.exactness import differences
+from tests.checks.exactness import ask, differences
 from tests.engine import saboteur, stage
 from tests.engine.conftest import ASKED, Stock
 from tests.engine.crowds import ask_one, ask_together
@@ -87,8 +86,6 @@ def test_both_ranks_go_on_if_the_copy_fails_on_one(two_ranks: SageServer) -> Non
     before = two_ranks.preemption()
     with stage.sabotaged(two_ranks, saboteur.FAIL_BACKUP_ON_ONE_RANK):
         found = ask_together(two_ranks, ASKED[:18])
-    with ThreadPoolExecutor(6) as pool:
-        alone = list(pool.map(lambda one: ask_one(two_ranks, one), ASKED[:18]))
-    assert differences(alone, found)[0] == 0
+    assert differences(ask(two_ranks, ASKED[:18], 6), found)[0] == 0
     assert two_ranks.preemption()["num_preemptions"] > before["num_preemptions"] + 3
     assert two_ranks.log.read_text().count("it goes on running") > 3
