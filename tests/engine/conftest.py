@@ -31,7 +31,7 @@ _HERE = Path(__file__).parent
 _SHARED = pytest.StashKey[dict[str, SageServer]]()
 # What takes longest comes first: kinds of servers, and files.
 _ORDER = (
-    "test_installed", "two_ranks", "test_fuzz", "test_step_times", "yielding", "paged",
+    "test_installed", "two_ranks", "test_fuzz", "test_learning", "yielding", "paged",
     "replicas", "foreseeing", "several",
 )  # fmt: skip
 

@@ -1,5 +1,5 @@
-"""A real server of two ranks learns step times, and the next server keeps them. Its model has
-latent attention, whose KV is swapped too."""
+"""What real servers of two ranks read and learn: hidden states and step times. Their answers stay
+the same."""
 
 from __future__ import annotations
 
@@ -7,13 +7,26 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
+
 from bench.engines.server import plugins
 from bench.engines.server.model import write_model
+from predictor_store.probe.recording import Recording
 from tests.checks.exactness import TWO_RANKS, ask, differences
-from tests.engine import saboteur
-from tests.engine.conftest import ASKED
+from tests.engine import saboteur, stage
+from tests.engine.conftest import ASKED, Stock
 from tests.engine.crowds import ask_together
-from tests.engine.serving import CHECKED, SageServer, generate, wait_until, warmed_store
+from tests.engine.kinds import settings
+from tests.engine.serving import (
+    CHECKED,
+    SHORT_PROMPT,
+    SageServer,
+    generate,
+    post,
+    wait_until,
+    warmed_store,
+)
 
 # As many as are learned from at once, and more.
 NUM_ANSWERS, NUM_TOKENS = 8, 60
@@ -21,7 +34,52 @@ NUM_ANSWERS, NUM_TOKENS = 8, 60
 FLAGS = ["--max-total-tokens", "640", "--max-running-requests", "16", "--tp-size", "2"]
 
 
+@pytest.fixture
+def server(two_ranks: SageServer) -> SageServer:
+    settings(two_ranks, {"schedule_policy": "trail", "preemption": {"enabled": True}})
+    return two_ranks
+
+
+def test_answers_stay_and_scores_come(server: SageServer, stock: Stock) -> None:
+    """SGLang compares the ranks, and ends the server if they differ."""
+    before = server.stats()
+    num_different, largest = differences(stock, ask_together(server, ASKED))
+    assert num_different == 0
+    assert largest < 1e-3
+    stats = server.stats()
+    moved = stats["preemption"]["num_preemptions"] - before["preemption"]["num_preemptions"]
+    assert moved > 20
+    assert stats["num_policy_errors"] == 0
+    # Each token of each answer but the last, whose answer is complete by then.
+    num_scores = stats["probe"]["num_scores"]
+    assert num_scores > 0.8 * sum(num_tokens for _, num_tokens in ASKED)
+    assert stats["probe"]["num_not_finite"] == 0
+    # Scored prompts are no answers.
+    answer = generate(server, SHORT_PROMPT, 8, return_logprob=True, logprob_start_len=0)
+    assert len(answer["meta_info"]["input_token_logprobs"]) > 1
+    assert num_scores < server.stats()["probe"]["num_scores"] <= num_scores + 8
+
+
+def test_recorded_states_are_those_of_the_answers(server: SageServer) -> None:
+    folder = server.log.parent / "recorded"
+    wait_until(lambda: any(folder.glob("*.answers.jsonl")))
+    recording = Recording.read(folder)
+    assert {num_tokens for _, num_tokens in ASKED} <= set(recording.lengths.tolist())
+    assert np.all(recording.ages < recording.lengths[recording.answer])
+    assert np.all(np.isfinite(recording.states))
+
+
+def test_other_weights_end_it(server: SageServer, model: Path) -> None:
+    update = {"model_path": str(model), "flush_cache": True}
+    assert post(server, "/update_weights_from_disk", update, stage.AS_ADMIN)["success"]
+    before = server.stats()["probe"]
+    assert "weights" in before["stopped"]
+    generate(server, SHORT_PROMPT, 8)
+    assert server.stats()["probe"]["num_scores"] == before["num_scores"]
+
+
 def test_learned_step_times_are_those_of_all_ranks_and_the_next_server(tmp_path: Path) -> None:
+    """Of a model of latent attention, whose KV is swapped too."""
     store = warmed_store(tmp_path / "store")
     model = write_model(tmp_path / "model", latent_attention=True)
 
