@@ -79,57 +79,35 @@ def test_step_times() -> None:
     assert times == pytest.approx((MODEL.step_s(mixed) / 4, MODEL.swap_token_s / 4))
 
 
-def test_steps_follow_one_another_on_the_device_however_quick_the_host() -> None:
-    host = Host()
-    first = host.step(0.5, after_idle=True)
-    assert first == pytest.approx(100 + DECODE_S)
-    second = host.step(0.5)  # launched while the first runs
-    assert second == pytest.approx(100 + 2 * DECODE_S)
-    host.clock.wait_until(first)
-    assert host.now_s == pytest.approx(first)
-    host.work(0.3)  # the scheduler's own work hides behind the second
-    assert host.step(0.5) == pytest.approx(100 + 3 * DECODE_S)
-    host.clock.wait_until(second - 10)  # long over: no wait
-    assert host.now_s == pytest.approx(first + 0.8)
-    stats = host.clock.stats
-    assert (stats.num_steps, stats.num_late, stats.late_s) == (3, 0, 0.0)
-    assert stats.device_s == pytest.approx(3 * DECODE_S)
-
-
 @pytest.mark.parametrize(
-    ("worked_s", "waited_s", "after_idle", "overlaps", "begins_s", "late_s"),
+    ("events", "overlaps", "later_s", "late_s"),
     [
-        (0.0, 50.0, True, True, 50.0, 0.0),  # nothing to do until then
-        (0.5, 0.0, False, True, 0.5, 0.5),  # launched late
+        # Steps follow one another however quick the host. Its own work hides behind them.
+        ("idle 0.5, step 0.5, see 1, work 0.3, step 0.5, see 1", True, (0, 0, 0), 0),
+        ("idle 0.1, see 1, wait 50, idle 0.1", True, (0, 50), 0),  # nothing to do until then
+        ("idle 0.1, see 1, work 0.5, step 0.1", True, (0, 0.5), 0.5),  # launched late
         # Without overlap a GPU would wait for results and the next pass too, but not while another
         # process has the core.
-        (0.7, 0.5, False, False, 1.2, 0.5),
+        ("idle 0.1, see 1, work 0.7, wait 0.5, step 0.1", False, (0, 1.2), 0.5),
+        (f"idle {DECODE_S + 0.5}", True, (0.5,), 0.5),  # computed after the device
     ],
 )
-def test_a_host_that_holds_steps_up_is_late(
-    worked_s: float,
-    waited_s: float,
-    after_idle: bool,
-    overlaps: bool,
-    begins_s: float,
-    late_s: float,
+def test_steps_follow_one_another_and_a_host_that_holds_them_up_is_late(
+    events: str, overlaps: bool, later_s: tuple[float, ...], late_s: float
 ) -> None:
-    host = Host()
-    first = host.step(0.1, after_idle=True, overlaps=overlaps)
-    host.clock.wait_until(first)
-    host.work(worked_s)
-    if waited_s:
-        host.wait(waited_s)
-    second = host.step(0.1, after_idle=after_idle, overlaps=overlaps)
-    assert second == pytest.approx(first + begins_s + DECODE_S)
-    stats = host.clock.stats
+    host, done_s = Host(), list[float]()
+    for event in events.split(", "):
+        what, number = event.split()
+        if what in ("idle", "step"):
+            done_s.append(host.step(float(number), after_idle=what == "idle", overlaps=overlaps))
+        elif what == "see":
+            host.clock.wait_until(done_s[int(number) - 1])
+        else:
+            getattr(host, what)(float(number))
+    assert done_s == pytest.approx([100 + n * DECODE_S + s for n, s in enumerate(later_s, 1)])
+    stats, number_of = host.clock.stats, len(done_s)
+    assert (stats.num_steps, stats.device_s) == (number_of, pytest.approx(number_of * DECODE_S))
     assert (stats.num_late, stats.late_s) == (int(late_s > 0), pytest.approx(late_s))
-
-
-def test_a_host_that_computes_longer_than_the_device_is_late() -> None:
-    host = Host()
-    assert host.step(DECODE_S + 0.5, after_idle=True) == pytest.approx(host.now_s)
-    assert (host.clock.stats.num_late, host.clock.stats.late_s) == (1, pytest.approx(0.5))
 
 
 def test_moves_go_one_after_the_other_and_hold_the_device_up() -> None:

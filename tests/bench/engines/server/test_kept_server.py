@@ -124,26 +124,18 @@ def test_the_clocks_of_all_replicas_and_our_counters_are_reported(
     assert counters_between({}, {}) == {}
 
 
-@pytest.mark.parametrize(
-    ("on_device", "flags", "wanted"),
-    [
-        (False, None, (CPU_FLAGS, CPU_ENV)),
-        (False, ("--x",), (("--x",), {"A": "1"})),
-        (True, None, (CPU_ENGINE_FLAGS, CPU_ENV)),
-        (True, ("--x",), ((*CPU_ENGINE_FLAGS, "--x"), CPU_ENV)),
-    ],
-)
-def test_servers_have_the_given_flags_and_those_of_a_cpu(
-    on_device: bool,
-    flags: tuple[str, ...] | None,
-    wanted: tuple[object, object],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_servers_have_the_given_flags_and_those_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "go_first", lambda: None)
-    device = Device.named("h800-qwen3-32b", 1.0) if on_device else None
-    about: dict[str, Any] = {"model": Path("m"), "flags": flags, "env": {"A": "1"}}
-    found = options.servers_in(Path(), SageConfig(), device, **about)
-    assert (found.flags, found.env) == wanted
+    clock = Device.named("h800-qwen3-32b", 1.0)
+    for device, flags, wanted in (
+        (None, None, (CPU_FLAGS, CPU_ENV)),
+        (None, ("--x",), (("--x",), {"A": "1"})),
+        (clock, None, (CPU_ENGINE_FLAGS, CPU_ENV)),
+        (clock, ("--x",), ((*CPU_ENGINE_FLAGS, "--x"), CPU_ENV)),
+    ):
+        about: dict[str, Any] = {"model": Path("m"), "flags": flags, "env": {"A": "1"}}
+        found = options.servers_in(Path(), SageConfig(), device, **about)
+        assert (found.flags, found.env) == wanted
 
 
 @pytest.mark.parametrize("speed", [None, 4.0])
