@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 
 from bench.engines.server import plugins
-from bench.policies import POLICIES
 from sage_sched.app import registry
 from sage_sched.app.config import SageConfig
 from sage_sched.app.registry import (
     ENTRY_POINT_GROUP,
-    RIVALS,
     policy_named,
     policy_names,
     policy_type,
@@ -27,11 +25,6 @@ def test_a_variant_has_what_it_fixes_and_the_rest_of_its_section() -> None:
     assert section_of("proserve-expected") == section_of("proserve") == "proserve"
     policy = policy_named("proserve-expected", {"proserve": ProserveParameters(eta=9.0)}, SERVER)
     assert policy.parameters == ProserveParameters(eta=9.0, density="expected")
-
-
-def test_policies_of_comparisons_are_found_by_name() -> None:
-    assert {name: policy_type(name) for name in RIVALS} == POLICIES
-    assert all(section_of(name) == name for name in RIVALS)
 
 
 def test_packages_add_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,3 +119,12 @@ def test_who_is_promised_its_turn_goes_first_even_if_it_has_not_joined() -> None
     queue = " ".join(f"{arrival}:1" for arrival in range(last))
     story.plan(f"wait {queue} {last}:1; slots 0")
     assert story.plan(f"wait {queue} {last}:1!; slots 0").startswith(f"{last} 0 1 ")
+
+
+def test_a_place_behind_the_head_counts_all_that_go_before() -> None:
+    story, places = Story("fcfs-fill"), dict[int, int]()
+    queue = " ".join(f"{arrival}:1{'?' * (arrival % 2)}" for arrival in range(HEAD + 44))
+    for _ in range(5):
+        view = story.view(f"wait {queue}; slots 0")
+        places |= decide(view, story.policy, story.limits).places
+    assert places[HEAD + 43] == HEAD + 43
