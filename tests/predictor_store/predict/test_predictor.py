@@ -1,5 +1,3 @@
-"""All predictions of a scripted day are compared in service/test_recorded.py."""
-
 from __future__ import annotations
 
 import numpy as np

@@ -3,11 +3,10 @@ from __future__ import annotations
 from predictor_store.predict.quality import WINDOW, Forecast, RollingQuality
 from sage_sched.distribution import LengthDistribution
 
-BLIND = LengthDistribution.from_samples([10, 1000], "prior")
-
 
 def said(length: int) -> Forecast:
-    return Forecast(LengthDistribution.from_samples([length], "history"), BLIND)
+    blind = LengthDistribution.from_samples([10, 1000], "prior")
+    return Forecast(LengthDistribution.from_samples([length], "history"), blind)
 
 
 def test_a_third_of_the_answers_does_not_decide_however_long_it_is() -> None:
