@@ -33,10 +33,10 @@ from bench.simulator.run import simulate
 from bench.simulator.stock import STOCK
 from sage_sched.app.config import SageConfig
 from sage_sched.app.registry import policy_names
-from sage_sched.distribution import LengthDistribution
 from sage_sched.job import NO_HINTS, Hints
 from sage_sched.policy import Policy
 from tests.bench.simulator import fuzz
+from tests.bench.simulator.traffic import known, request
 
 RECORDED = Path(__file__).with_name("fingerprints.json")
 _NUM_REQUESTS = 200
@@ -153,17 +153,14 @@ def _requests(rate: float, regime: str) -> list[SimRequest]:
     for number, arrival_s in enumerate(arrivals_s.tolist()):
         level = rng.normal(5.0, 1.0)
         samples = np.exp(rng.normal(level, 0.6, 48)).astype(np.int64)
-        lengths, counts = np.unique(np.clip(samples, 1, _CAP_TOKENS), return_counts=True)
-        predicted = LengthDistribution(lengths, counts / counts.sum(), 48.0, "history")
-        asked = SimRequest(
-            arrival_s=arrival_s,
-            input_tokens=int(np.clip(np.exp(rng.normal(5.5, 1.2)), 4, 6000)),
-            output_tokens=int(np.clip(np.exp(rng.normal(level, 0.6)), 1, _CAP_TOKENS)),
-            max_new_tokens=_CAP_TOKENS,
+        predicted = known(*np.clip(samples, 1, _CAP_TOKENS))
+        asked = request(
+            arrival_s,
+            int(np.clip(np.exp(rng.normal(5.5, 1.2)), 4, 6000)),
+            int(np.clip(np.exp(rng.normal(level, 0.6)), 1, _CAP_TOKENS)),
+            _CAP_TOKENS, class_name="", hints=_hints(regime, number),
             distribution=None if number % 10 == 9 else predicted,
-            class_name="",
-            hints=_hints(regime, number),
-        )
+        )  # fmt: skip
         turn_of = number - 40
         if regime == "sessions" and turn_of >= 0 and number % 4:
             asked = _next_turn(asked, turn_of, requests[turn_of])
