@@ -150,9 +150,9 @@ def test_a_second_writer_is_told_who_has_it(
     with open(tmp_path / "lock") as ending:
         fcntl.flock(ending, fcntl.LOCK_EX)
         refuse_in_use(StoreConfig(str(tmp_path), on_disk=False))
+        monkeypatch.setattr(time, "sleep", lambda seconds: ending.close())
         with pytest.raises(StoreError, match="in use by process"):
             refuse_in_use(StoreConfig(str(tmp_path)), -1)
-        monkeypatch.setattr(time, "sleep", lambda seconds: ending.close())
         refuse_in_use(StoreConfig(str(tmp_path)), 60)
 
 
