@@ -222,7 +222,7 @@ for release in ("0.4.0", sglang.version.__version__):
         print(type(error).__name__, error)
     sglang.version.__version__ = kept
 from sglang.srt.entrypoints import http_server
-assert app is http_server.app and hasattr(TokenizerManager.generate_request, "__wrapped__")
+assert app is http_server.app and hasattr(TokenizerManager.get_internal_state, "__wrapped__")
 from patches.ops.fit import main
 assert main() == 0
 del TokenizerManager._handle_batch_output

@@ -58,7 +58,7 @@ class RecordedServer:
         self.records = Records(self._clock)
         self._device = Device(self._clock, situation.moves_a_failure)
         self._clock.install()
-        self._replace()
+        self._replace(situation.moves_a_failure is not None)
         config = folder / "settings.yaml"
         config.write_text(yaml.safe_dump(situation.settings))
         files = ("--sage-config", str(config), "--sage-trace", str(folder / "trace"))
@@ -70,17 +70,17 @@ class RecordedServer:
         if (most := situation.most_adapters) is not None:
             self._adapt(most)
 
-    def _replace(self) -> None:
+    def _replace(self, can_fail: bool) -> None:
         """Put in the device and the script, and record what ranks agree on, in this process."""
         TpModelWorker.forward_batch_generation = lambda worker, batch, **_: self._ran(worker, batch)
         SchedulerRequestReceiver._pull_raw_reqs = lambda _: self._pulled()
         # Without the thread that writes the file.
         JsonLines.add = lambda _, line: self.records.lines["trace"].append(json.dumps(line))
         GroupCoordinator.broadcast_object = self._agreed(GroupCoordinator.broadcast_object)
-        of_all, fails = kv_copy.least, self._device.fails
+        of_all, fails, turns = kv_copy.least, self._device.fails, count(1)
 
-        def least(scheduler: Any, number: int) -> int:
-            return 0 if fails() else of_all(scheduler, number)  # another rank may fail
+        def least(scheduler: Any, number: int) -> int:  # another rank may fail
+            return 0 if can_fail and next(turns) % 5 == 0 else of_all(scheduler, number)
 
         kv_copy.least = self._agreed(least)
         evict = kv_copy.evict_from_tree_cache

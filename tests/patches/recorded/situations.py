@@ -84,7 +84,7 @@ SITUATIONS = {
         [*_STARVED, "--disable-overlap-schedule"],
         {"decode": {"max_swapped_ms": 200.0}},
     ),
-    "spoilt": Situation("fastserve", crowd(70, alike), _STARVED, moves_a_failure=8),
+    "spoilt": Situation("fastserve", crowd(70, alike), _STARVED, moves_a_failure=7),
     "adapted": Situation("fastserve", crowd(60, adapted), _STARVED, most_adapters=2),
     "switched": Situation(
         "sage",

@@ -85,7 +85,6 @@ def test_a_call_is_not_refused_for_its_own_prompts() -> None:
 def test_a_late_answer_is_capped_and_refused_if_that_is_not_enough(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The cap makes it short enough for the order of `sage`."""
     overload = {"max_ttft_ms": 1e6, "max_tpot_ms": 1.0, "action": "cap", "cap_tokens": 5}
     sections = {**KNOWN, "overload": {**ON["overload"], **overload}}
     server = Server(schedule_policy="sage", sections=sections)

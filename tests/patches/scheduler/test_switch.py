@@ -51,7 +51,6 @@ def arrivals_s(reqs: list[Any]) -> list[float]:
 
 @pytest.mark.parametrize("mode", ["prefill", "decode"])
 def test_all_unfinished_requests_meet_the_new_policy(server: Server, mode: str) -> None:
-    """Those that the other server has not yet, or has in part, too."""
     reqs = server.arrive(*(make_request([50] * 9) for _ in range(6)))
     running, grammar, chunked, bootstraps, sent, finished = reqs
     scheduler = server.scheduler
