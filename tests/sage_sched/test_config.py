@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from bench.policies.ltr import LtrParameters
+from sage_sched.app.address import Address
 from sage_sched.app.config import PreemptionConfig, SageConfig
 from sage_sched.app.registry import POLICIES, policy_names
 from sage_sched.app.schema import json_schema, leaves
@@ -165,3 +166,27 @@ def test_what_is_shown_can_be_given_back(policy: str) -> None:
     assert settings.changed(shown).shown() == settings.shown()
     assert shown["schedule_policy"] == policy
     assert shown["policy"]["sage"]["regret"] == "inf"
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("/run/sage", Address(path="/run/sage")),
+        ("~/sage", Address(path="~/sage")),
+        ("./sage:1", Address(path="./sage:1")),
+        ("localhost:80", Address(host="localhost", port=80)),
+        ("127.0.0.1:65535", Address(host="127.0.0.1", port=65535)),
+        ("[::1]:80", Address(host="::1", port=80)),
+    ],
+)
+def test_an_address_is_read_and_written_alike(text: str, address: Address) -> None:
+    assert Address.parse(text) == address
+    assert str(address) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "sage", ":80", "host:", "host:0", "host:65536", "a b:80", "::1:80", "/\0"]
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="allowed"):
+        Address.parse(text)

@@ -1,15 +1,27 @@
-"""The order of waiting and of running jobs, and SGLang's priorities, which are levels of it."""
+"""The order of waiting and of running jobs, by levels, and after step times have been learned."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.simulator.presets import H800_QWEN3_32B, PRESETS
+from sage_sched.app.registry import policy_names
+from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 from sage_sched.order import retention_order, serving_order
+from sage_sched.policies.sage import Sage
+from sage_sched.policy import Policy
+from sage_sched.view import SchedulerView
+from sage_sched.waiting_queue import NUM_RANKED_ANEW
 from tests.sage_sched.situations import order_of
-from tests.sage_sched.strategies import IDLE, distributions, named, waiting
+from tests.sage_sched.strategies import IDLE, decide, distributions, named, waiting
 
 
 @st.composite
@@ -73,3 +85,75 @@ def test_an_unranked_job_moves_up_with_each_that_leaves(num_left: int, order: st
     ranked = [f"{arrival}:100%{100 + arrival}" for arrival in (0, 1, 2, 4, 5, 6)]
     situation = f"wait 3:100? {' '.join(ranked[: num_left - 1])}; come 7"
     assert order_of(situation, "sage") == order
+
+
+BEFORE = H800_QWEN3_32B.server_facts()
+AFTER = replace(BEFORE, step_time=PRESETS["a100-qwen1.5-7b"].step_time)
+
+
+def jobs(policy: Policy) -> list[Job]:
+    """Ranked by the policy; every third has begun to answer."""
+    rng, found = np.random.default_rng(0), list[Job]()
+    for arrival in range(90):
+        lengths = (rng.lognormal(4.5, 1.0) * rng.lognormal(0, 0.7, 32) + 1).astype(int)
+        known = LengthDistribution.from_samples(lengths, "history")
+        input_tokens = int(rng.lognormal(6.0, 1.2)) + 1
+        job = Job(arrival, input_tokens, 4096, known, 0, ranked_at=policy.revision)
+        job.is_ranked = policy.on_arrival(job)
+        job.grow(250 if arrival % 3 == 0 else 0)
+        found.append(job)
+    return found
+
+
+def decided(policy: Policy, among: list[Job]) -> Any:
+    """All that comparisons of a policy decide."""
+    view: SchedulerView = replace(
+        waiting(*among[:60]), running=among[60:], server=policy.server, num_arrivals=90
+    )
+    for _ in range(3):  # a plan ranks a part of 90 jobs
+        order = decide(replace(view), policy).order
+    kept = retention_order(among[60:], range(30), policy, view)
+    yields = [
+        policy.key(job, view) > policy.key(among[0], view)
+        and policy.should_preempt(job, among[0], 0.01, view)
+        for job in among[60:]
+    ]
+    return order, kept, yields
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_all_are_ranked_as_if_it_had_been_known_from_the_start(name: str) -> None:
+    policy = named(name, server=BEFORE)
+    among = jobs(policy)
+    before = decided(policy, among)
+    policy.on_server(AFTER)
+    from_the_start = named(name, server=AFTER)
+    after = decided(policy, among)
+    assert after == decided(from_the_start, jobs(from_the_start))
+    assert name != "sage" or after != before
+
+
+def test_a_job_is_ranked_anew_once_and_running_ones_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, ranked = named("sage", server=BEFORE, ttft_ms=math.inf), list[Job]()
+    among = jobs(policy)
+    facts = {"running": among[1:20], "chunked": among[0], "num_arrivals": 90}
+    view = replace(waiting(*among[20:]), **facts)  # type: ignore[arg-type]
+    decide(view, policy)
+    policy.on_server(AFTER)
+    monkeypatch.setattr(Sage, "on_prediction", lambda self, job: ranked.append(job))
+    order = decide(replace(view), policy).order or ()
+    first = [*among[1:20], among[0], *(view.waiting[position] for position in order)]
+    assert ranked == first[:NUM_RANKED_ANEW]
+    for _ in range(4):
+        decide(replace(view), policy)
+    assert sorted(ranked, key=lambda job: job.arrival) == among
+
+
+def test_a_policy_that_cannot_rank_anew_costs_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = named("sage", server=BEFORE)
+    (job, *_) = jobs(policy)
+    policy.on_server(AFTER)
+    monkeypatch.setattr(Sage, "on_prediction", lambda self, job: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        decide(waiting(job), policy)
+    assert decide(waiting(job), policy).order == [0]

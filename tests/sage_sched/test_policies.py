@@ -1,18 +1,30 @@
-"""The defining case of each policy, checked by hand."""
+"""The defining case of each policy, checked by hand, and policies of installed packages."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sage_sched.app.registry import policy_names
+from bench.engines.server import plugins
+from sage_sched.app import registry
+from sage_sched.app.config import SageConfig
+from sage_sched.app.registry import (
+    ENTRY_POINT_GROUP,
+    policy_named,
+    policy_names,
+    policy_type,
+    section_of,
+)
 from sage_sched.distribution import Refined
-from sage_sched.job import Job
+from sage_sched.job import BEHIND, Job
 from sage_sched.policy import Policy
-from tests.sage_sched.situations import order_of
-from tests.sage_sched.strategies import IDLE, job, named
+from sage_sched.slo import Proserve, ProserveParameters
+from tests.sage_sched.situations import Story, decided, order_of
+from tests.sage_sched.strategies import IDLE, SERVER, job, named
 
 NEEDS_NONE = {"fastserve", "fcfs-fill", "uniboost"}
 RUN_TO_THE_END = {"ssjf", "lpt", "ltr", "uniboost", "fcfs-fill", "makespan", "urgency-order"}
@@ -85,3 +97,73 @@ def test_trail_goes_by_hidden_states_and_yields_while_young() -> None:
         assert yields(policy, running, shorter, age)
     # The limit is that of the first prediction, 250.
     assert not yields(policy, running, shorter, 200)
+
+
+RUN = "run " + " ".join(f"{n}:100%200" for n in range(20))
+WAIT = "wait " + " ".join(f"{n}:100%200" for n in range(20, 40))
+
+
+@pytest.mark.parametrize(
+    ("facts", "starts"),
+    [
+        (f"{WAIT}; slots 1", False),
+        (f"{WAIT}; slots 12", True),
+        (f"{WAIT.replace('20:100', '20:100@-1')}; slots 1", True),
+        (f"{WAIT.replace('20:100', '20:100!')}; slots 1", True),
+        (f"{WAIT} 50:100%200~+5; slots 1", True),
+        (f"{WAIT}; chunk 50:9000%200/512; slots 1", True),
+        (f"{RUN.replace('19:100', f'19:100@{BEHIND}')}; {WAIT}; slots 1", False),
+    ],
+)
+def test_starts_wait_for_several_slots(facts: str, starts: bool) -> None:
+    assert ("decode-only" in decided(f"{RUN}; {facts}", "makespan")) is not starts
+
+
+def test_swapped_out_jobs_of_a_batch_wait_for_any_time() -> None:
+    story = Story("makespan", SageConfig().limits(named("makespan")))
+    for now_s in (0, 1, 1_000_000):
+        story.plan(f"wait 0:100%1000~+5; now {now_s}; slots 0")
+    assert not story.jobs[0].goes_first
+
+
+@pytest.mark.parametrize("num_going_on", [0, 1])
+def test_a_batch_that_is_aborted_leaves_nothing_behind(num_going_on: int) -> None:
+    """However many of its requests had come, and though another request goes on."""
+    others = [job(n, 100, lengths=(4000,)) for n in range(2000)]
+    story = Story("makespan")
+    for one in (*others, *(job(2000 + n, 100, lengths=(20,)) for n in range(num_going_on))):
+        story.policy.on_arrival(one)
+    for one in others[:100]:
+        one.grow(640)
+    story.policy.on_pass(replace(IDLE, running=others[:100]))
+    for one in others:
+        story.policy.on_end(one, 0.0)
+    assert story.plan("wait 3000:100%300 3001:100%50x19,2000") == "+3001 +3000"
+
+
+def test_a_variant_has_what_it_fixes_and_the_rest_of_its_section() -> None:
+    assert policy_type("proserve-expected") is Proserve
+    assert section_of("proserve-expected") == section_of("proserve") == "proserve"
+    policy = policy_named("proserve-expected", {"proserve": ProserveParameters(eta=9.0)}, SERVER)
+    assert policy.parameters == ProserveParameters(eta=9.0, density="expected")
+
+
+def test_packages_add_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "from sage_sched.policies.sage import Sage\nclass Mine(Sage): pass\n"
+    (tmp_path / "theirs.py").write_text(code, encoding="utf-8")
+    places = dict.fromkeys(("mine", "urgency", "fcfs"), "theirs:Mine")
+    for name, place in {**places, "gone": "nowhere:Mine", "other": "pathlib:Path"}.items():
+        plugins.install_as(tmp_path, name, place, ENTRY_POINT_GROUP)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry, "_offers", registry._offers.__wrapped__)
+    config = SageConfig.parse({"policy": {"sage": {"regret": 0.9}, "mine": {"regret": 0.1}}})
+    assert SageConfig.parse(config.sections()) == config
+    found = [policy_named(name, config.policy, SERVER).parameters for name in ("sage", "mine")]
+    assert found == [config.policy["sage"], config.policy["mine"]]
+    assert ("fcfs" in policy_names(), "urgency" in policy_names()) == (False, True)
+    for name, said in (
+        ("urgency", "two policies 'urgency'"), ("gone", "nowhere:Mine cannot be loaded"),
+        ("other", "pathlib:Path is no subclass"), ("sega", "sega"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=said):
+            policy_type(name)

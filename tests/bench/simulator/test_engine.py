@@ -13,15 +13,7 @@ from bench.simulator.run import make_node, simulate
 from bench.simulator.state import Options
 from bench.simulator.stock import STOCK
 from sage_sched.app.registry import policy_names
-from tests.bench.simulator.traffic import (
-    CHECKED,
-    CONFIG,
-    MANY_SLOTS,
-    SMALL,
-    STAY,
-    burst,
-    mixed,
-)
+from tests.bench.simulator.traffic import CHECKED, CONFIG, MANY_SLOTS, SMALL, STAY, burst, mixed
 
 pytestmark = pytest.mark.slow
 

@@ -1,13 +1,24 @@
-"""No decision of a policy, and no simulated time, changes unnoticed."""
+"""No decision of a policy, no simulated time and no metric changes unnoticed."""
 
 from __future__ import annotations
 
 import json
 import platform
 import sys
+from dataclasses import replace
+from functools import partial
 
+import numpy as np
 import pytest
 
+from bench.simulator.result import Served
+from bench.simulator.run import simulate
+from bench.simulator.run_metrics import largest_overtaking
+from bench.simulator.state import Options
+from sage_sched.job import Hints
+from sage_sched.slo import Deadlines
+from tests.bench.simulator.traffic import CONFIG, MANY_SLOTS, burst, mixed
+from tests.bench.workloads.fingerprint import fingerprint
 from tests.checks.fingerprint import RECORDED, cases, digest
 
 _KNOWN: dict[str, str] = json.loads(RECORDED.read_text())
@@ -20,3 +31,40 @@ _KNOWN: dict[str, str] = json.loads(RECORDED.read_text())
 @pytest.mark.parametrize("name", sorted({*_KNOWN, *cases()}))
 def test_results_are_as_recorded(name: str) -> None:
     assert digest(cases()[name]()) == _KNOWN[name], "see tests/checks/fingerprint.py"
+
+
+def test_metrics_are_as_recorded() -> None:
+    """Of requests with deadlines or sessions, under pressure, and of parts of them."""
+    hints = Hints(ttft_slo_ms=900.0, tpot_slo_ms=60.0, weight=2.0, first_token_weight=3.0)
+    asked = [
+        replace(each, hints=hints if number % 3 else Hints(session=str(number % 7)))
+        for number, each in enumerate((*mixed(120, 8.0, 3), *burst()))
+    ]
+    requests = sorted(asked, key=lambda each: each.arrival_s)
+    run = partial(simulate, MANY_SLOTS, config=CONFIG, requests=requests)
+    results = [run(policy=policy, options=Options(due=Deadlines(2.0, 0.1)))
+               for policy in ("fcfs", "sage")]  # fmt: skip
+    views: list[Served] = [
+        *results, results[1].only(["20", "250"]), results[1].arrived_within(0.2, 0.8)
+    ]  # fmt: skip
+    found = [
+        (each.metrics(), each.session_metrics(), each.attainment(), each.on_time_share(0.5),
+         each.good_share(0.5, 0.05))
+        for each in views
+    ]  # fmt: skip
+    assert [*map(fingerprint, found)] == ["e62ab521", "e86e1a4f", "947eee12", "3ae3175a"]
+
+
+ALONE_S = np.array([10.0, 5.0, 20.0])
+
+
+@pytest.mark.parametrize(
+    ("last_s", "largest"),
+    [
+        ([40.0, 6.0, 30.0], 2.5),  # both overtake the first: 25 s of work over its own 10
+        ([20.0, 50.0, 30.0], 20 / 15),  # the second found 10 s of work and has 5 of its own
+        ([10.0, 15.0, 35.0], 0.0),  # first come, first served
+    ],
+)
+def test_a_later_request_that_ends_earlier_overtakes(last_s: list[float], largest: float) -> None:
+    assert largest_overtaking(np.arange(3.0), np.array(last_s), ALONE_S) == largest

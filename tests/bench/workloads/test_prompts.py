@@ -9,12 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.workloads.arrivals import trace_arrivals
-from bench.workloads.prompts import (
-    MAX_HISTORY_PER_CLASS,
-    Workload,
-    WorkloadError,
-    WorkloadRequest,
-)
+from bench.workloads.prompts import MAX_HISTORY_PER_CLASS, Workload, WorkloadError, WorkloadRequest
 
 prompts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
 
