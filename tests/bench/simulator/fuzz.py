@@ -10,6 +10,7 @@ forgets nothing; and a run ends within so many events as its tokens allow.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import math
 import random
@@ -18,10 +19,10 @@ import time
 import traceback
 import warnings
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from itertools import compress
+from typing import Any
 
 import numpy as np
 
@@ -54,8 +55,6 @@ _CHECKED = 16
 # A pass serves a token at least, unless requests only move. KV may be computed again.
 _EVENTS_PER_TOKEN = 4
 
-_Choice = TypeVar("_Choice")
-
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -83,7 +82,12 @@ def draw(seed: int, policy: str = "") -> Case:
     config = _config(rng, {policy, *switches.values()})
     # The next turn of a refused request never comes.
     if rng.random() < 0.3 and not any(each.follows is not None for each in requests):
-        config = replace(config, overload=_overload(rng))
+        overload = OverloadConfig(
+            enabled=True,
+            max_ttft_ms=rng.choice([1.0, 1000.0, 60_000.0]),
+            max_tpot_ms=rng.choice([1.0, 100.0, math.inf]),
+        )
+        config = replace(config, overload=overload)
     return Case(engine, config, requests, rng.random() < 0.8, policy, switches)
 
 
@@ -130,20 +134,10 @@ def _config(rng: random.Random, policies: set[str]) -> SageConfig:
                 continue
             tried = {**config["policy"].get(section, {}), one.name: rng.choice(_NUMBERS)}
             tried = {"policy": {**config["policy"], section: tried}}
-            try:
+            with contextlib.suppress(ConfigError):
                 SageConfig.parse(config | tried)
-            except ConfigError:
-                continue
-            config |= tried
+                config |= tried
     return SageConfig.parse(config)
-
-
-def _overload(rng: random.Random) -> OverloadConfig:
-    return OverloadConfig(
-        enabled=True,
-        max_ttft_ms=rng.choice([1.0, 1000.0, 60_000.0]),
-        max_tpot_ms=rng.choice([1.0, 100.0, math.inf]),
-    )
 
 
 def _requests(rng: random.Random, engine: Engine) -> list[SimRequest]:
@@ -205,49 +199,34 @@ class Account:
     num_events: int = 0
 
     def audit(self, policy: Policy) -> None:
-        """Compare each of a policy's passes with this account."""
-        if isinstance(policy, Sage) and 0 < policy.parameters.regret < math.inf:
-            began = (policy.on_pass, self.fresh(policy))
-            policy.on_pass = partial(self._on_pass, *began)  # type: ignore[method-assign]
+        """Compare each of a policy's passes with this account, which begins at its first one."""
+        if not isinstance(policy, Sage) or not 0 < policy.parameters.regret < math.inf:
+            return
+        original, had, since_tokens = policy.on_pass, dict[Job, int](), -1
 
-    def fresh(self, policy: Sage) -> Callable[[SchedulerView], None]:
-        """Looks at a pass of this policy, whose accounts begin at its first one."""
-        had: dict[Job, int] = {}
-        since: list[int] = []
-
-        def look(view: SchedulerView) -> None:
-            for job in (*view.waiting, *view.running, *view.chunked_jobs):
+        def on_pass(view: SchedulerView) -> None:
+            nonlocal had, since_tokens
+            promised = {job for job in self.jobs.values() if job.passed_starvation_bound}
+            here = (*view.waiting, *view.running, *view.chunked_jobs)
+            for job in here:
                 self.jobs.setdefault(job.arrival, job)
             jobs = [self.jobs[arrival] for arrival in sorted(self.jobs)]
             assert sum(job.served_tokens for job in jobs) == view.served_tokens
-            if not since:
-                since.append(view.served_tokens)
-                had.update({job: job.served_tokens for job in jobs})
+            if since_tokens < 0:
+                had, since_tokens = {job: job.served_tokens for job in jobs}, view.served_tokens
             served = np.array([job.served_tokens - had.get(job, 0) for job in jobs])
-            came_at = np.maximum(since[0], [job.served_at_arrival_tokens for job in jobs])
+            came_at = np.maximum(since_tokens, [job.served_at_arrival_tokens for job in jobs])
             behind = np.cumsum(served[::-1])[::-1]
             before = view.served_tokens - came_at - behind
             batch_tokens = max(1, view.locked_tokens)
             passed = behind > policy.parameters.regret * before + batch_tokens
-            self.passed.update(
-                job for job, is_passed in zip(jobs, passed, strict=True) if is_passed
-            )
+            self.passed.update(compress(jobs, passed))
+            original(view)
+            for job in here:
+                is_promised = job in self.passed or job in promised
+                assert job.passed_starvation_bound == is_promised, f"{job} is promised"
 
-        return look
-
-    def _on_pass(
-        self,
-        original: Callable[[SchedulerView], None],
-        look: Callable[[SchedulerView], None],
-        view: SchedulerView,
-    ) -> None:
-        promised = {job for job in self.jobs.values() if job.passed_starvation_bound}
-        look(view)
-        original(view)
-        for job in (*view.waiting, *view.running, *view.chunked_jobs):
-            assert job.passed_starvation_bound == (job in self.passed or job in promised), (
-                f"{job} is promised"
-            )
+        policy.on_pass = on_pass  # type: ignore[method-assign]
 
     def watch(
         self,
@@ -301,16 +280,6 @@ def run(case: Case) -> Result:
     return result_of(case.engine, case.requests, finished, [node], 0.0)
 
 
-def found_at(seed: int) -> str:
-    """Return the finding of a seed; "" if nothing. A warning is a finding."""
-    try:
-        with warnings.catch_warnings(action="error"):
-            run(draw(seed))
-    except Exception:
-        return traceback.format_exc()
-    return ""
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description="Simulate random traffic, and check what must hold. Exit code 1 if something "
@@ -319,12 +288,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first; default: %(default)s")
     parser.add_argument("--minutes", type=float, default=10.0, help="default: %(default)s")
     args = parser.parse_args()
+    warnings.simplefilter("error")  # a warning is a finding
     end_s = time.monotonic() + 60 * args.minutes
     num_runs = num_found = 0
     while time.monotonic() < end_s:
-        if what := found_at(seed := args.seed + num_runs):
+        try:
+            run(draw(seed := args.seed + num_runs))
+        except Exception:
             num_found += 1
-            print(f"seed {seed}: {what}", flush=True)
+            print(f"seed {seed}: {traceback.format_exc()}", flush=True)
         num_runs += 1
     print(f"{num_runs} runs, {num_found} findings")
     return int(num_found > 0)
