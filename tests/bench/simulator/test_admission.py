@@ -82,13 +82,10 @@ def test_no_request_starves_for_an_adapter(policy: str, preempt: bool) -> None:
     assert sum(ttft_s[id(each)] for each in of_a) < len(of_a)
 
 
-def swapped_out(num_tokens: int, document: int) -> Progress:
-    """A request with KV of so many tokens of a document, which others may share."""
-    request = SimRequest(
-        arrival_s=0.0, input_tokens=num_tokens, output_tokens=9, max_new_tokens=9,
-        distribution=None, class_name="", spans=((document, 0, num_tokens),),
-    )  # fmt: skip
-    progress = Progress(request, 0, Job(0, num_tokens, 9, None, 0))
+def swapped_out(num_tokens: int) -> Progress:
+    """A request with KV of so many tokens of a document that others may share."""
+    asked = request(0.0, num_tokens, 9, 9, spans=((1, 0, num_tokens),))
+    progress = Progress(asked, 0, Job(0, num_tokens, 9, None, 0))
     progress.job.grow(1)
     progress.swapped = True
     return progress
@@ -99,9 +96,9 @@ def swapped_out(num_tokens: int, document: int) -> Progress:
 def test_a_request_comes_back_if_all_of_it_fits(
     held_tokens: int, has_room: bool, cached_tokens: int
 ) -> None:
-    pool, returning = KvPool(10, 1), swapped_out(6, document=1)
+    pool, returning = KvPool(10, 1), swapped_out(6)
     if cached_tokens:  # another has left a part in the tree
-        other = swapped_out(cached_tokens, document=1)
+        other = swapped_out(cached_tokens)
         pool.hold(cached_tokens)
         pool.publish(other, cached_tokens)
         pool.leave(other)

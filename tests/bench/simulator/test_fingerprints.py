@@ -8,12 +8,10 @@ import sys
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import pytest
 
 from bench.simulator.result import Served
 from bench.simulator.run import simulate
-from bench.simulator.run_metrics import largest_overtaking
 from bench.simulator.state import Options
 from sage_sched.job import Hints
 from sage_sched.slo import Deadlines
@@ -53,18 +51,3 @@ def test_metrics_are_as_recorded() -> None:
         for each in views
     ]  # fmt: skip
     assert [*map(fingerprint, found)] == ["e62ab521", "e86e1a4f", "947eee12", "3ae3175a"]
-
-
-ALONE_S = np.array([10.0, 5.0, 20.0])
-
-
-@pytest.mark.parametrize(
-    ("last_s", "largest"),
-    [
-        ([40.0, 6.0, 30.0], 2.5),  # both overtake the first: 25 s of work over its own 10
-        ([20.0, 50.0, 30.0], 20 / 15),  # the second found 10 s of work and has 5 of its own
-        ([10.0, 15.0, 35.0], 0.0),  # first come, first served
-    ],
-)
-def test_a_later_request_that_ends_earlier_overtakes(last_s: list[float], largest: float) -> None:
-    assert largest_overtaking(np.arange(3.0), np.array(last_s), ALONE_S) == largest

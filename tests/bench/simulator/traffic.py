@@ -60,18 +60,14 @@ def mixed(num_requests: int, rate: float, seed: int, *, unknown: float = 0.0) ->
     for arrival_s in arrivals_s:
         mean = float(rng.choice([20, 80, 250]))
         lengths = np.clip(mean * rng.lognormal(-0.18, 0.6, 20), 1, 400).astype(int)
-        requests.append(
-            SimRequest(
-                arrival_s=float(arrival_s),
-                input_tokens=int(np.clip(rng.lognormal(4.5, 1.2), 4, 1500)),
-                output_tokens=int(np.clip(mean * rng.lognormal(-0.18, 0.6), 1, 400)),
-                max_new_tokens=400,
-                distribution=None
-                if rng.random() < unknown
-                else LengthDistribution.from_samples(lengths, "history"),
-                class_name=f"{mean:.0f}",
-            )
+        asked = request(
+            float(arrival_s),
+            int(np.clip(rng.lognormal(4.5, 1.2), 4, 1500)),
+            int(np.clip(mean * rng.lognormal(-0.18, 0.6), 1, 400)),
+            distribution=None if rng.random() < unknown else known(*lengths),
+            class_name=f"{mean:.0f}",
         )
+        requests.append(asked)
     return requests
 
 
