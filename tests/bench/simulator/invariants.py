@@ -1,4 +1,4 @@
-"""Invariants that hold at every event.
+"""Invariants that hold at every event. Each check has its number behind it.
 
 1. Conservation: the pages held are those of the requests in the batch and of the chunked one,
    shared pages counted once; the others that the radix tree has on the device are evictable;
@@ -26,27 +26,16 @@ from bench.simulator.request import Progress
 from bench.simulator.state import EngineState
 
 
-class BrokenInvariantError(AssertionError):
-    """The simulator is wrong; the message gives the invariant's number."""
-
-
-def _require(number: int, holds: bool) -> None:
-    if not holds:
-        raise BrokenInvariantError(
-            f"invariant {number} is broken, see tests/bench/simulator/invariants.py"
-        )
-
-
 def watch(
     state: EngineState, before: list[Progress], after: list[Progress], num_outstanding: int
 ) -> None:
-    """Options.watch. Raises BrokenInvariantError."""
+    """Options.watch. Raises AssertionError."""
     check_promises(before, after)
     check_state(state, num_outstanding)
 
 
 def check_state(state: EngineState, num_outstanding: int) -> None:
-    """Raises BrokenInvariantError. num_outstanding: requests that have come and not finished."""
+    """num_outstanding: requests that have come and not finished."""
     decode, pool, chunked = state.decode, state.pool, state.chunked
     for progress in decode:
         decode.sync(progress)
@@ -54,21 +43,21 @@ def check_state(state: EngineState, num_outstanding: int) -> None:
     inside = members if chunked is None else [*members, chunked]
     waiting = [*state.queue]
     _check_pool(state, members)
-    _require(2, len(inside) <= state.engine.max_running_requests)
-    _require(3, len({*inside, *waiting}) == len(inside) + len(waiting) == num_outstanding)
-    _require(4, all(p.generated_tokens < p.request.output_tokens for p in [*inside, *waiting]))
-    _require(4, all(p.generated_tokens >= 1 for p in members))
-    _require(4, all((p.first_token_s >= 0) == (p.generated_tokens > 0) for p in waiting))
-    _require(5, decode.context_tokens == sum(p.fill_tokens for p in members))
+    assert len(inside) <= state.engine.max_running_requests  # 2
+    assert len({*inside, *waiting}) == len(inside) + len(waiting) == num_outstanding  # 3
+    assert all(p.generated_tokens < p.request.output_tokens for p in [*inside, *waiting])  # 4
+    assert all(p.generated_tokens >= 1 for p in members)  # 4
+    assert all((p.first_token_s >= 0) == (p.generated_tokens > 0) for p in waiting)  # 4
+    assert decode.context_tokens == sum(p.fill_tokens for p in members)  # 5
     due = sum(p.kv_tokens % pool.page_size == 0 for p in members)
-    _require(5, decode.pages_needed(1) == due)
+    assert decode.pages_needed(1) == due  # 5
 
 
 def check_promises(before: Sequence[Progress], after: Sequence[Progress]) -> None:
-    """Raises BrokenInvariantError. before, after: the queue at a pass."""
+    """before, after: the queue at a pass."""
     waiting = {*after}
     last_in = max((p.job.arrival for p in before if p not in waiting), default=-1)
-    _require(6, not any(p.job.goes_first and p.job.arrival < last_in for p in waiting & {*before}))
+    assert not any(p.job.goes_first and p.job.arrival < last_in for p in waiting & {*before})  # 6
 
 
 def _check_pool(state: EngineState, members: list[Progress]) -> None:
@@ -78,10 +67,10 @@ def _check_pool(state: EngineState, members: list[Progress]) -> None:
     alone = sum(
         pool.pages(length - p.tree_tokens) for length, p in zip(lengths, on_device, strict=True)
     )
-    _require(1, alone == pool.alone_pages)
+    assert alone == pool.alone_pages  # 1
     held = alone + pool.tree.locked_tokens // pool.page_size
-    _require(1, held == pool.held_pages)
-    _require(1, pool.held_pages + pool.evictable_pages <= pool.num_pages)
+    assert held == pool.held_pages  # 1
+    assert pool.held_pages + pool.evictable_pages <= pool.num_pages  # 1
     _check_tree(pool.tree, on_device, state.engine)
 
 
@@ -89,10 +78,10 @@ def _check_tree(tree: RadixTree, on_device: list[Progress], engine: Engine) -> N
     holders = Counter(id(node) for p in on_device if p.node for node in p.node.path())
     nodes = [*tree.nodes()]
     there = [node for node in nodes if node.on_device]
-    _require(1, all(node.num_locks == holders[id(node)] for node in nodes))
-    _require(1, tree.locked_tokens == sum(len(node) for node in nodes if node.num_locks))
-    _require(1, tree.evictable_tokens == sum(len(node) for node in there if not node.num_locks))
-    _require(1, all(node.on_device or (node.on_host and not node.num_locks) for node in nodes))
-    _require(1, all(each.on_device for node in there for each in node.path()))
-    _require(1, tree.host_tokens == sum(len(node) for node in nodes if node.on_host))
-    _require(1, tree.host_tokens <= (engine.host_tier.num_tokens if engine.host_tier else 0))
+    assert all(node.num_locks == holders[id(node)] for node in nodes)  # 1
+    assert tree.locked_tokens == sum(len(node) for node in nodes if node.num_locks)  # 1
+    assert tree.evictable_tokens == sum(len(node) for node in there if not node.num_locks)  # 1
+    assert all(node.on_device or (node.on_host and not node.num_locks) for node in nodes)  # 1
+    assert all(each.on_device for node in there for each in node.path())  # 1
+    assert tree.host_tokens == sum(len(node) for node in nodes if node.on_host)  # 1
+    assert tree.host_tokens <= (engine.host_tier.num_tokens if engine.host_tier else 0)  # 1
