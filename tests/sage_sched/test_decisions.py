@@ -14,7 +14,7 @@ _TEXT = Path(__file__).with_name("decisions.txt").read_text(encoding="utf-8")
 
 
 def decisions() -> Iterator[tuple[str, str, str]]:
-    """The policy, the situation and the plan of each line."""
+    """The policy with its parameters, the situation and the plan of each line."""
     policy = ""
     for line in _TEXT.format(BEHIND=BEHIND, WORSE=BEHIND + 9).splitlines():
         if line.startswith("["):
@@ -26,4 +26,6 @@ def decisions() -> Iterator[tuple[str, str, str]]:
 
 @pytest.mark.parametrize(("policy", "situation", "plan"), [*decisions()])
 def test_a_pass_decides(policy: str, situation: str, plan: str) -> None:
-    assert decided(situation, policy or ByInput) == plan
+    name, *parameters = policy.split() or [ByInput]
+    given = {key: float(value) for key, value in (each.split("=") for each in parameters)}
+    assert decided(situation, name, **given) == plan

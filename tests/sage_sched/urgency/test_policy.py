@@ -15,25 +15,7 @@ from sage_sched.best_effort import Qllm
 from sage_sched.job import Hints
 from sage_sched.urgency import Urgency
 from tests.bench.simulator.traffic import CONFIG, SMALL, mixed
-from tests.sage_sched.situations import decided
 from tests.sage_sched.strategies import SERVER, decide, job, named, waiting
-
-
-@pytest.mark.parametrize(
-    ("situation", "plan"),
-    [
-        ("run 0:100u2%150+5; wait 1:100u4%150", "1; decode-only"),
-        ("run 0:100u2%150+5; wait 1:100u4%150; full", "1"),
-        ("run 0:100u2%150+5; wait 1:100u2%150", "+1"),
-        ("run 0:100u3%150+5; wait 1:100u5%150", "+1"),
-        ("run 0:100u2%150+5; wait 1:100u1%150", "+1"),
-        ("run 0:100u2%150+5; wait 1:100u1%150 2:100u4%150", "+1 +2"),
-        ("run 0:100u2%150+5; wait 1:100u1%150 2:100u4%150; fits 2", "2; decode-only"),
-        ("run 0:100u2%150+5; wait 1:100u1%150~+3 2:100u4%150", "1 2; decode-only"),
-    ],
-)
-def test_prefills_wait_for_more_urgent_running_jobs(situation: str, plan: str) -> None:
-    assert decided(situation, "urgency", decode_share=1.0) == plan
 
 
 def test_prefills_of_the_less_urgent_leave_decode_steps_their_share() -> None:
