@@ -10,9 +10,20 @@ from typing import Any
 from bench.engines.server.server import Server
 from tests.checks.exactness import Spoken, ask
 from tests.engine import stage
-from tests.engine.serving import SHORT_PROMPT, SageServer, generate
+from tests.engine.serving import (
+    SHORT_PROMPT,
+    UNASKED_LONG_PROMPT,
+    UNASKED_SHORT_PROMPT,
+    SageServer,
+    generate,
+)
 
 Asked = tuple[str, int]  # a prompt, and how many tokens it is to get
+# Requests of one cap, of which a server is to predict which gets the shorter answer.
+LONG_AND_SHORT = {
+    "long": {"prompt": UNASKED_LONG_PROMPT, "max_new_tokens": 20},
+    "short": {"prompt": UNASKED_SHORT_PROMPT, "max_new_tokens": 20},
+}
 
 
 def ask_one(server: Server, asked: Asked, **sampling: Any) -> Spoken:

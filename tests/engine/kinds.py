@@ -7,12 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import requests
 
 from bench.engines.server.server import Server
 from predictor_store.probe.file import fingerprint
-from predictor_store.urgency.head import UrgencyHead, hashed
 from tests.checks.exactness import TWO_RANKS, TWO_REPLICAS
 from tests.engine import saboteur, stage
 from tests.engine.serving import CHECKED, UNHURRIED, SageServer
@@ -44,14 +42,6 @@ def _with_probe(model: Path, folder: Path) -> Mapping[str, str]:
     return saboteur.install(folder)
 
 
-def _bleeding_is_urgent(model: Path, folder: Path) -> Mapping[str, str]:
-    """Level 2 is guessed for bleeding patients."""
-    weights = np.zeros((1 << 15, 6), np.float32)
-    weights[hashed("bleeds"), 1] = 100.0
-    UrgencyHead(weights, np.array([0.0, 0, 20, 0, 0, 0]), 1.0, 4.0).write(folder / "model")
-    return install_example(folder)
-
-
 KINDS = {
     # Requests yield, its swapping can be spoilt (saboteur.py), and it writes a trace.
     "yielding": Kind(
@@ -72,16 +62,16 @@ KINDS = {
         ),
         f"{YIELDING}host_pool_gib = 0.0002\n", "fastserve",
     ),
-    # Requests run one by one: by urgency, under the policy of docs/policies.md, or with overload
-    # protection, to which a second request comes far too late.
+    # Requests run one by one: under the policy of docs/policies.md, or with overload protection, to
+    # which a second request comes far too late.
     "one_slot": Kind(
-        ("--max-running-requests", "1"), (SETTINGS / "one_slot.toml").read_text(), "urgency",
-        prepare=_bleeding_is_urgent,
+        ("--max-running-requests", "1"), (SETTINGS / "one_slot.toml").read_text(), "deadlines",
+        prepare=lambda model, folder: install_example(folder),
     ),
     # The cap of 250 tokens has room twice. A prefill step is soon worth its while. Sessions are
     # known, and their KV is kept.
     "foreseeing": Kind(
-        ("--max-total-tokens", "640", "--enable-cache-report"),
+        ("--max-total-tokens", "640"),
         '[hints]\ntrust = "body"\n[step_time]\nprefill_base_ms = 1.0\nprefill_token_ms = 1.0\n',
         env={"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python"},
     ),
@@ -89,8 +79,7 @@ KINDS = {
     "classes": Kind(
         (
             "--max-running-requests", "3", "--max-total-tokens", "1024", "--enable-mixed-chunk",
-            "--chunked-prefill-size", str(CHUNK_TOKENS), "--enable-metrics",
-            "--enable-priority-scheduling",
+            "--chunked-prefill-size", str(CHUNK_TOKENS), "--enable-priority-scheduling",
         ),
         (SETTINGS / "classes.toml").read_text(), "proserve",
     ),

@@ -4,8 +4,6 @@ A test so builds a situation (these requests have arrived, that one has ten toke
 out) and acts in it, on a host of any speed. Orders come as POST /set_internal_state, which SGLang
 broadcasts, so all ranks wait at the same pass. A held scheduler still receives requests, aborts and
 questions; it starts no batch.
-
-It also keeps a clock by which each step takes the configured time, not the time of this host.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ from typing import Any, TypeVar
 
 import requests
 
-from bench.engines.clock.device_clock import DeviceModel
 from bench.engines.server.server import Server
 from tests.engine.hooks import around
 from tests.engine.serving import post, states, wait_until
@@ -72,8 +69,7 @@ def once_held(server: Server) -> dict[str, Any]:
 
 
 def once(server: Server, **least: int) -> None:
-    """Return when counters are this high: num_arrived or num_aborts since the scheduler was held,
-    or num_bootstrapped, of a prefill server's requests for which the decode server has room."""
+    """Return when num_arrived or num_aborts since the scheduler was held is this high."""
     wait_until(lambda: all(state(server)[name] >= number for name, number in least.items()))
 
 
@@ -87,20 +83,17 @@ def together(
     server: Server,
     calls: Sequence[Callable[[], _Answer]],
     then: Callable[[dict[str, Any]], None] | None = None,
-    *,
-    before: Callable[[], None] = lambda: None,
     **until: int,
 ) -> list[_Answer]:
     """Make calls one after the other, each of which sends a request, and return their results. All
-    requests arrive before the first may start, which may be when `before` returns. `then` is called
-    with once_held()'s answer when the scheduler waits again, see hold()."""
+    requests arrive before the first may start. `then` is called with once_held()'s answer when the
+    scheduler waits again, see hold()."""
     with ThreadPoolExecutor(len(calls)) as pool:
         with held(server):
             answers = []
             for call in calls:
                 answers.append(pool.submit(call))
                 once(server, num_arrived=len(answers))
-            before()
             if then is not None:
                 hold(server, **until)
                 then(once_held(server))
@@ -125,8 +118,6 @@ class Stage:
         self.num_arrived = 0
         self.num_aborts = 0
         self._started: dict[str, None] = {}
-        self._now_s = self._longest_gap_s = 0.0
-        self._token_s: dict[str, float] = {}  # the last one of each request
 
     def obey(self, order: dict[str, int]) -> None:
         self._held = bool(order.pop("hold"))
@@ -135,18 +126,12 @@ class Stage:
         if self._held:
             self.num_arrived = self.num_aborts = 0
             self._started = {}
-            self._longest_gap_s = 0.0
 
     def runs(self, batch: Any) -> None:
         """A batch is about to run."""
-        if ours := getattr(self._scheduler, "sage", None):
-            self._now_s += DeviceModel(ours.calibration.step_time, 0.0).step_s(batch)
         for req in batch.reqs:
             if req is not self._scheduler.chunked_req:
                 self._started.setdefault(req.rid)
-                gap_s = self._now_s - self._token_s.get(req.rid, self._now_s)
-                self._longest_gap_s = max(self._longest_gap_s, gap_s)
-                self._token_s[req.rid] = self._now_s
 
     def waits(self) -> bool:
         """Whether no batch may start now. Once it waits, it does until the next order."""
@@ -164,27 +149,17 @@ class Stage:
 
     def state(self) -> dict[str, Any]:
         """Counters, and the ids of requests. started: whose first token was computed, in that
-        order. fresh: which wait for their start. longest_gap_s: between two tokens of any request,
-        by the stage's clock. All since the scheduler was held."""
+        order. fresh: which wait for their start. All since the scheduler was held."""
         waiting = self._scheduler.waiting_queue
         return {
             "waits": self._waits,
             "num_arrived": self.num_arrived,
             "num_aborts": self.num_aborts,
             "started": list(self._started),
-            "longest_gap_s": self._longest_gap_s,
             "running": [req.rid for req in self._running()],
             "swapped": [req.rid for req in self._swapped()],
             "fresh": [req.rid for req in waiting if not req.output_ids],
-            "num_bootstrapped": self._num_bootstrapped(),
         }
-
-    def _num_bootstrapped(self) -> int:
-        from sglang.srt.disaggregation.base.conn import KVPoll
-
-        if (queue := self._scheduler.disagg_prefill_bootstrap_queue) is None:
-            return 0
-        return sum(req.disagg_kv_sender.poll() == KVPoll.WaitingForInput for req in queue.queue)
 
     def _running(self) -> list[Any]:
         # A prefill's requests join the running batch a pass later; one that yielded has left it.

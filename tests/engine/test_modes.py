@@ -22,19 +22,10 @@ from tests.checks.exactness import TWO_RANKS, Answering
 from tests.engine import stage, torch_kernels
 from tests.engine.architectures import PICTURE, with_pictures, write_architecture
 from tests.engine.conftest import ASKED, Stock
-from tests.engine.crowds import started
+from tests.engine.crowds import LONG_AND_SHORT, started
 from tests.engine.kinds import YIELDING, YIELDING_FLAGS
 from tests.engine.kinds import settings as switch
-from tests.engine.serving import (
-    CHECKED,
-    UNASKED_LONG_PROMPT,
-    UNASKED_SHORT_PROMPT,
-    SageServer,
-    generate,
-    post,
-    states,
-    wait_until,
-)
+from tests.engine.serving import CHECKED, SageServer, generate, post, states, wait_until
 
 NUM_ASKED, NUM_OF_GROUP = 16, 12
 ADAPTERS = ("first", "second")
@@ -57,9 +48,7 @@ def answers_stay(
     """Answers given together, though memory runs out, equal those given one by one. All requests
     yield and come back, or none does and the shorter starts first. `bodies` join them, in turn."""
     if not preempts:
-        prompts = {"long": UNASKED_LONG_PROMPT, "short": UNASKED_SHORT_PROMPT}
-        order = started(server, {rid: {"prompt": text} for rid, text in prompts.items()})
-        assert order == ["short", "long"]
+        assert started(server, LONG_AND_SHORT) == ["short", "long"]
     asked = [partial(answer, server, i, **bodies[i % len(bodies)]) for i in range(NUM_ASKED)]
     alone = [ask() for ask in asked]
     assert stage.together(server, asked) == alone
@@ -238,15 +227,15 @@ def test_pictures_in_prompts(tmp_path: Path) -> None:
             assert answer(server, i, **body(i, 16 * i + 128)) != found[i]
         # Chats with a picture are ordered by their text.
         switch(server, {"schedule_policy": "sage"})
-        asked = {"long": UNASKED_LONG_PROMPT, "short": UNASKED_SHORT_PROMPT}
-        stage.together(server, [partial(chat, server, rid, text) for rid, text in asked.items()])
+        asked = LONG_AND_SHORT.items()
+        stage.together(server, [partial(chat, server, rid, **one) for rid, one in asked])
         assert stage.state(server)["started"] == ["short", "long"]
 
 
-def chat(server: SageServer, rid: str, text: str) -> None:
+def chat(server: SageServer, rid: str, prompt: str, max_new_tokens: int) -> None:
     shown = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture(0)}"}}
-    messages = [{"role": "user", "content": [shown, {"type": "text", "text": text}]}]
-    body = {"model": "model", "rid": rid, "max_tokens": 4, "messages": messages}
+    messages = [{"role": "user", "content": [shown, {"type": "text", "text": prompt}]}]
+    body = {"model": "model", "rid": rid, "max_tokens": max_new_tokens, "messages": messages}
     post(server, "/v1/chat/completions", body)
 
 

@@ -1,8 +1,7 @@
-"""Which request of a real server's queue starts first, and how long others pause for it."""
+"""Which request of a real server's queue starts first."""
 
 from __future__ import annotations
 
-from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -11,53 +10,16 @@ import pytest
 import requests
 
 from tests.engine import stage
-from tests.engine.crowds import started
+from tests.engine.crowds import LONG_AND_SHORT, started
 from tests.engine.kinds import CHUNK_TOKENS, settings
-from tests.engine.serving import (
-    SHORT_PROMPT,
-    UNASKED_LONG_PROMPT,
-    UNASKED_SHORT_PROMPT,
-    SageServer,
-    generate,
-)
+from tests.engine.serving import SHORT_PROMPT, SageServer, generate
 
 DOCUMENT = " ".join(f"clause {i} of the contract" for i in range(80))
-# A token is prefilled in a millisecond, and a decode step takes 41.
-MAX_GAP_MS = 150.0
 
 
 def test_short_predictions_go_first(foreseeing: SageServer) -> None:
     settings(foreseeing, {"schedule_policy": "sage"})
-    # All have the same cap, and none has a twin.
-    prompts = {
-        "long 1": UNASKED_LONG_PROMPT, "long 2": UNASKED_LONG_PROMPT,
-        "short 1": UNASKED_SHORT_PROMPT, "short 2": UNASKED_SHORT_PROMPT,
-    }  # fmt: skip
-    asked = {
-        rid: {"prompt": f"{i}. {text}", "max_new_tokens": 20}
-        for i, (rid, text) in enumerate(prompts.items())
-    }
-    # Which of the short ones has the shorter prediction depends on earlier requests.
-    order = [rid.split()[0] for rid in started(foreseeing, asked)]
-    assert order == ["short", "short", "long", "long"]
-
-
-def test_urgent_requests_go_first_by_class_by_priority_and_by_guess(one_slot: SageServer) -> None:
-    settings(one_slot, {"schedule_policy": "urgency"})
-    before = one_slot.stats()
-    asked: dict[str, dict[str, Any]] = {
-        "bulk": {"priority": -10},
-        "any": {},
-        "priority": {"priority": -1},  # of no class: level 4
-        "guessed": {"prompt": "He bleeds. What is to be done?"},
-        "emergency": {"priority": 10},
-    }
-    assert started(one_slot, asked) == ["emergency", "guessed", "any", "priority", "bulk"]
-    after = one_slot.stats()
-    guessed = [each["urgency"]["num_guessed"].get("2", 0) for each in (before, after)]
-    assert guessed[1] - guessed[0] == 1
-    counted = [Counter(each["slo"]["num_by_class"]) for each in (before, after)]
-    assert counted[1] - counted[0] == {"emergency": 1, "bulk": 1}
+    assert started(foreseeing, LONG_AND_SHORT) == ["short", "long"]
 
 
 def test_a_policy_of_another_package_reads_its_clients_hints(one_slot: SageServer) -> None:
@@ -87,35 +49,6 @@ def test_one_of_several_questions_computes_their_document(foreseeing: SageServer
     assert cached[1] > document_tokens
     # Together they were given what each is given by itself.
     assert [answer["text"] for answer in answers] == [alone()["text"] for alone in ask]
-
-
-def longest_gap_ms(server: SageServer, policy: str, max_gap_ms: float | str) -> float:
-    """While one answers, two long prompts and a short one come."""
-    settings(server, {"schedule_policy": policy, "decode": {"max_gap_ms": max_gap_ms}})
-    # Other beginnings, so that the radix tree has nothing of them.
-    name = f"{policy} {max_gap_ms}"
-    prompts = [f"{name} {i}: " + "And so on and on. " * 40 for i in range(2)] + [name]
-    ask = partial(generate, server, sampling_params={"ignore_eos": True})
-    with ThreadPoolExecutor(4) as pool:
-        with stage.held(server):
-            answers = [pool.submit(ask, SHORT_PROMPT, 30)]
-            stage.once(server, num_arrived=1)
-            stage.hold(server, tokens=4)
-            stage.once_held(server)
-            for number, prompt in enumerate(prompts, 1):
-                answers.append(pool.submit(ask, prompt, 6))
-                stage.once(server, num_arrived=number)
-        lengths = [answer.result()["meta_info"]["completion_tokens"] for answer in answers]
-    assert lengths == [30, 6, 6, 6]
-    assert server.stats()["num_policy_errors"] == 0
-    return 1e3 * stage.state(server)["longest_gap_s"]
-
-
-def test_running_requests_keep_getting_tokens(foreseeing: SageServer) -> None:
-    for policy in ("sage", "proserve"):
-        assert longest_gap_ms(foreseeing, policy, MAX_GAP_MS) <= MAX_GAP_MS
-    # Without a bound they wait for whole prompts.
-    assert longest_gap_ms(foreseeing, "sage", "inf") > 2 * MAX_GAP_MS
 
 
 def test_a_short_prompt_overtakes_a_long_one_between_chunks(classes: SageServer) -> None:

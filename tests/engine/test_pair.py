@@ -11,22 +11,18 @@ import pytest
 import requests
 
 from tests.checks.exactness import TWO_RANKS, ask, differences
-from tests.engine import mooncake_stand_in, stage, torch_kernels
+from tests.engine import mooncake_stand_in, torch_kernels
 from tests.engine.conftest import ASKED, Stock
-from tests.engine.kinds import settings
 from tests.engine.pair import Pair
 from tests.engine.serving import CHECKED, SHORT_PROMPT, SageServer, generate, wait_until
 from tests.engine.test_modes import ADAPTERS, adapter_flags, answer
 
 pytestmark = pytest.mark.long
 # More may run on the decode server than memory has room for to the end.
-_POOL_TOKENS = 640
 _DECODE_FLAGS = (
-    "--max-total-tokens", str(_POOL_TOKENS), "--max-running-requests", "16",
+    "--max-total-tokens", "640", "--max-running-requests", "16",
     "--num-reserved-decode-tokens", "8",
 )  # fmt: skip
-# Of prompts as long no two have room there.
-_LONG_PROMPT = " ".join(["word"] * (_POOL_TOKENS // 2 + 20))
 
 
 def pair_of(
@@ -47,7 +43,6 @@ def pair_of(
             folder,
             flags=[*flags, *own, *more],
             env=CHECKED | mooncake_stand_in.install(folder) | {**env(folder)},
-            settings='[hints]\ntrust = "body"\n',
         )
 
     return Pair(start)
@@ -81,30 +76,6 @@ def test_a_pair_answers_as_one_server_and_learns(pair: Pair, stock: Stock) -> No
     learned = {prompt: tokens for prompt, tokens, _ in pair.decode.history(prompts)}
     assert [learned[prompt] for prompt, _ in ASKED] == [tokens for _, tokens in ASKED]
     assert pair.prefill.history() == []
-
-
-def test_a_decode_server_gives_room_in_the_order_of_its_policy(pair: Pair) -> None:
-    levels = (5, 4, 1, 2, 3)
-    calls = [
-        partial(
-            generate, pair, _LONG_PROMPT, rid=f"level {level}",
-            sampling_params={"custom_params": {"urgency": level}},
-        )
-        for level in levels
-    ]  # fmt: skip
-    for policy, order in (("urgency", sorted(levels)), ("fcfs", levels)):
-        settings(pair.decode, {"schedule_policy": policy})
-        stage.together(pair.decode, calls)
-        assert stage.state(pair.decode)["started"] == [f"level {level}" for level in order]
-    settings(pair.decode, {"schedule_policy": "sage"})
-
-
-def test_a_prefill_server_takes_the_shortest_prompt_first(pair: Pair) -> None:
-    lengths = (60, 5, 20)
-    calls = [partial(generate, pair, "word " * n, rid=f"{n} words") for n in lengths]
-    before = partial(stage.once, pair.prefill, num_bootstrapped=len(calls))
-    stage.together(pair.prefill, calls, before=before)
-    assert stage.state(pair.prefill)["started"] == [f"{n} words" for n in sorted(lengths)]
 
 
 def test_either_server_may_die_and_come_back(pair: Pair) -> None:

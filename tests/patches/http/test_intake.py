@@ -112,7 +112,7 @@ def test_a_request_goes_on_with_a_prediction(
     assert carrier.decode_asked(found) is not None
 
 
-BY_HEADER = Hints(ttft_slo_ms=250.0, tenant="a")
+BY_HEADER, PRIORITY_3 = Hints(ttft_slo_ms=250.0, tenant="a"), {"priority": 3}
 
 
 @pytest.mark.parametrize(
@@ -124,6 +124,10 @@ BY_HEADER = Hints(ttft_slo_ms=250.0, tenant="a")
         ({"urgency": {"model": "builtin"}}, Hints(urgency=2), None),
         ({"slo": {"trust": "header", "classes": {"bulk": {"weight": 0.5, "urgency": 4}}}},
          Hints(weight=0.5, urgency=4, slo_class="bulk", tenant="b"), None),
+        ({"hints": {"trust": "header"}, "slo": {"trust": "body"}},
+         replace(BY_HEADER, urgency=1), 3),
+        ({"hints": {"trust": "header"}, "slo": {"trust": "body", "classes": {"a": PRIORITY_3}}},
+         replace(BY_HEADER, slo_class="a"), 3),
     ],
 )  # fmt: skip
 def test_hints_count_if_they_are_trusted(
