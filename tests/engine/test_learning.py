@@ -14,7 +14,7 @@ from bench.engines.server import plugins
 from bench.engines.server.model import write_model
 from predictor_store.probe.recording import Recording
 from tests.checks.exactness import TWO_RANKS, ask, differences
-from tests.engine import saboteur, stage
+from tests.engine import saboteur
 from tests.engine.conftest import ASKED, Stock
 from tests.engine.crowds import ask_together
 from tests.engine.kinds import settings
@@ -23,7 +23,6 @@ from tests.engine.serving import (
     SHORT_PROMPT,
     SageServer,
     generate,
-    post,
     wait_until,
     warmed_store,
 )
@@ -67,15 +66,6 @@ def test_recorded_states_are_those_of_the_answers(server: SageServer) -> None:
     assert {num_tokens for _, num_tokens in ASKED} <= set(recording.lengths.tolist())
     assert np.all(recording.ages < recording.lengths[recording.answer])
     assert np.all(np.isfinite(recording.states))
-
-
-def test_other_weights_end_it(server: SageServer, model: Path) -> None:
-    update = {"model_path": str(model), "flush_cache": True}
-    assert post(server, "/update_weights_from_disk", update, stage.AS_ADMIN)["success"]
-    before = server.stats()["probe"]
-    assert "weights" in before["stopped"]
-    generate(server, SHORT_PROMPT, 8)
-    assert server.stats()["probe"]["num_scores"] == before["num_scores"]
 
 
 def test_learned_step_times_are_those_of_all_ranks_and_the_next_server(tmp_path: Path) -> None:

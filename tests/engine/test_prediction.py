@@ -130,20 +130,6 @@ def test_a_token_beyond_the_vocabulary_is_refused(server: SageServer) -> None:
     generate(server, SHORT_PROMPT)
 
 
-def test_an_answer_that_ends_by_itself_is_not_censored(server: SageServer) -> None:
-    before = num_on_disk(server)
-    first = generate(server, SHORT_PROMPT, max_new_tokens=3)
-    stop = {"stop_token_ids": [first["output_ids"][1]]}
-    generate(server, SHORT_PROMPT, max_new_tokens=3, sampling_params=stop)
-    assert recorded(server, 2, before)[1] == (SHORT_PROMPT, 2, False)
-
-
-def test_the_history_hears_of_a_long_answer_before_its_end(server: SageServer) -> None:
-    before = server.stats()["predictor"]["num_going_on"]
-    generate(server, SHORT_PROMPT, max_new_tokens=200)
-    wait_until(lambda: server.stats()["predictor"]["num_going_on"] > before)
-
-
 def test_an_aborted_answer_is_a_censored_record(server: SageServer) -> None:
     before = num_on_disk(server)
     body = {"text": SHORT_PROMPT, "sampling_params": {"max_new_tokens": 700}, "stream": True}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.engine.kinds import server_of
-from tests.engine.serving import SageServer, post
+from tests.engine.serving import SageServer, generate, post
 
 # The pool has room for two and a half prompts.
 _PROMPT_TOKENS = 250
@@ -35,13 +35,11 @@ def ask(
     server: SageServer, ids: list[int], session: str = "", opened: str = "", **said: Any
 ) -> int:
     """How many of its tokens were cached. opened: a session of SGLang's that it is in."""
-    sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": 2}
+    more: dict[str, Any] = {"session_params": {"id": opened}} if opened else {}
     if session:
-        sampling["custom_params"] = {"session": session, **said}
-    body: dict[str, Any] = {"input_ids": ids, "sampling_params": sampling}
-    if opened:
-        body["session_params"] = {"id": opened}
-    return int(post(server, "/generate", body)["meta_info"]["cached_tokens"])
+        more["sampling_params"] = {"custom_params": {"session": session, **said}}
+    answer = generate(server, None, 2, input_ids=ids, **more)
+    return int(answer["meta_info"]["cached_tokens"])
 
 
 def prompt(number: int, num_tokens: int = _PROMPT_TOKENS) -> list[int]:
@@ -92,23 +90,6 @@ def test_an_open_session_of_sglang_outlives_a_closed_one(server: SageServer) -> 
     ask(server, prompt(17, 300))
     assert ask(server, prompts["is open"]) >= 199
     assert ask(server, prompts["is closed"]) <= 1
-
-
-def test_a_chat_is_a_session_that_its_beginning_tells(server: SageServer) -> None:
-    def chat(*texts: str) -> int:
-        """Its cached tokens. The first text is its system prompt."""
-        roles = ["system", *("user", "assistant") * len(texts)]
-        said = [{"role": r, "content": t} for r, t in zip(roles, texts, strict=False)]
-        body = {"model": "model", "max_tokens": 2, "messages": said}
-        usage = post(server, "/v1/chat/completions", body)["usage"]
-        return int(usage["prompt_tokens_details"]["cached_tokens"])
-
-    begun = "be kind", " ".join(["hello"] * 180)
-    chat(*begun)
-    assert chat(*begun, "yes", "go on") >= 180
-    for number in range(12, 15):
-        ask(server, prompt(number))
-    assert chat(*begun, "yes", "go on", "yes", "and on") >= 180
 
 
 @pytest.mark.long
