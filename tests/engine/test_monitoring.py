@@ -16,7 +16,6 @@ import psutil
 import pytest
 
 from patches.series import SERIES
-from sage_sched import cli
 from tests.checks.exactness import crowd
 from tests.engine import stage
 from tests.engine.crowds import ask_together
@@ -148,30 +147,13 @@ def test_an_alert_fires(
         wait_until(lambda: alert in watch.firing())
 
 
-def test_a_trace_tells_what_became_of_requests(
-    yielding: SageServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trace_tells_what_became_of_requests(yielding: SageServer) -> None:
     trace = yielding.log.parent / "trace.jsonl"
     ask_together(yielding, crowd(12, seed=4))
     generate(yielding, SHORT_PROMPT, rid="the last")
     wait_until(lambda: '"ends","rid":"the last"' in trace.read_text())
-    events = [json.loads(line) for line in trace.read_text().splitlines()]
-    came = [event for event in events if event["is"] == "came"]
-    predicted = [event for event in came if event["source"] != "none"]
-    assert all(0 < event["p50_tokens"] <= event["p80_tokens"] for event in predicted)
-    assert len(predicted) >= 12
-    ended = {event["rid"] for event in events if event["is"] == "ends"}
-    assert {event["rid"] for event in came} == ended
-    counted, stats = Counter(event["is"] for event in events), yielding.stats()
-    moved = stats["preemption"]
-    assert counted["preempt"] == moved["num_preemptions"] > 0
-    assert counted["resume"] == moved["num_resumed"]
-    assert stats["trace"] == {"num_written": len(events), "num_lost": 0, "is_stopped": False}
-
-    yielded = next(event for event in events if event["is"] == "preempt")
-    for asked, told in (
-        (yielded["rid"], f"is preempted for {yielded['to']}"),
-        ("--summary", f"preempted {counted['preempt']} times"),
-    ):
-        assert cli.main(["explain", asked, str(trace)]) == 0
-        assert told in capsys.readouterr().out
+    counted = Counter(json.loads(line)["is"] for line in trace.read_text().splitlines())
+    stats, num_events = yielding.stats(), counted.total()
+    assert counted["preempt"] == stats["preemption"]["num_preemptions"] > 0
+    assert counted["ends"] == counted["came"] >= 13
+    assert stats["trace"] == {"num_written": num_events, "num_lost": 0, "is_stopped": False}

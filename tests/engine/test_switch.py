@@ -4,18 +4,17 @@ admin may change them."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import requests
 
+from sage_sched.cli import main
 from tests.checks.exactness import ask, crowd, differences
 from tests.engine import stage
 from tests.engine.crowds import ask_one
-from tests.engine.kinds import BIN, settings
+from tests.engine.kinds import settings
 from tests.engine.serving import SEVERAL_HTTP_PROCESSES, SageServer, wait_until
 
 UNDER_WAY = 48
@@ -71,7 +70,9 @@ def test_switches_lose_nothing(server: SageServer) -> None:
     assert len(first) > len(SWITCHES)
 
 
-def test_without_the_key_or_with_a_bad_value_nothing_changes(server: SageServer) -> None:
+def test_without_the_key_or_with_a_bad_value_nothing_changes(
+    server: SageServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     before, path = settings(server), f"{server.url}/sage/settings"
     for headers in ({}, {"Authorization": "Bearer a client's"}):
         change = {"schedule_policy": "fcfs"}
@@ -81,19 +82,14 @@ def test_without_the_key_or_with_a_bad_value_nothing_changes(server: SageServer)
     answer = requests.post(path, data=too_long, headers=stage.AS_ADMIN, timeout=60)
     assert (answer.status_code, "more than 65536 bytes" in answer.text) == (400, True)
 
-    def run(*changes: str, key: str = stage.ADMIN_KEY) -> subprocess.CompletedProcess[str]:
-        command = [str(BIN / "sage-sched"), "set", "--url", server.url, *changes]
-        env = os.environ | {"SAGE_ADMIN_KEY": key}
-        return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-
-    assert "Unauthorized" in run(key="").stderr
-    refused = run("policy.sage.regret=-1")
-    assert (refused.returncode, "policy.sage.regret is -1" in refused.stderr) == (2, True)
+    monkeypatch.setenv("SAGE_ADMIN_KEY", stage.ADMIN_KEY)
+    command = ["set", "--url", server.url]
+    assert main([*command, "policy.sage.regret=-1"]) == 2
+    assert "policy.sage.regret is -1" in capsys.readouterr().err
     assert settings(server) == before
-    done = run("schedule_policy=sage", "policy.sage.regret=inf")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["policy"]["sage"]["regret"] == "inf"
-    assert json.loads(run().stdout) == settings(server)
+    assert main([*command, "policy.sage.regret=inf"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said == settings(server) != before
 
 
 @SEVERAL_HTTP_PROCESSES
