@@ -13,21 +13,17 @@ from tests.engine.fuzz.judge import Oracle
 from tests.engine.fuzz.model import write_spelling_model
 from tests.engine.fuzz.trial import Trial, calm_server
 
-# Those of one slice share an undisturbed server.
-SLICES = (("documents", "sage"), ("fickle",))
-
-
-@pytest.fixture(scope="module")
-def spelling_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_spelling_model(tmp_path_factory.mktemp("spelling"))
-
 
 @pytest.mark.parametrize(
-    "names", [SLICES[0], pytest.param(SLICES[1], marks=pytest.mark.long)], ids="-".join
+    "names",
+    [("documents", "sage"), pytest.param(("fickle",), marks=pytest.mark.long)],
+    ids="-".join,
 )
-def test_nothing_is_found(names: Sequence[str], spelling_model: Path, tmp_path: Path) -> None:
-    with closing(Oracle(calm_server(CONFIGURATIONS[names[0]], spelling_model, tmp_path))) as oracle:
+def test_nothing_is_found(names: Sequence[str], tmp_path: Path) -> None:
+    """By configurations that share an undisturbed server."""
+    model = write_spelling_model(tmp_path / "model")
+    with closing(Oracle(calm_server(CONFIGURATIONS[names[0]], model, tmp_path))) as oracle:
         for name in names:
-            with Trial(CONFIGURATIONS[name], spelling_model, tmp_path, oracle) as trial:
+            with Trial(CONFIGURATIONS[name], model, tmp_path, oracle) as trial:
                 assert trial.episode(f"slice/{name}") == []
             assert trial.counts["compared"] > 0

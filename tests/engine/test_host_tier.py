@@ -12,7 +12,7 @@ from bench.simulator.radix_tree import HostTier
 from bench.simulator.request import Progress
 from sage_sched.job import Job
 from tests.bench.simulator.traffic import request
-from tests.engine.serving import SageServer, post
+from tests.engine.serving import SageServer, generate
 
 _POOL_TOKENS, _RATIO, _NUM_REQUESTS = 640, 1.5, 60
 _RNG = np.random.default_rng(0)
@@ -30,9 +30,8 @@ def served(server: SageServer) -> list[tuple[int, int]]:
     for number, (document, num_shared, num_own) in enumerate(ASKED):
         shared = [100 + document, *range(200, 199 + num_shared)]
         own = [400 + number, *[700 + (7 * number + place) % 250 for place in range(1, num_own)]]
-        sampling = {"temperature": 0, "max_new_tokens": 2, "ignore_eos": True}
-        body = {"input_ids": shared + own, "sampling_params": sampling}
-        meta = post(server, "/generate", body)["meta_info"]
+        more = {"input_ids": shared + own, "sampling_params": {"ignore_eos": True}}
+        meta = generate(server, None, 2, **more)["meta_info"]
         found.append((meta["cached_tokens"], (meta["cached_tokens_details"] or {}).get("host", 0)))
     return found
 

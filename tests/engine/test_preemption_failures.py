@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -67,9 +65,7 @@ def test_killed_with_requests_swapped_the_next_server_starts_on_its_store(
 
     def kill(state: dict[str, Any]) -> None:
         assert len(state["swapped"]) >= 2
-        assert yielding.pid is not None
-        os.killpg(yielding.pid, signal.SIGKILL)
-        wait_until(lambda: not yielding.running())
+        yielding.kill()
 
     stage.together(yielding, [partial(ask_a_dying_server, i) for i in range(12)], kill, swapped=2)
 

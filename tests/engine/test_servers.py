@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -152,7 +150,7 @@ def test_two_servers_on_one_service(model: Path, tmp_path: Path) -> None:
             assert not (tmp_path / "one" / "unused").exists()
 
             # It is killed: both go on with the prior, and find it again when it is back.
-            os.kill(serving.pid, signal.SIGKILL)
+            serving.kill()
             serving.wait()
             for each in (one, other):
                 assert asked(each, [SHORT_PROMPT] * 4) == [3] * 4
