@@ -15,6 +15,7 @@ A plan: `-0 +1 ^3 2; open 1`. `-` swaps a job out, `=` leaves it to be computed 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -65,6 +66,13 @@ class ByInput(Policy):
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:
         return waiting.input_tokens < running.input_tokens
+
+
+class HoldsLeastUrgent(ByInput):
+    """Jobs of urgency 5 wait until no other waits or runs."""
+
+    def key(self, job: Job, view: SchedulerView) -> float:
+        return math.inf if job.hints.urgency == 5 else super().key(job, view)
 
 
 def _marked(marks: str) -> dict[str, Any]:

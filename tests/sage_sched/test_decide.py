@@ -17,19 +17,12 @@ from sage_sched.policy import NoParameters, Policy
 from sage_sched.preemption import Admission, plan_admissions
 from sage_sched.preemption_cost import PreemptionCost
 from sage_sched.view import SchedulerView
-from tests.sage_sched.situations import ByInput, Story, decided, view_of
+from tests.sage_sched.situations import ByInput, HoldsLeastUrgent, Story, decided, view_of
 from tests.sage_sched.strategies import IDLE, SERVER, decide, job, waiting
 
 
 def plan_of(view: SchedulerView, policy: type[Policy] = ByInput) -> Plan:
     return decide(view, policy(NoParameters(), view.server))
-
-
-class HoldsLeastUrgent(ByInput):
-    """Jobs of urgency 5 wait until no other waits or runs."""
-
-    def key(self, job: Job, view: SchedulerView) -> float:
-        return math.inf if job.hints.urgency == 5 else super().key(job, view)
 
 
 class Frugal(ByInput):

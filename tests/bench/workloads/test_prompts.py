@@ -1,3 +1,5 @@
+"""Prompts of workloads, and predictions of their answers."""
+
 from __future__ import annotations
 
 from collections import Counter
@@ -8,8 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.workloads import chats
 from bench.workloads.arrivals import trace_arrivals
+from bench.workloads.predictors import Predictors, truth
 from bench.workloads.prompts import MAX_HISTORY_PER_CLASS, Workload, WorkloadError, WorkloadRequest
+from predictor_store.predict import predictor
+from sage_sched.app.config import PredictorConfig
 
 prompts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
 
@@ -56,3 +62,40 @@ def test_a_trace_needs_enough_arrivals(tmp_path: Path) -> None:
         trace.write_text(text)
         with pytest.raises(WorkloadError, match=said):
             trace_arrivals(trace, 2, seed=0)
+
+
+SHIPPED, PUBLISHED = PredictorConfig(), PredictorConfig(encoder="minilm", threshold=0.8)
+
+
+@pytest.fixture(scope="module")
+def predictors() -> Predictors:
+    workload = chats.generated(150)
+    found = Predictors(workload, len)
+    found.read(workload.evaluation)
+    found.read(workload.evaluation, "minilm")
+    return found
+
+
+@pytest.mark.slow
+def test_the_predictor_is_the_servers(predictors: Predictors) -> None:
+    request = predictors.workload.evaluation[0]
+    predicted = predictors.semantic(SHIPPED)(request)
+    assert predicted is not None
+    again = Predictors(predictors.workload, len)
+    again.read([request])
+    vector = again._vectors["static", request.prompt]
+    served = predictor.predict(again.history("static"), vector)
+    assert served is not None
+    # An embedding's last digits depend on the batch that it was in.
+    assert predicted.lengths.tolist() == served.lengths.tolist()
+    assert predicted.weights == pytest.approx(served.weights, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_no_prediction_but_the_truth_depends_on_the_length(predictors: Predictors) -> None:
+    request = predictors.workload.evaluation[0]
+    other = replace(request, output_tokens=request.output_tokens + 77)
+    of_configs = map(predictors.semantic, (SHIPPED, PUBLISHED))
+    for predict in (*of_configs, predictors.of_input_length(), predictors.blind()):
+        assert predict(request) == predict(other)
+    assert truth(request).lengths.tolist() == [request.output_tokens]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from random import Random
 
@@ -15,7 +14,7 @@ from sage_sched.job import Hints, Job
 from sage_sched.limits import Limits
 from sage_sched.policy import FcfsFill, NoParameters, Policy
 from sage_sched.view import SchedulerView
-from tests.sage_sched.situations import Story
+from tests.sage_sched.situations import HoldsLeastUrgent, Story
 from tests.sage_sched.strategies import SERVER, decide, job, waiting
 
 MARKS = {"-": "", "h": "[h]w2", "x": "[chat/x]", "d": "[d]d9000p90", "e": "[e]d9000p90"}
@@ -34,11 +33,6 @@ def queue(tenants: str) -> str:
         if word != "."
     ]
     return f"wait {' '.join(jobs)}; full"
-
-
-class HoldsLeastUrgent(FcfsFill):
-    def key(self, job: Job, view: SchedulerView) -> float:
-        return math.inf if job.hints.urgency == 5 else 0.0
 
 
 @pytest.mark.parametrize(
