@@ -12,7 +12,7 @@ from tests.checks import gpu
 
 
 def report(folder: Path, *names: str) -> dict[str, Any]:
-    """What the checks of these names find on the CPU, by name."""
+    """Run the checks of these names on the CPU, and return their entries."""
     argv = ["--device", "cpu", "--output", str(folder)]
     assert gpu.main([*argv, "--only", *names]) == 0
     found: dict[str, Any] = json.loads((folder / "gpu-check.json").read_text())

@@ -27,7 +27,7 @@ _COUNTS = ("/server_info", "/metrics", "/v1/loads")
 # SGLang refuses to flush while a request runs whose client has gone, for one.
 _REFUSED_FLUSHES = ("the cache was not flushed", "Flush cache failed")
 _PAUSES = {Trouble.PAUSE_ABORT: "abort", Trouble.PAUSE_IN_PLACE: "in_place"}
-# What a SWITCH goes back to, beside the policy.
+# A SWITCH goes back to these settings, and to the policy.
 _CALM = {"preemption": {"enabled": True}, "decode": {"max_gap_ms": 1000.0}}
 
 
@@ -87,7 +87,7 @@ class Actor:
         self.played = Played()
 
     async def play(self, scenario: Scenario) -> None:
-        """What is played is in `played`, and whether the server stalled."""
+        """Play an episode. `played` says what was played, and whether the server stalled."""
         # A server closes connections that are idle, some just as they are used again.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         timeout, most_bytes = aiohttp.ClientTimeout(total=None), 1 << 24  # of a line

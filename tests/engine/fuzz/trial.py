@@ -78,7 +78,7 @@ class Trial:
         return self._counted_wrong() + judge(actor.played, self._oracle, self.counts)
 
     def _not_settled(self) -> list[str]:
-        """What keeps the server from being idle, or what it holds once it is."""
+        """Return what keeps the server from being idle, or what it holds once it is."""
         left: list[str] = []
 
         def is_empty() -> bool:

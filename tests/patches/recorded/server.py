@@ -115,7 +115,8 @@ class RecordedServer:
             getattr(scheduler.ipc_channels, name).send_output = self._sent
 
     def _adapt(self, most: int) -> None:
-        """Pretend that so many adapters fit in a batch. A decode server loads them beside steps."""
+        """Pretend that a batch has room for this number of adapters. A decode server loads them
+        beside steps."""
 
         def has_room(req: Any, beside: set[str]) -> bool:
             self.records.add("told", "adapter", req.rid)
