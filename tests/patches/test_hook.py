@@ -11,12 +11,12 @@ from patches.hook import check_target, harmless
 def test_a_misfit_says_which_package_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs" / "needs.py").write_text("import not_installed")
+    (tmp_path / "hooked").mkdir()
+    (tmp_path / "hooked" / "needs.py").write_text("import not_installed")
     monkeypatch.syspath_prepend(tmp_path)
     for target, why in (
-        ("theirs.needs.call", "No module named 'not_installed'"),
-        ("theirs.none.call", "has no attribute 'none'"),
+        ("hooked.needs.call", "No module named 'not_installed'"),
+        ("hooked.none.call", "has no attribute 'none'"),
         ("none.call", "No module named 'none'"),
     ):
         with pytest.raises(UnsupportedServerError, match=why):
