@@ -193,5 +193,6 @@ def test_told_is_what_changes_costs_by_a_tenth() -> None:
     server = H800_QWEN3_32B.server_facts()
     for factor, is_told in ((1.0, False), (1.05, False), (1.2, True), (0.8, True)):
         assert is_worth_reporting(times(SHIPPED, factor), SHIPPED, server) is is_told
-    slow_prefill = replace(SHIPPED, prefill_token_s=2 * SHIPPED.prefill_token_s)
-    assert is_worth_reporting(slow_prefill, SHIPPED, server)
+    for factor in (0.5, 2):
+        prefill = replace(SHIPPED, prefill_token_s=factor * SHIPPED.prefill_token_s)
+        assert is_worth_reporting(prefill, SHIPPED, server)

@@ -40,12 +40,15 @@ def test_each_wait_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (waits.so_far_s(), waits.ran_s()) == (3 + 4 + 3, 10)
 
 
-def test_a_request_that_ran_while_no_plan_was_made_has_its_age(server: Server) -> None:
+def test_a_request_has_its_age_after_steps_without_a_plan(server: Server) -> None:
     (req,) = server.queue(make_request([50] * 9, answer_tokens=3))
     server.ordered()
     req.output_ids.extend([1] * 5)
     server.ordered()
     assert req.sage.job.generated_tokens == 8
+    req.output_ids.append(1)
+    server.state.end(req, was_aborted=False)
+    assert req.sage.job.generated_tokens == 9
 
 
 def test_if_the_policy_fails_plans_are_first_come_first_served(
