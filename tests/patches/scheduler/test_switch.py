@@ -14,6 +14,7 @@ from patches.carrier import CLOCK, encode_asked
 from patches.http import settings_route
 from patches.messages import SetSettings, SettingsNow
 from patches.scheduler import switch as switching
+from patches.scheduler.decode_pass import run_decode_pass
 from patches.scheduler.state import SchedulerState
 from patches.scheduler.switch import switch
 from sage_sched.app.switch import Settings
@@ -76,6 +77,15 @@ def test_all_unfinished_requests_meet_the_new_policy(server: Server, mode: str) 
     assert server.state.jobs.running([running])[0].generated_tokens == 30
     if mode == "decode":  # SGLang's own order is that of arrival
         assert waiting.retracted_queue == [bootstraps, sent]
+
+
+def test_a_stock_policy_reserves_what_the_flag_says(server: Server) -> None:
+    prealloc = server.scheduler.disagg_decode_prealloc_queue
+    prealloc.num_reserved_decode_tokens = 9  # of our last plan
+    change(server, {"schedule_policy": "fcfs"})
+    reserved: list[int] = []
+    run_decode_pass(server.scheduler, lambda: reserved.append(prealloc.num_reserved_decode_tokens))
+    assert reserved == [server.scheduler.server_args.num_reserved_decode_tokens]
 
 
 @pytest.mark.parametrize(
