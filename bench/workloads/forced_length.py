@@ -38,13 +38,13 @@ class ForcedLength(CustomLogitProcessor):  # type: ignore[misc]
         end_tokens = _end_tokens(rows[0][1])
         ending = [row for row, request, length in rows if num_output_tokens(request) >= length]
         # Trap: torch copies a list of indices to the GPU, and waits for the forward pass to do so.
-        # SGLang would then not prepare its next step meanwhile. Single indices are not copied.
-        for token in end_tokens:
-            if len(rows) == len(logits):
-                logits[:, token] = -float("inf")
-            else:
-                for row, _, _ in rows:
-                    logits[row, token] = -float("inf")
+        # SGLang would then not prepare its next step meanwhile. Single indices and slices are not
+        # copied.
+        all_rows = len(rows) == len(logits)
+        places = [slice(None)] if all_rows else [row for row, _, _ in rows]
+        for place in places:
+            for token in end_tokens:
+                logits[place, token] = -float("inf")
         for row in ending:
             logits[row, end_tokens[0]] = CERTAIN
         return logits

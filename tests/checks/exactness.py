@@ -111,8 +111,9 @@ def differences(
 def measure(
     servers: PolicyServers, num_requests: int, sampling: Sequence[Mapping[str, Any]] = ({},)
 ) -> dict[str, Any]:
-    """Return how many answers of the second server differ, how many where there is no tie, and by
-    how much log probabilities do; the same for batches; and what was preempted.
+    """Return the number of the second server's answers that differ, the number without a tie among
+    them, and the largest difference of log probabilities. The same is returned for batches alone,
+    with the counts of preemptions.
 
     Raises AssertionError if answers differ by more than batching explains, or if too few requests
     were preempted; ServerError; requests.RequestException.

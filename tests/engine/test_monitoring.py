@@ -1,5 +1,4 @@
-"""What a real server tells: the dashboard's series are exported, alerts fire, and a trace says what
-became of requests, and why."""
+"""A real server exports the dashboard's series, alerts fire, and traces explain requests."""
 
 from __future__ import annotations
 
