@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +31,28 @@ def by_method(hooks: Hooks) -> dict[str, Callable[..., Any]]:
     return {hook.target.rpartition(".")[2]: hook.hook for hook in hooks}
 
 
+def whatif_reads(record: Path) -> None:
+    one, *_, late = read_log([record]).requests
+    assert one.forecast is not None
+    assert one.forecast.lengths.tolist() == LENGTHS.lengths.tolist()
+    assert one.forecast.crps(20) == pytest.approx(LENGTHS.crps(20))
+    assert (late.forecast, late.cap_tokens, late.ttlt_s, late.is_cut) == (None, 128, 3.5, False)
+
+
+async def receive(hooks: dict[str, Any], manager: Any, requests: Mapping[str, Any]) -> None:
+    """Requests arrive, by id with their sampling. Two of them get no prediction in time."""
+    for rid, sampling in requests.items():
+        obj = generate(sampling=sampling, rid=rid)
+        obj.normalize_batch_and_arguments()
+        manager.rid_to_state[rid] = SimpleNamespace(obj=obj)
+        hooks["_init_req_state"](manager, obj)
+    await asyncio.sleep(0)
+    for rid in ("late", "given up"):
+        never = asyncio.get_running_loop().create_future()
+        manager.rid_to_state[rid].obj.sage.prediction = never
+    never.cancel()
+
+
 def test_a_server_records_what_it_predicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,20 +73,7 @@ def test_a_server_records_what_it_predicted(
         "unlimited": {"max_new_tokens": None}, "late": {}, "given up": {}, "fills the cache": {},
         "runs": {},
     }  # fmt: skip
-
-    async def receive() -> None:
-        for rid, sampling in requests.items():
-            obj = generate(sampling=sampling, rid=rid)
-            obj.normalize_batch_and_arguments()
-            manager.rid_to_state[rid] = SimpleNamespace(obj=obj)
-            hooks["_init_req_state"](manager, obj)
-        await asyncio.sleep(0)
-        for rid in ("late", "given up"):
-            never = asyncio.get_running_loop().create_future()
-            manager.rid_to_state[rid].obj.sage.prediction = never
-        never.cancel()
-
-    asyncio.run(receive())
+    asyncio.run(receive(hooks, manager, requests))
     stop = {"type": "stop", "matched": 7}
     output = SimpleNamespace(
         rids=[*requests, "unknown"],
@@ -93,12 +102,7 @@ def test_a_server_records_what_it_predicted(
             (1e9 + 2.25, 13, 6, 128, False, 3.5, None),
         )
     ]  # fmt: skip
-    # `sage-sched whatif` reads it.
-    one, *_, late = read_log([record]).requests
-    assert one.forecast is not None
-    assert one.forecast.lengths.tolist() == LENGTHS.lengths.tolist()
-    assert one.forecast.crps(20) == pytest.approx(LENGTHS.crps(20))
-    assert (late.forecast, late.cap_tokens, late.ttlt_s, late.is_cut) == (None, 128, 3.5, False)
+    whatif_reads(record)
 
     async def theirs(manager: Any) -> list[dict[str, Any]]:
         return [{"sage": {"gaps": {}}}, {}]
