@@ -46,14 +46,6 @@ class SarathiPriority(SarathiFcfs):
         return -job.hints.weight
 
 
-class Edf(SarathiFcfs):
-    """Serves the earliest deadline of a next token first, with Sarathi's budget."""
-
-    def key(self, job: Job, view: SchedulerView) -> float:
-        deadlines = Deadlines.of(job.hints)
-        return job.arrival_s + deadlines.due_s(job.generated_tokens + 1)
-
-
 class WeightedVtc(SarathiFcfs):
     """Serves the class with the least service per weight first (Sheng et al., OSDI 2024)."""
 
@@ -105,7 +97,6 @@ class FairBatching(SarathiFcfs):
 RIVALS: dict[str, type[Policy]] = {
     "sarathi-fcfs": SarathiFcfs,
     "sarathi-priority": SarathiPriority,
-    "edf": Edf,
     "weighted-vtc": WeightedVtc,
     "fairbatching": FairBatching,
 }
