@@ -1,1 +1,0 @@
-"""Fetches a real language model, and serves it on a CPU."""
