@@ -8,6 +8,7 @@ from bench.policies.fastserve import FastServe
 from bench.policies.ltr import Ltr
 from bench.policies.sagesched import SageSched
 from bench.policies.ssjf import Lpt, Ssjf
+from bench.policies.tie import Tie, TieLogT
 from bench.policies.trail import Trail, TrailPrompt
 from bench.policies.uniboost import UniBoost
 from sage_sched.policy import Policy
@@ -18,6 +19,8 @@ POLICIES: dict[str, type[Policy]] = {
     "ltr": Ltr,
     "sagesched": SageSched,
     "ssjf": Ssjf,
+    "tie": Tie,
+    "tie-log-t": TieLogT,
     "trail": Trail,
     "trail-prompt": TrailPrompt,
     "uniboost": UniBoost,

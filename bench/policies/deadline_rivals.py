@@ -46,6 +46,15 @@ class SarathiPriority(SarathiFcfs):
         return -job.hints.weight
 
 
+class LeastLaxity(SarathiFcfs):
+    """Serves the least laxity first: the time to the next token's deadline, less the time that the
+    token takes (least laxity first of MindIE), with Sarathi's budget."""
+
+    def key(self, job: Job, view: SchedulerView) -> float:
+        due_s = job.arrival_s + Deadlines.of(job.hints).due_s(job.generated_tokens + 1)
+        return due_s - self.server.recompute_s(job.input_tokens, job.cached_input_tokens)
+
+
 class WeightedVtc(SarathiFcfs):
     """Serves the class with the least service per weight first (Sheng et al., OSDI 2024)."""
 
@@ -97,6 +106,7 @@ class FairBatching(SarathiFcfs):
 RIVALS: dict[str, type[Policy]] = {
     "sarathi-fcfs": SarathiFcfs,
     "sarathi-priority": SarathiPriority,
+    "least-laxity": LeastLaxity,
     "weighted-vtc": WeightedVtc,
     "fairbatching": FairBatching,
 }

@@ -29,8 +29,8 @@ POLICIES: dict[str, type[Policy]] = {
 # Policies that only comparisons run. bench.policies has them under these names. It is imported only
 # if one of them is used.
 RIVALS = (
-    "fastserve", "lpt", "ltr", "sagesched", "ssjf", "trail", "trail-prompt", "uniboost",
-    "urgency-arrival", "urgency-order",
+    "fastserve", "lpt", "ltr", "sagesched", "ssjf", "tie", "tie-log-t", "trail",
+    "trail-prompt", "uniboost", "urgency-arrival", "urgency-order",
 )  # fmt: skip
 # A package offers its policies in this group of entry points: a name, and a subclass of Policy.
 ENTRY_POINT_GROUP = "sage_sched.policies"

@@ -27,11 +27,14 @@ from tests.sage_sched.situations import Story, decided, order_of
 from tests.sage_sched.strategies import IDLE, SERVER, job, named
 
 NEEDS_NONE = {"fastserve", "fcfs-fill", "uniboost"}
-RUN_TO_THE_END = {"ssjf", "lpt", "ltr", "uniboost", "fcfs-fill", "makespan", "urgency-order"}
+RUN_TO_THE_END = {
+    "ssjf", "lpt", "ltr", "uniboost", "fcfs-fill", "makespan", "urgency-order", "tie", "tie-log-t",
+}  # fmt: skip
 BY_ARRIVAL = {"qllm", "urgency-arrival"}
 LONGEST_FIRST = {"lpt", "makespan"}
 # SageSched, Fig. 6. Nine in ten end at 10 tokens, one at 4000: mean 409 against 200.
 GAMBLE = "wait 0:100%10x9,4000 1:100%200"
+RISK = "wait 0:100%10x9,2000 1:100%220"
 # The answers are nearly alike. The cost of output alone does not see the prompts.
 LONG_PROMPT = "wait 0:3000%90 1:10%100"
 # The first has waited for less, or for more, than four pools of work.
@@ -63,6 +66,13 @@ def test_the_shorter_or_longer_goes_first_and_equals_by_arrival(name: str) -> No
         ("sagesched", {"cost": "seconds"}, LONG_PROMPT, "1 0"),
         ("ltr", {"starvation_pools": 4.0}, f"{STARVED} 30000", "1 0"),
         ("ltr", {"starvation_pools": 4.0}, f"{STARVED} 50000", "0 1"),
+        # Mean 209, and 2,000 in the worst tenth: 209 + 0.1 x 2000 against 1.1 x 220.
+        ("ssjf", {}, RISK, "0 1"),
+        ("tie", {}, RISK, "1 0"),
+        ("tie-log-t", {}, RISK, "0 1"),  # one in ten is an outlier of the fit
+        # After 120 s, 0.9^4 x 409 = 268 against 242; after 180 s, 0.9^6 x 409 = 217.
+        ("tie", {}, f"{RISK}a120000; now 120", "1 0"),
+        ("tie", {}, f"{RISK}a180000; now 180", "0 1"),
         # ln(1 / (1 - exp(-0.01))) = 4.6 pools against ln(1 / (1 - exp(-0.5))) = 0.93 pools.
         ("uniboost", {}, "wait 0:5000%5 1:100%5s30000", "1 0"),
         ("uniboost", {}, "wait 0:5000%5 1:100%5s40000", "0 1"),
