@@ -62,7 +62,15 @@ def key_of(file: str | None) -> str:
 
 
 def ask(address: str, key: str, body: Any = None) -> Any:
-    """Return a server's JSON answer to a GET, or to a POST of body.
+    """Return a server's JSON answer, as fetch. Raises NoAnswerError and RefusedError."""
+    try:
+        return json.loads(fetch(address, key, body))
+    except (ValueError, RecursionError) as error:
+        raise _odd(address, error) from error
+
+
+def fetch(address: str, key: str, body: Any = None) -> bytes:
+    """Return a server's answer to a GET, or to a POST of body as JSON.
 
     No proxy is used and no redirect is followed, so the key reaches only that server. Raises
     NoAnswerError and RefusedError.
@@ -75,18 +83,21 @@ def ask(address: str, key: str, body: Any = None) -> Any:
     try:
         try:
             with _OPENER.open(request, timeout=_TIMEOUT_S) as answer:
-                said = answer.read(_MOST_BYTES)
+                said: bytes = answer.read(_MOST_BYTES)
                 if answer.length:  # the answer is incomplete
                     raise http.client.IncompleteRead(said, answer.length)
-                return json.loads(said)
+                return said
         except urllib.error.HTTPError as error:
             raise RefusedError(_reason(address, error), error.code) from error
     except OSError as error:
-        said = f"no server answers at {address}: {getattr(error, 'reason', error)}"
-        raise NoAnswerError(f"{said}; is that its address?") from error
-    except (http.client.HTTPException, ValueError, RecursionError) as error:
-        said = f"{address} does not answer like an SGLang server: {error!r:.200}"
-        raise NoAnswerError(said) from error
+        said_of = f"no server answers at {address}: {getattr(error, 'reason', error)}"
+        raise NoAnswerError(f"{said_of}; is that its address?") from error
+    except (http.client.HTTPException, ValueError) as error:
+        raise _odd(address, error) from error
+
+
+def _odd(address: str, error: Exception) -> NoAnswerError:
+    return NoAnswerError(f"{address} does not answer like an SGLang server: {error!r:.200}")
 
 
 def _reason(address: str, error: urllib.error.HTTPError) -> str:

@@ -40,6 +40,14 @@ def server_url(text: str) -> str:
     raise argparse.ArgumentTypeError(f"{text!r} is not a server address, such as localhost:30000")
 
 
+def host_and_port(text: str) -> tuple[str, int]:
+    """Parse an option that is a port of this host, or host:port."""
+    host, _, port = text.rpartition(":")
+    if not port.isdigit() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port, or host:port")
+    return host or "127.0.0.1", int(port)
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add the option --json of a command that prints numbers."""
     parser.add_argument(

@@ -42,6 +42,7 @@ COMMANDS = {
         "patches.ops.explain_command",
         "say from a trace what happened to requests, and why",
     ),
+    "top": ("patches.ops.top.command", "watch a running server"),
     "whatif": ("bench.whatif.command", "simulate your own traffic under other policies"),
     "warm": ("predictor_store.data.warm", "fill the predictor's store with answered prompts"),
     "formats": ("predictor_store.logs.formats_command", "list the formats of logs"),

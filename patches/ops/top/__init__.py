@@ -1,0 +1,1 @@
+"""Shows how a running server does, in the terminal or on a page: `sage-sched top`."""
