@@ -31,6 +31,11 @@ _PRIOR_ERROR = 0.5
 # _LEAST_SPREAD if it is smaller.
 _OUTLIER, _LEAST_SPREAD = 1.5, 0.01
 _MAX_ROUNDS, _TOLERANCE = 30, 1e-4
+# Steps that are longer than expected by more than this many standard deviations of their kind do
+# not count at all, because a kernel was compiled or the host was away.
+_REJECTED, _REJECTING_ROUNDS = 6.0, 3
+# The first prefills of a server compile kernels. They are not learned from.
+NUM_COMPILING = 12
 # The tokens of a typical step take at least this share of it, because noise can hide their slope,
 # and other code divides by it. _OF_TOKENS: the column of tokens in each kind of step.
 _LEAST_SHARE = 1e-3
@@ -60,17 +65,25 @@ class StepLearner:
         self.error: float | None = None
         self._steps = np.zeros((MEMORY_STEPS, len(COLUMNS) + 1))
         self._num_learned = 0
+        # Prefills seen, and the number at which learning is due.
+        self._num_prefills, self._due_prefills = -NUM_COMPILING, 1
 
     def add(self, work: Sequence[float], seconds: float) -> None:
         """Add a step: its work, see COLUMNS, and its seconds. It is ignored unless seconds is above
-        0."""
-        if seconds > 0:
+        0. The first prefills are ignored, too."""
+        if seconds <= 0:
+            return
+        self._num_prefills += work[0] > 0
+        if not work[0] or self._num_prefills > 0:
             self._steps[self.num_steps % MEMORY_STEPS] = (*work, seconds)
             self.num_steps += 1
 
     @property
     def is_due(self) -> bool:
-        """Whether enough steps were seen since learn() to learn again."""
+        """Whether enough steps were seen since learn() to learn again, or half as many prefills
+        again as then: they can be rare, and nothing else tells what they take."""
+        if self._num_prefills >= self._due_prefills:
+            return True
         return self.num_steps - self._num_learned >= INTERVAL_STEPS
 
     def learn(self) -> None:
@@ -79,6 +92,8 @@ class StepLearner:
             self.error = self._error()
         self.step_time = fit(*self._latest(), self.step_time)
         self._num_learned = self.num_steps
+        num_prefills = max(0, self._num_prefills)
+        self._due_prefills = max(num_prefills + 1, 3 * num_prefills // 2)
 
     def factor(self, step_time: StepTime) -> float:
         """Return the median ratio of the latest steps' time to the time by step_time; 1 without any
@@ -124,7 +139,8 @@ def fit(work: Array, seconds: Array, prior: StepTime) -> StepTime:
     Coefficients that the steps do not determine are those of the prior times one factor, the median
     ratio between the steps and the prior. A token is never free: the tokens of a typical step take
     at least a thousandth of it. Errors are relative to a step's own length, so that a short step
-    counts as much as a long one. Outliers count little (Huber's loss, by reweighting).
+    counts as much as a long one. Outliers count little (Huber's loss, by reweighting). Steps that
+    are far too long do not count.
 
     work: shape (n, 7), n at least 1, see COLUMNS. seconds: shape (n,), above 0.
     """
@@ -133,7 +149,24 @@ def fit(work: Array, seconds: Array, prior: StepTime) -> StepTime:
     # The shortest step that counts. Otherwise a few steps measured as next to nothing, after others
     # measured as too long, would outweigh all.
     shortest = 0.1 * float(np.median(seconds))
-    expected = np.maximum(seconds, shortest)
+    expected, counting = np.maximum(seconds, shortest), np.ones(len(seconds), dtype=bool)
+    for _ in range(_REJECTING_ROUNDS + 1):
+        rows = (work[counting], seconds[counting], expected[counting])
+        found = _fitted(*rows, known, typical, shortest)
+        expected = np.maximum(work @ found, shortest)
+        last, counting = counting, ~_far_too_long(seconds / expected - 1, work[:, 0] > 0)
+        if np.array_equal(counting, last):
+            break
+    for typical_step, of_tokens in zip(typical, _OF_TOKENS, strict=True):
+        least_s = _LEAST_SHARE * float(typical_step @ found) / typical_step[of_tokens]
+        found[of_tokens] = max(found[of_tokens], least_s)
+    return StepTime(*found.tolist())
+
+
+def _fitted(
+    work: Array, seconds: Array, expected: Array, known: Array, typical: Array, shortest: float
+) -> Array:
+    """Return the coefficients for these steps. expected: the seconds to begin with."""
     counts, spread = np.ones_like(seconds), _PRIOR_ERROR
     found = known
     for _ in range(_MAX_ROUNDS):
@@ -145,11 +178,17 @@ def fit(work: Array, seconds: Array, prior: StepTime) -> StepTime:
         counts = np.minimum(1.0, _OUTLIER * spread / np.maximum(errors, 1e-12))
         if np.allclose(found, last, rtol=_TOLERANCE, atol=0):
             break
-    found = found.copy()
-    for typical_step, of_tokens in zip(typical, _OF_TOKENS, strict=True):
-        least_s = _LEAST_SHARE * float(typical_step @ found) / typical_step[of_tokens]
-        found[of_tokens] = max(found[of_tokens], least_s)
-    return StepTime(*found.tolist())
+    return found.copy()
+
+
+def _far_too_long(excess: Array, prefills: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which steps are far too long for their kind. excess: relative to the expected time."""
+    found = np.zeros_like(prefills)
+    for kind in (prefills, ~prefills):
+        if kind.any():
+            spread = max(1.4826 * float(np.median(np.abs(excess[kind]))), _LEAST_SPREAD)
+            found |= kind & (excess > _REJECTED * spread)
+    return found
 
 
 def factor(work: Array, seconds: Array, step_time: StepTime) -> float:

@@ -17,6 +17,9 @@ from sage_sched.steps import ServerFacts, StepTime
 
 logger = logging.getLogger(__name__)
 
+# A server keeps what it has learned from at least this many steps. The first ones can be untypical.
+_LEAST_KEPT_STEPS = 1024
+
 
 class Calibration(Listener):
     """The step times of one scheduler. Only rank 0 learns; all ranks use its broadcasts.
@@ -42,7 +45,7 @@ class Calibration(Listener):
         self._file = file
         self._learns = configured is None
         self._size = (kv_pool_tokens, max_running_requests)
-        self._was_read = False
+        self._was_read, self._is_kept = False, True
         self._update: StepTimes | None = None
         self._num_steps_published = 0
 
@@ -85,8 +88,11 @@ class Calibration(Listener):
             server = ServerFacts(*self._size, self.step_time, 0.0)
             if is_due and is_worth_reporting(learned, self.step_time, server):
                 self._publish(learned, "learned")
-                if self._file is not None:
-                    self._file.write(learned)
+                self._is_kept = False
+            has_learned = self._learner.num_steps >= _LEAST_KEPT_STEPS
+            if self._file is not None and has_learned and not self._is_kept:
+                self._is_kept = True
+                self._file.write(learned)
 
     def _publish(self, step_time: StepTime, source: str) -> None:
         self._update = StepTimes(seconds=[*astuple(step_time)], source=source)

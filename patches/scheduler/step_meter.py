@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
 
 from patches.engine_types import Batch, Scheduler
 from patches.hook import harmless
@@ -23,14 +26,24 @@ class StepMeter:
     """Measures steps. A step lasts from the end of the previous step to its own end.
 
     So all work of a busy server between two steps counts, and under overlap nothing counts twice.
-    After idle time a step counts from its launch. An interrupted step is not reported.
+    An accelerator with events tells when a step ended. The host sees results late, and by amounts
+    that differ between prefills and decode steps.
+
+    The step after a move is not reported. On an accelerator the step after idle time is not
+    reported either, because nothing hides its launch; on a CPU it counts from its launch.
     """
 
     def __init__(self, report: Callable[[Sequence[float], float], None], device: str) -> None:
         """report: takes the work of a step (sage_sched.step_learner.COLUMNS) and its seconds."""
         self._report = report
         self._device = device
+        self._module = torch.get_device_module(device)
+        self._has_events = device != "cpu" and hasattr(self._module, "Event")
         self._since_s: float | None = None
+        self._since: Any = None  # the event that ended the previous step
+        # Steps whose results are here, until the device says how long they took.
+        self._processed = deque[tuple[Any, Any, list[float]]]()
+        self._is_interrupted = False
         self._num_decodes = 0
         self._mean_tokens = 0.0
 
@@ -42,27 +55,53 @@ class StepMeter:
             self.ended(work, tokens_of(result))
         else:
             result.sage_work = work
+            result.sage_end = self._end_event(scheduler) if self._has_events else None
         return result
+
+    @harmless
+    def _end_event(self, scheduler: Scheduler) -> Any:
+        event = self._module.Event(enable_timing=True)
+        event.record(scheduler.forward_stream if scheduler.enable_overlap else None)
+        return event
 
     def processed(self, result: Any) -> None:
         """Measure a step, whose result has been processed."""
-        if not ends_with_launch(self._device):
-            self.ended(getattr(result, "sage_work", None), tokens_of(result))
+        if ends_with_launch(self._device):
+            return
+        work = getattr(result, "sage_work", None)
+        if not self._has_events:
+            self.ended(work, tokens_of(result))
+        else:
+            self._ended_by_device(work, tokens_of(result), getattr(result, "sage_end", None))
 
     @harmless
     def launched(self, batch: Batch, after_idle: bool) -> list[float] | None:
-        """Return the work of a batch that is about to run, for ended(); None if it is no step."""
-        if after_idle:
+        """Return the work of a batch that is about to run, for ended(); None if it is not to be
+        reported."""
+        is_interrupted, self._is_interrupted = self._is_interrupted, False
+        if after_idle and ends_with_launch(self._device):
             self._since_s = time.perf_counter()
+        elif after_idle or is_interrupted:
+            return None
         return _work(batch)
 
     @harmless
     def ended(self, work: list[float] | None, num_tokens: float = 1.0) -> None:
-        """Report a step that has ended. num_tokens: see tokens_of."""
+        """Report a step that has ended now. num_tokens: see tokens_of."""
         now_s = time.perf_counter()
         if work is not None and self._since_s is not None:
             self._report(self._by_tokens(work, num_tokens), now_s - self._since_s)
         self._since_s = now_s
+
+    @harmless
+    def _ended_by_device(self, work: list[float] | None, num_tokens: float, end: Any) -> None:
+        """Report the steps that the device says have ended. This does not wait for it."""
+        since, self._since = self._since, end
+        if work is not None and since is not None and end is not None:
+            self._processed.append((since, end, self._by_tokens(work, num_tokens)))
+        while self._processed and self._processed[0][1].query():
+            since, end, work = self._processed.popleft()
+            self._report(work, since.elapsed_time(end) / 1e3)
 
     def _by_tokens(self, work: list[float], num_tokens: float) -> list[float]:
         """Return the work of a step whose requests got this many tokens each.
@@ -79,7 +118,7 @@ class StepMeter:
 
     def interrupted(self) -> None:
         """Do not report the current step, because something else takes time during it."""
-        self._since_s = None
+        self._since_s, self._is_interrupted = None, True
 
 
 def _work(batch: Batch) -> list[float] | None:

@@ -66,8 +66,10 @@ def register() -> None:
 
 def tell_at_once() -> None:
     """Another entry point: learned step times take effect even if they hardly differ from those
-    before, as hosts differ."""
+    before, as hosts differ, and are kept after a few steps."""
+    from patches.scheduler import calibration
     from sage_sched import step_learner
 
     assert step_learner._WORTH_REPORTING > 0
-    step_learner._WORTH_REPORTING = 0.0
+    assert calibration._LEAST_KEPT_STEPS > 0
+    step_learner._WORTH_REPORTING, calibration._LEAST_KEPT_STEPS = 0.0, 0

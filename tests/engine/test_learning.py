@@ -27,8 +27,8 @@ from tests.engine.serving import (
     warmed_store,
 )
 
-# As many as are learned from at once, and more.
-NUM_ANSWERS, NUM_TOKENS = 8, 60
+# As many as are learned from at once, and more prefills than are left out.
+NUM_ANSWERS, NUM_TOKENS = 20, 30
 # More run than memory has room for to the end.
 FLAGS = ["--max-total-tokens", "640", "--max-running-requests", "16", "--tp-size", "2"]
 

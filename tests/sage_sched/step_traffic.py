@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import astuple
 
 import numpy as np
 
+from sage_sched.step_learner import NUM_COMPILING
 from sage_sched.steps import StepTime, attended_pairs
 
 # The work of a step, see sage_sched.step_learner.COLUMNS, and its duration.
@@ -54,3 +56,27 @@ def steps(step_time: StepTime, seed: int, *, rate: float, noise: float = 0.05) -
             seconds *= rng.uniform(1, 20)
         now_s += seconds
         yield work, seconds
+
+
+def compiling_steps(
+    step_time: StepTime, seed: int, *, prefills: float, noise: float, compile_s: float = 0.04
+) -> Iterator[Step]:
+    """Yield the steps of a server that has just started: its first prefills compile kernels.
+
+    prefills: their share; three in ten of them are mixed steps. compile_s: how much longer each of
+        the first takes.
+    """
+    rng = np.random.default_rng(seed)
+    num_requests, num_prefills = 32, 0
+    while True:
+        num_requests = int(np.clip(num_requests + rng.integers(-3, 4), 1, 128))
+        decodes = (num_requests, num_requests * rng.integers(300, 1200))
+        work = [0.0, 0, 0, 0, 1, *decodes]
+        num_prefills += (is_prefill := rng.random() < prefills)
+        if is_prefill:
+            new = np.clip(rng.lognormal(5.5, 1.0, rng.integers(1, 5)), 10, 4000)
+            pairs = float((new**2 / 2).sum())
+            beside = decodes if rng.random() < 0.3 else (0, 0)
+            work = [1.0, len(new), float(new.sum()), pairs, 0, *beside]
+        seconds = float(np.dot(work, astuple(step_time))) * rng.lognormal(0.0, noise)
+        yield work, seconds + compile_s * (is_prefill and num_prefills <= NUM_COMPILING)

@@ -3,11 +3,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from patches.scheduler.step_meter import StepMeter, tokens_of
 from sage_sched.step_learner import COLUMNS
+from tests.patches.fake_device import FakeDevice
 
 
 def batch(*kv: int, new: list[int] | None = None, mixed: int = 0) -> Any:
@@ -48,3 +50,34 @@ def test_a_speculative_step_counts_as_a_step_a_token() -> None:
         {"decode_steps": 1.75, "decode_requests": 1.75, "decode_kv_tokens": 1.75 * 5},
     ]
     assert tokens_of(SimpleNamespace(accept_lens=None)) == tokens_of(object()) == 1.0
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_the_device_tells_when_a_step_ended_and_nothing_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch, overlaps: bool
+) -> None:
+    device, reported = FakeDevice(), list[float]()
+    monkeypatch.setattr(torch, "get_device_module", lambda _: device)
+    meter = StepMeter(lambda work, seconds: reported.append(seconds), "cuda")
+    forward = device.Stream() if overlaps else device.current_stream()
+    scheduler: Any = SimpleNamespace(forward_stream=forward, enable_overlap=overlaps)
+    # The first step follows idle time, the fourth one a move of KV.
+    for number, milliseconds in enumerate((7.0, 5.0, 4.0, 90.0, 6.0)):
+        scheduler._sched_idled = number == 0
+        if number == 3:
+            meter.interrupted()
+        result = SimpleNamespace(accept_lens=None)
+
+        def run(result: Any = result, milliseconds: float = milliseconds) -> Any:
+            device.works_for(forward, milliseconds)
+            return result
+
+        meter.timed(scheduler, batch(5, 17), run)
+        if number == 2:
+            device.work()
+        meter.processed(result)  # the host is late, or sees it before the event
+    assert reported == [0.005, 0.004]
+    device.work()
+    meter.processed(meter.timed(scheduler, batch(5, 17), lambda: SimpleNamespace()))
+    assert reported == [0.005, 0.004, 0.006]
+    assert device.num_syncs == 0
