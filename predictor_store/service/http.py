@@ -23,7 +23,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from predictor_store.predict.asked import NOTHING_ASKED, Asked
 from predictor_store.predict.features import excerpt
 from predictor_store.predict.model import Stats
-from predictor_store.service.messages import Predict, Predicted, Refused, ToClient, valid
+from predictor_store.service.messages import Predict, Predicted, Refused, ToClient, Welcome, valid
 from predictor_store.service.worker import Worker
 from sage_sched.distribution import LengthDistribution
 
@@ -56,11 +56,16 @@ class Asker:
     """A client of the worker that asks once."""
 
     def __init__(self) -> None:
-        self.answer: asyncio.Future[Predicted] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.greeting: asyncio.Future[Welcome | Refused] = loop.create_future()
+        self.answer: asyncio.Future[Predicted] = loop.create_future()
 
     def tell(self, message: ToClient) -> None:
-        if isinstance(message, Predicted) and not self.answer.done():
-            self.answer.set_result(message)
+        match message:
+            case Welcome() | Refused() if not self.greeting.done():
+                self.greeting.set_result(message)
+            case Predicted() if not self.answer.done():
+                self.answer.set_result(message)
 
 
 class HttpFront:
@@ -108,13 +113,14 @@ class HttpFront:
 
     async def _predicted(self, question: Question) -> LengthDistribution:
         asker = Asker()
-        match self._worker.connect(asker, question.model, only_asks=True):
-            case Refused(why=why, because=because):
-                raise HTTPException(404 if because == "model" else 503, why)
+        self._worker.connect(asker, question.model, only_asks=True)
         try:
-            text = valid(excerpt(question.prompt))
-            self._worker.receive(asker, Predict(0, text, question.lora, question.asked))
             async with asyncio.timeout(_ANSWER_SECONDS):
+                match await asker.greeting:
+                    case Refused(why=why, because=because):
+                        raise HTTPException(404 if because == "model" else 503, why)
+                text = valid(excerpt(question.prompt))
+                self._worker.receive(asker, Predict(0, text, question.lora, question.asked))
                 lengths = (await asker.answer).lengths
         except TimeoutError:
             raise HTTPException(503, f"no prediction within {_ANSWER_SECONDS:g} s") from None

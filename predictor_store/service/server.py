@@ -44,6 +44,9 @@ class Server:
         self._stopped = False
         self._hurries = False
         self._loop: asyncio.AbstractEventLoop | None = None
+        # Set whenever there is work.
+        self._is_needed = asyncio.Event()
+        worker.wake = self._wake
 
     def stop(self) -> None:
         """Make run() return. May be called in a signal handler, or another thread."""
@@ -58,7 +61,7 @@ class Server:
     def _wake(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._worker.heard.set)
+                self._loop.call_soon_threadsafe(self._is_needed.set)
 
     def run(self) -> None:
         """Serve until stop(), or until the parent has ended. Afterwards the router is closed."""
@@ -71,14 +74,14 @@ class Server:
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._router.fileno(), self._worker.heard.set)
+        self._loop.add_reader(self._router.fileno(), self._is_needed.set)
         tasks = set[asyncio.Task[None]]()  # the loop alone does not keep references to them
         if self._beside is not None:
             tasks.add(self._loop.create_task(self._beside()))
         next_report = time.monotonic() + _REPORT_SECONDS
         while not self._stopped:
             await self._wait_for_work(next_report - time.monotonic())
-            self._worker.heard.clear()
+            self._is_needed.clear()
             self._take_in()
             self._tell(self._worker.step())
             if self._hurries or time.monotonic() >= next_report:
@@ -97,7 +100,7 @@ class Server:
         if not self._worker.busy and not self._router.poll(0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
-                    await self._worker.heard.wait()
+                    await self._is_needed.wait()
 
     def _take_in(self) -> int:
         """Take in waiting messages, and return their number."""
@@ -115,7 +118,7 @@ class Server:
     def _hear(self, client: bytes, message: messages.ToWorker) -> None:
         match message:
             case Hello(messages.VERSION, model):
-                self._tell([(client, self._worker.connect(client, model))])
+                self._worker.connect(client, model)
             case Hello(version):
                 why = (
                     f"it speaks version {version} of the protocol, this worker "

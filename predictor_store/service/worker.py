@@ -5,11 +5,13 @@ It uses no socket; see predictor_store.service.server. One worker serves one ser
 
 from __future__ import annotations
 
-import asyncio
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -122,53 +124,94 @@ class Worker:
         self._embedder.embed(["The first call is slower than all others."])
         # Clients by name; the first is served next.
         self._clients: OrderedDict[Hashable, Client] = OrderedDict()
-        self._dropped: list[Outgoing] = []
-        # Set whenever a message has come.
-        self.heard = asyncio.Event()
+        # The histories that are being loaded, and the clients that are not connected yet, with
+        # their histories' names.
+        self._loading: dict[str, Future[ModelHistory]] = {}
+        self._coming: dict[Hashable, str] = {}
+        self._outgoing: list[Outgoing] = []
+        # Called whenever step() has work, in any thread.
+        self.wake: Callable[[], None] = lambda: None
 
     @property
     def busy(self) -> bool:
         return any(by.queue for by in self._clients.values())
 
-    def connect(
-        self, client: Hashable, model: str = "", *, only_asks: bool = False
-    ) -> Welcome | Refused:
-        """Return the answer to a client's Hello. A refused client is not connected.
+    def connect(self, client: Hashable, model: str = "", *, only_asks: bool = False) -> None:
+        """Take in a client's Hello. step() returns the answer, Welcome or Refused, once the history
+        of its model is loaded. Until Welcome, the client is not connected.
 
-        A model's history is loaded for its first client. client: the client's name, which no other
-        client has. only_asks: whether the client must not begin a new history.
+        A history is loaded in a thread of its own, because a large one takes minutes, and other
+        clients must not wait for it. client: the client's name, which no other client has.
+        only_asks: whether the client must not begin a new history.
         """
         key = model if self._by_model else ""
-        if len(self._clients) >= _MAX_CLIENTS:
+        if refused := self._refused(key, only_asks):
+            self._outgoing.append((client, refused))
+        else:
+            if key not in self._histories and key not in self._loading:
+                self._loading[key] = self._loaded(folder_of_model(self._config.store, key))
+            self._coming[client] = key
+        self.wake()
+
+    def _refused(self, key: str, only_asks: bool) -> Refused | None:
+        if len(self._clients) + len(self._coming) >= _MAX_CLIENTS:
             return _refusal(f"the service has its maximum of {_MAX_CLIENTS} clients", "busy")
-        if (history := self._histories.get(key)) is None:
-            folder = folder_of_model(self._config.store, model)
-            if only_asks and not file_of(folder).exists():
-                return _refusal(f"no server has named a model {model!r:.200}", "model")
-            if len(self._histories) >= _MAX_MODELS and not self._has_released():
-                return _refusal(f"the service has its maximum of {_MAX_MODELS} models", "busy")
+        if key in self._histories or key in self._loading:
+            return None
+        if only_asks and not file_of(folder_of_model(self._config.store, key)).exists():
+            return _refusal(f"no server has named a model {key!r:.200}", "model")
+        if len(self._histories) + len(self._loading) >= _MAX_MODELS and not self._has_released():
+            return _refusal(f"the service has its maximum of {_MAX_MODELS} models", "busy")
+        return None
+
+    def _loaded(self, folder: Path) -> Future[ModelHistory]:
+        """Begin to load the history in this folder. The thread does not outlive the process."""
+        future = Future[ModelHistory]()
+        store = replace(self._config.store, path=str(folder))
+        config = replace(self._config, store=store)
+
+        def load() -> None:
             try:
-                store = replace(self._config.store, path=str(folder))
-                history = self._histories[key] = ModelHistory(replace(self._config, store=store))
-            except StoreError as error:
-                return _refusal(str(error), "store")
-        self._histories.move_to_end(key)
-        self._clients[client] = Client(history)
-        return Welcome(messages.VERSION, history.stats(), Lengths.of(history.prior))
+                future.set_result(ModelHistory(config))
+            except BaseException as error:
+                future.set_exception(error)
+            self.wake()
+
+        threading.Thread(target=load, daemon=True).start()
+        return future
 
     def _has_released(self) -> bool:
         """Close one history that has no client, the one that was named the longest ago. Return
         whether there was one."""
         in_use = {id(by.history) for by in self._clients.values()}
         for key, history in self._histories.items():
-            if id(history) not in in_use:
+            if id(history) not in in_use and key not in self._coming.values():
                 self._histories.pop(key).close()
                 return True
         return False
 
+    def _greet(self) -> None:
+        """Answer the clients whose histories have been loaded."""
+        for key in [key for key, loading in self._loading.items() if loading.done()]:
+            try:
+                self._histories[key] = self._loading.pop(key).result()
+            except StoreError as error:
+                refused = _refusal(str(error), "store")
+                for client in [client for client, of in self._coming.items() if of == key]:
+                    del self._coming[client]
+                    self._outgoing.append((client, refused))
+        for client, key in [*self._coming.items()]:
+            if (history := self._histories.get(key)) is not None:
+                del self._coming[client]
+                self._histories.move_to_end(key)
+                self._clients[client] = Client(history)
+                prior = Lengths.of(history.prior)
+                self._outgoing.append((client, Welcome(messages.VERSION, history.stats(), prior)))
+
     def disconnect(self, client: Hashable) -> None:
         """Forget the client's unanswered prompts."""
         self._clients.pop(client, None)
+        self._coming.pop(client, None)
 
     def count_malformed(self, client: Hashable) -> None:
         if (by := self._clients.get(client)) is not None:
@@ -189,17 +232,19 @@ class Worker:
                 self._finish(by, message)
             case GoesOn() if (of := by.embedded.get(message.handle)) is not None:
                 of.place = by.history.goes_on(of.record(message), of.place)
+        self.wake()
 
     def step(self) -> list[Outgoing]:
-        """Embed one batch of prompts and predict for it.
+        """Answer new clients, and embed one batch of prompts and predict for it.
 
         The predictions for each client are in the order in which its prompts came, so that its
         requests reach a scheduler in that order.
         """
+        self._greet()
         batch = sorted(self._next_batch(), key=lambda each: each[1])
         vectors = self._embedder.embed([prompt.text for _, _, prompt in batch])
-        dropped, self._dropped = self._dropped, []
-        return dropped + [
+        outgoing, self._outgoing = self._outgoing, []
+        return outgoing + [
             (client, self._predicted(self._clients[client], handle, prompt, vector))
             for (client, handle, prompt), vector in zip(batch, vectors, strict=True)
         ]
@@ -226,7 +271,7 @@ class Worker:
             number, most = max(self._clients.items(), key=lambda each: len(each[1].queue))
             handle, oldest = most.queue.popitem(last=False)
             prior = Lengths.of(most.history.prior)
-            self._dropped.append((number, Predicted(handle, prior)))
+            self._outgoing.append((number, Predicted(handle, prior)))
             most.history.counts["num_dropped"] += 1
             most.history.counts["num_unrecorded"] += len(oldest.finished)
 

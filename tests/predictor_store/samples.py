@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import resource
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from predictor_store.predict.embedder import dimension as dimension_of
 from predictor_store.predict.history import History
+from predictor_store.service.messages import ToClient
+from predictor_store.service.worker import Worker
 from predictor_store.store.file import Record
 from sage_sched.distribution import LengthDistribution
 
@@ -66,6 +68,16 @@ def share_of(found: LengthDistribution | None, length: int) -> float:
     """The probability of this length."""
     assert found is not None
     return float(found.weights[found.lengths == length].sum())
+
+
+def greeted(worker: Worker, client: Hashable, model: str = "") -> ToClient:
+    """Connect a client, wait for its history, and return the worker's answer."""
+    worker.connect(client, model)
+    while not (told := worker.step()):
+        pass
+    ((name, message),) = told
+    assert name == client
+    return message
 
 
 def lines(path: Path, *rows: Any) -> Path:

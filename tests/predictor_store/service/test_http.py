@@ -26,6 +26,7 @@ from predictor_store.store.store import file_of
 from sage_sched.app.address import Address
 from sage_sched.app.config import SageConfig, StoreConfig
 from tests.pages import DOCS
+from tests.predictor_store.samples import greeted
 
 TOKEN = "a token that is hard to guess"
 AUTHORIZED = {"Authorization": f"bearer  {TOKEN} "}
@@ -56,15 +57,17 @@ class Service:
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[Service]:
-    """It knows a model "one", whose answers have 10 or 3,000 tokens; with three tools, 500."""
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    """It knows a model "one", whose answers have 10 or 3,000 tokens; with three tools, 500. A
+    question alone wakes it, as the periodic report never comes."""
+    monkeypatch.setattr("predictor_store.service.server._REPORT_SECONDS", 1e9)
     with closing(Worker(SageConfig(StoreConfig(str(tmp_path))), by_model=True)) as worker:
         for model, lengths, asked in (
             ("one", (10, 3000), Asked()),
             ("one", (500, 500), Asked(thinks=1, num_tools=3)),
             ("other", (900, 900), Asked()),
         ):
-            worker.connect(0, model)
+            greeted(worker, 0, model)
             worker.receive(0, Predict(0, PROMPT, "", asked))
             worker.step()
             for length in lengths * 20:

@@ -88,7 +88,8 @@ class Day:
             self._connect(client, model)
 
     def _connect(self, client: Hashable, model: str, *, only_asks: bool = False) -> None:
-        self._hear([(client, self.worker.connect(client, model, only_asks=only_asks))])
+        self.worker.connect(client, model, only_asks=only_asks)
+        self._hear(self.worker.step())
 
     def _hear(self, outgoing: Iterable[Outgoing]) -> None:
         for client, message in outgoing:
@@ -200,6 +201,8 @@ def lived(folder: Path, predictor: PredictorConfig, patch: pytest.MonkeyPatch) -
             patch.setattr(f"predictor_store.{module}.{name}", limit)
     at_once = SimpleNamespace(submit=done, shutdown=lambda **_: None)
     patch.setattr("predictor_store.predict.model.ThreadPoolExecutor", lambda *_, **__: at_once)
+    threads = SimpleNamespace(Thread=lambda target, **_: SimpleNamespace(start=target))
+    patch.setattr("predictor_store.service.worker.threading", threads)
     config = StoreConfig(str(folder), CAPACITY, on_disk=not predictor.threshold)
     warm = StoreConfig(str(folder_of_model(config, "one")), CAPACITY)
     with Store(warm, fingerprint(), dimension()) as store:

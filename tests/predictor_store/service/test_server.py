@@ -20,7 +20,7 @@ import pytest
 import uvloop
 
 from predictor_store.data.store_info import facts
-from predictor_store.predict.model import Stats, folder_of_model
+from predictor_store.predict.model import ModelHistory, Stats, folder_of_model
 from predictor_store.service import endpoint, messages
 from predictor_store.service.client import PredictorClient
 from predictor_store.service.endpoint import PredictorError
@@ -33,8 +33,8 @@ from predictor_store.store.store import Store
 from sage_sched.app.address import Address
 from sage_sched.app.config import PredictorConfig, SageConfig, StoreConfig
 from sage_sched.cli import main
-from sage_sched.distribution import LengthDistribution
-from tests.predictor_store.samples import share_of
+from sage_sched.distribution import SOURCES, LengthDistribution
+from tests.predictor_store.samples import greeted, share_of
 
 TOKEN = "a token that is hard to guess"
 PROMPT = "How high is the Zugspitze?"
@@ -134,6 +134,29 @@ def test_models_are_told_apart_and_clients_of_one_share(service: SageConfig) -> 
     assert folder_of_model(store, "x" * 10_000).name.isascii()
 
 
+def test_no_client_waits_for_anothers_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("predictor_store.service.server._REPORT_SECONDS", 1e9)
+    is_read = threading.Event()
+
+    def slow(config: SageConfig) -> ModelHistory:
+        assert "big" not in config.store.path or is_read.wait(60)
+        return ModelHistory(config)
+
+    monkeypatch.setattr("predictor_store.service.worker.ModelHistory", slow)
+    config = config_at(tmp_path)
+    with served(config), ThreadPoolExecutor() as threads:
+        bigs = [threads.submit(connect_worker, config, "big") for _ in range(2)]
+        small = connect_worker(config, "small")
+        assert ask(small).source in SOURCES
+        assert not any(big.done() for big in bigs)
+        is_read.set()
+        for link in (small, *(big.result() for big in bigs)):
+            assert ask(link).source in SOURCES
+            link.close()
+
+
 def test_malformed_messages_of_one_do_not_touch_others(service: SageConfig) -> None:
     spoiler, other = (connect_worker(service, "one") for _ in range(2))
     for piece in (b"", b"junk", messages.encode(Predict(1, "x"))[:-1], b"\x91" * 50_000):
@@ -217,11 +240,15 @@ OTHERS: dict[str, tuple[Any, str]] = {
 }
 
 
+def saying(answer: Any) -> Callable[[Worker, bytes, str], None]:
+    return lambda worker, client, _: worker._outgoing.append((client, answer))
+
+
 @pytest.mark.parametrize(("answer", "said"), OTHERS.values(), ids=OTHERS)
 def test_what_is_no_service_is_told_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Any, said: str
 ) -> None:
-    monkeypatch.setattr(Worker, "connect", lambda *_: answer)
+    monkeypatch.setattr(Worker, "connect", saying(answer))
     config = config_at(tmp_path)
     with served(config), pytest.raises(PredictorError, match=said):
         connect_worker(config, "one", 60)
@@ -248,7 +275,7 @@ def test_a_service_comes_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
                 connect_worker(config, "one", 0.1)
         elif state == "another version":
             patch = until_it_is_there.enter_context(monkeypatch.context())
-            patch.setattr(Worker, "connect", lambda *_: OTHERS[state][0])
+            patch.setattr(Worker, "connect", saying(OTHERS[state][0]))
             until_it_is_there.enter_context(served(config))
         client.start()
         found = asyncio.run(client.predict("Who is there?"))
@@ -279,7 +306,7 @@ def test_a_hurry_writes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_what_a_stopped_service_has_heard_is_recorded(tmp_path: Path) -> None:
     config = config_at(tmp_path)
     with closing(Worker(config)) as worker:
-        worker.connect(b"gone")
+        greeted(worker, b"gone")
         for handle in range(30):  # more than a batch takes
             worker.receive(b"gone", Predict(handle, PROMPT * 30))
             worker.receive(b"gone", Finished(handle, 5, 7, censored=False))

@@ -16,7 +16,7 @@ from predictor_store.service.worker import Worker
 from predictor_store.store import lock
 from predictor_store.store.store import Store, file_of
 from sage_sched.app.config import SageConfig, StoreConfig
-from tests.predictor_store.samples import record
+from tests.predictor_store.samples import greeted, record
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_vectors_of_prompts_are_written_and_not_their_words(
     config: SageConfig, embedder: Embedder
 ) -> None:
     with closing(Worker(config)) as worker:
-        worker.connect(1)
+        greeted(worker, 1)
         learn(worker, "my secret")
     with Store(config.store, fingerprint(), dimension()) as store:
         (kept,) = store.load()
@@ -51,7 +51,7 @@ def test_vectors_of_prompts_are_written_and_not_their_words(
 
 def test_any_name_is_a_models(service: Worker, config: SageConfig) -> None:
     names = "\ud800", "\ud801", "..", "a/b", "x" * 10_000, "x" * 10_001
-    assert {type(service.connect(number, name)) for number, name in enumerate(names)} == {Welcome}
+    assert {type(greeted(service, number, name)) for number, name in enumerate(names)} == {Welcome}
     assert [*service.stats()] == [*names]
     assert len({*Path(config.store.path).glob("model */history.sqlite3")}) == len(names)
 
@@ -62,7 +62,7 @@ def test_a_damaged_store_is_refused_and_released(service: Worker, config: SageCo
         store.add(record(1))
     with closing(sqlite3.connect(file_of(folder))) as connection, connection:
         connection.execute("UPDATE records SET crc32 = 1")
-    refused = service.connect(1, "damaged")
+    refused = greeted(service, 1, "damaged")
     assert isinstance(refused, Refused)
     assert (refused.because, lock.holder(folder)) == ("store", None)
 
@@ -70,7 +70,7 @@ def test_a_damaged_store_is_refused_and_released(service: Worker, config: SageCo
 @pytest.mark.slow
 def test_the_score_is_fitted_again_and_again(config: SageConfig) -> None:
     with closing(Worker(config)) as worker:
-        worker.connect(1)
+        greeted(worker, 1)
         for first in (0, 60):
             score = worker._histories[""]._history.score
             learn(worker, *(f"prompt {number}" for number in range(first, first + 60)))
