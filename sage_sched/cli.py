@@ -62,6 +62,7 @@ COMMANDS = {
     "bench": ("bench.experiment.compare", "compare policies on real servers"),
     "bench run": ("bench.experiment.run_command", "run an experiment, simulated or on servers"),
     "bench list": ("bench.experiment.list_command", "list the experiments"),
+    "bench data": ("bench.experiment.data_command", "say what data experiments need"),
     "bench table": ("bench.experiment.table_command", "show the results of experiments"),
     "bench fit": ("bench.engines.server.fit", "measure a server's step times"),
     "bench predictor": ("bench.predictor.command", "score predictors on answered prompts"),
