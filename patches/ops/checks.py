@@ -7,10 +7,13 @@ import contextlib
 import io
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points, version
 from typing import Any
+
+import zmq
 
 from patches.compat import SUPPORTED_RELEASES, UnsupportedServerError, check_release
 from patches.ops.fit import misfits, targets
@@ -20,6 +23,7 @@ from predictor_store.predict.embedder import Embedder, dimension, fingerprint
 from predictor_store.predict.regression import GeneralLength
 from predictor_store.service.endpoint import PredictorError
 from predictor_store.service.link import connect_worker
+from predictor_store.service.own_process import socket_folder
 from predictor_store.store import lock
 from predictor_store.store.file import StoreError
 from predictor_store.store.store import Store, folder_of, has_store
@@ -132,6 +136,18 @@ def store(config: SageConfig) -> str:
     if (free := shutil.disk_usage(exists).free) < _LEAST_FREE_BYTES:
         raise FaultError(f"{free / 1e6:.0f} MB are free on its disk, too few", "make room there")
     return said
+
+
+def sockets() -> str:
+    """Check that Unix sockets fit in the folder for temporary files, and that ours can be made."""
+    folder, most = tempfile.gettempdir(), zmq.IPC_PATH_MAX_LEN
+    do = "set TMPDIR to a short folder that this user may write to, such as /tmp"
+    # ServerArgs names its sockets as NamedTemporaryFile does.
+    if len(os.fsencode(f"{folder}/tmp{'x' * 8}")) > most:
+        raise FaultError(f"{folder} is too long for SGLang's sockets, of {most} bytes at most", do)
+    if not os.access(ours := socket_folder(), os.W_OK | os.X_OK):
+        raise FaultError(f"{ours} is no folder that this user may write to", do)
+    return f"in {ours}"
 
 
 def predictor(config: SageConfig) -> str:

@@ -1,8 +1,8 @@
 """sage-sched doctor: checks whether a server would start here, and says what prevents it.
 
-It checks the settings, SGLang's release, the hooks, the store, the predictor, the GPU, host memory
-and the flags, and says how to mend each fault. It starts no server and changes nothing. The exit
-status is 1 if there is a fault, otherwise 0.
+It checks the settings, SGLang's release, the hooks, the store, sockets, the predictor, the GPU,
+host memory and the flags, and says how to mend each fault. It starts no server and changes nothing.
+The exit status is 1 if there is a fault, otherwise 0.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ def findings(argv: Sequence[str]) -> Iterator[Finding]:
         ("plugin", checks.plugin),
         ("hooks", checks.hooks),
         ("store", lambda: checks.store(config)),
+        ("sockets", checks.sockets),
         ("predictor", lambda: checks.predictor(config)),
         ("GPU", lambda: checks.gpu(flags)),
         ("host memory", lambda: checks.host_memory(config.preemption.host_pool_gib)),

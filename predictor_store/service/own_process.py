@@ -9,10 +9,14 @@ import os
 import select
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from pathlib import Path
 
+import zmq
+
+import sage_sched
 from predictor_store.service.endpoint import PredictorError, remove_dead
 from predictor_store.store.file import StoreError
 from sage_sched.app.config import SageConfig
@@ -26,6 +30,8 @@ READY = "ready\n"
 # The worker must not take cores from the engine, nor use the network.
 _ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 _FOLDER_PREFIX, _SOCKET_NAME = "sage-sched-", "predictor.socket"
+# What mkdtemp adds to the prefix has 8 characters.
+_NUM_ADDED_CHARS = len(f"/{_FOLDER_PREFIX}{'x' * 8}/{_SOCKET_NAME}")
 _LEAST_AGE_S = 60.0
 
 
@@ -39,8 +45,11 @@ class OwnProcess:
             "predictor": dataclasses.asdict(config.predictor) | {"service": path},
         }
         # -P: Python must not look for modules in the directory where the server was started, which
-        # may have a queue.py, for example. This package may be on no path, so its folder is added.
-        folders = (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))
+        # may have a queue.py, for example. A checkout may be on no path, so its folder is added.
+        # Of an environment it would come before Python's own modules.
+        folder = str(Path(sage_sched.__file__).parents[1])
+        ours = "" if folder == sysconfig.get_path("purelib") else folder
+        folders = (ours, os.environ.get("PYTHONPATH", ""))
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", WORKER_MODULE, str(os.getpid()), json.dumps(sections)],
             stdin=subprocess.DEVNULL,
@@ -94,15 +103,27 @@ class OwnProcess:
 
 def private_path() -> str:
     """Return a new path for a Unix socket that only this user can reach. The worker removes its
-    folder."""
-    _remove_left()
-    return str(Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX)) / _SOCKET_NAME)
+    folder. Raises PredictorError if there is no folder for it."""
+    folder = socket_folder()
+    _remove_left(folder)
+    try:
+        return str(Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=folder)) / _SOCKET_NAME)
+    except OSError as error:
+        raise PredictorError(f"cannot make a folder for a socket in {folder}: {error}") from error
 
 
-def _remove_left() -> None:
+def socket_folder() -> str:
+    """Return the folder for temporary files, or /tmp if the path of a socket would be too long
+    there. Batch systems set such a TMPDIR. mkdtemp keeps other users out of either."""
+    folder = tempfile.gettempdir()
+    num_bytes = len(os.fsencode(folder)) + _NUM_ADDED_CHARS
+    return folder if num_bytes <= zmq.IPC_PATH_MAX_LEN else "/tmp"
+
+
+def _remove_left(folder: str) -> None:
     """Remove the folders that were left by this user's servers if they and their workers were
     killed."""
-    for left in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*/{_SOCKET_NAME}"):
+    for left in Path(folder).glob(f"{_FOLDER_PREFIX}*/{_SOCKET_NAME}"):
         with contextlib.suppress(OSError, PredictorError):
             # A newer folder may belong to a worker that is just starting.
             if time.time() - left.lstat().st_mtime > _LEAST_AGE_S:

@@ -97,6 +97,21 @@ def test_a_shared_worker_that_is_killed_comes_back(tmp_path: Path) -> None:
     assert not Path(shared.config.predictor.service).parent.exists()
 
 
+@pytest.mark.parametrize("num_chars", [20, 60, 71, 72, 92, 200])
+def test_sockets_fit_into_any_folder(num_chars: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="x") as made:
+        folder = Path(made, "x" * max(1, num_chars - len(made) - 1))
+        folder.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        path = Path(private_path())
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(str(path))
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+        assert (path.parent.parent == folder) == (num_chars < 71)
+        path.unlink()
+        path.parent.rmdir()
+
+
 def test_leftovers_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     places = {name: tmp_path / f"sage-sched-{name}" for name in ("old", "new", "alive", "other")}
