@@ -6,7 +6,7 @@ FROM lmsysorg/sglang:v${SGLANG_RELEASE}
 # Nothing that the image has is replaced by another version.
 COPY . /tmp/sage-sched
 RUN python3 -m pip freeze --all --exclude-editable | grep == > /tmp/image.txt \
- && python3 -m pip install --no-cache-dir --constraint /tmp/image.txt /tmp/sage-sched faiss-cpu \
+ && python3 -m pip install --no-cache-dir --constraint /tmp/image.txt /tmp/sage-sched \
  && rm -r /tmp/sage-sched /tmp/image.txt
 
 RUN useradd --create-home --shell /usr/sbin/nologin sage \

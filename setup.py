@@ -2,10 +2,12 @@
 cannot express.
 
 A user's own packages may have the same names (`patches`, `bench`). At the top level of an
-environment, the package installed last would overwrite the other, and ours would hide a user's
-folder of that name. sage_sched/app/parts_finder.py finds the parts.
+environment, or of a process, one of both would hide the other. So in a wheel ours are
+`sage_sched.parts.patches` and so on, and each name of one of their modules is changed to that: in
+imports, in texts that name a module, and in docstrings.
 """
 
+import re
 import shutil
 from pathlib import Path
 
@@ -23,8 +25,20 @@ class BuildWithParts(build_py):
         shutil.rmtree(self.build_lib, ignore_errors=True)  # of an earlier build, whatever is gone
         super().run()
         built = Path(self.build_lib)
-        for name in _PARTS:
-            shutil.move(built / name, built / "sage_sched" / "parts" / name)
+        found = [f"{part}.{place.stem}" for part in _PARTS for place in (built / part).iterdir()]
+        for file in built.rglob("*.py"):
+            file.write_text(_renamed(file.read_text("utf-8"), found), "utf-8")
+        for part in _PARTS:
+            shutil.move(built / part, built / "sage_sched" / "parts" / part)
+
+
+def _renamed(source: str, modules: list[str]) -> str:
+    """Return a file's text with our private names. modules: the first two words of each module's
+    name."""
+    parts, named = "|".join(_PARTS), "|".join(map(re.escape, modules))
+    source = re.sub(rf"(?<![\w./])({named})\b", r"sage_sched.parts.\1", source)
+    source = re.sub(rf"\bfrom ({parts}) import", r"from sage_sched.parts.\1 import", source)
+    return re.sub(rf"\bimport ({parts})\n", r"import sage_sched.parts.\1 as \1\n", source)
 
 
 setup(cmdclass={"build_py": BuildWithParts})

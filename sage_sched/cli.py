@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from sage_sched.app.parts_finder import ALL, find_parts
 from sage_sched.errors import UserError
 
 # Subcommands that take SGLang's own flags: the module, which has run(argv) -> exit status, and the
@@ -71,7 +70,6 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line argv (without the program's name), and return the exit status."""
-    find_parts(ALL)
     terminal = importlib.import_module("predictor_store.terminal")
     terminal.take_any_output()
     words = list(sys.argv[1:] if argv is None else argv)
@@ -89,13 +87,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(terminal.printable(f"{_prog(_name(words))}: {said}"), file=sys.stderr)
         terminal.stop_printing_if_full()
         return 2
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         missing = (error.name or "").partition(".")[0]
-        if missing in ("", "sage_sched", *ALL):
+        if missing in ("", "sage_sched", "patches", "predictor_store", "bench"):
             raise
+        is_absent = isinstance(error, ModuleNotFoundError)
+        why = "is not installed" if is_absent else f"cannot be imported ({error})"
         print(
-            f"sage-sched: the package {missing!r} is not installed; docs/index.md says what a "
-            "host needs",
+            f"sage-sched: the package {missing!r} {why}; docs/index.md says what a host needs",
             file=sys.stderr,
         )
         return 1

@@ -15,9 +15,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("sage_sched", "patches", "predictor_store", "bench")
-# A user's own packages with the names of ours. Code that takes them for ours fails.
-_THEIRS = "raise RuntimeError('not ours')\n"
+PARTS = ("patches", "predictor_store", "bench")
+PACKAGES = ("sage_sched", *PARTS)
 
 
 def build(folder: Path) -> tuple[Path, Path]:
@@ -124,12 +123,10 @@ def _asked(of: Distribution, extras: Iterable[str]) -> list[Requirement]:
 
 
 def somebodys_folder(folder: Path) -> Path:
-    """A folder to work in that has packages of the names of ours, and a plain folder `bench`."""
-    for name in ("patches", "predictor_store"):
+    """A folder to work in that has packages of the names of ours, which say whose they are."""
+    for name in PARTS:
         (folder / name).mkdir(parents=True)
-        (folder / name / "__init__.py").write_text(_THEIRS, encoding="utf-8")
-    (folder / "bench").mkdir()
-    (folder / "bench" / "mine.py").write_text("print('mine')\n", encoding="utf-8")
+        (folder / name / "__init__.py").write_text("WHOSE = 'mine'\n", encoding="utf-8")
     return folder
 
 

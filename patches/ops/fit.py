@@ -38,7 +38,7 @@ _HOOKS: tuple[tuple[Any, ...], ...] = (
 def misfits() -> list[str]:
     """Return a line for each module, hook and call of ours that does not fit this SGLang."""
     found = []
-    for module in pkgutil.walk_packages(patches.__path__, "patches."):
+    for module in pkgutil.walk_packages(patches.__path__, f"{patches.__name__}."):
         if module.name not in _NOT_IMPORTED:
             try:
                 import_module(module.name)

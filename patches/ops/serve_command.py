@@ -11,10 +11,7 @@ from patches.flags import named
 
 # SGLang takes seconds to import, so only the process that becomes the server imports it. With -P,
 # modules in the working directory cannot shadow SGLang's or ours.
-_SERVE = (
-    "import sys; from sage_sched.app.parts_finder import SERVING, find_parts; find_parts(SERVING); "
-    "from patches.ops.serve_command import serve; sys.exit(serve())"
-)
+_SERVE = f"import sys; from {__name__} import serve; sys.exit(serve())"
 # SGLang writes its own help before it has loaded plugins, so their flags are missing there.
 _HELP = (
     "from sglang.srt.plugins import load_plugins; load_plugins(); "

@@ -9,7 +9,6 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
-from sage_sched.app.parts_finder import find_parts
 from sage_sched.best_effort import Qllm
 from sage_sched.policies.makespan import Makespan
 from sage_sched.policies.sage import Sage
@@ -99,5 +98,4 @@ def _offers() -> dict[str, list[tuple[str, Callable[[], object]]]]:
 
 
 def _rival(name: str) -> object:
-    find_parts(("bench",))
     return import_module("bench.policies").POLICIES[name]

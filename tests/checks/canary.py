@@ -15,8 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sage_sched.app.parts_finder import parts_folder
-
+ROOT = Path(__file__).parents[2]
 FOLDER = Path("results/releases")
 
 
@@ -39,7 +38,7 @@ def main() -> int:
         place = installed(parser.parse_args().release)
     except subprocess.CalledProcessError:  # pip has said why
         return 2
-    path = (str(place.absolute()), parts_folder(), os.environ.get("PYTHONPATH", ""))
+    path = (str(place.absolute()), str(ROOT), os.environ.get("PYTHONPATH", ""))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
     command = [sys.executable, "-P", "-m", "patches.ops.fit"]
     return int(subprocess.run(command, env=environment, check=False).returncode != 0)
