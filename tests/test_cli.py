@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from sage_sched import cli
 from sage_sched.cli import COMMANDS, OF_SERVERS, main
 
 RUN = "import sys; from sage_sched.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -69,14 +68,23 @@ def test_unknown_words_are_named(
 def test_a_package_that_is_not_installed_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def ends_with(error: BaseException) -> None:
+        def end(args: object) -> int:
+            raise error
+
+        replace_set(monkeypatch, end)
+
     replace_set(monkeypatch, lambda args: importlib.import_module("no_such_package.within"))
     status, _, err = said(capsys, "set")
     assert (status, "'no_such_package' is not installed" in err) == (1, True)
+    ends_with(ImportError("no libcudart", name="faiss"))
+    status, _, err = said(capsys, "set")
+    assert (status, "'faiss' cannot be imported (no libcudart)" in err) == (1, True)
     # A missing module of ours is our fault, which is not hidden.
-    monkeypatch.setattr(cli, "ALL", ("no_such_package",))
+    replace_set(monkeypatch, lambda args: importlib.import_module("patches.no_such_module"))
     with pytest.raises(ModuleNotFoundError):
         main(["set"])
-    replace_set(monkeypatch, lambda args: signal.raise_signal(signal.SIGINT))
+    ends_with(KeyboardInterrupt())  # of SIGINT, which this process may ignore
     assert main(["set"]) == 128 + signal.SIGINT
     replace_set(monkeypatch, lambda args: int("x"))
     with pytest.raises(ValueError, match="invalid literal"):

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Self
 
+import psutil
 import requests
 from tqdm import tqdm
 
@@ -161,6 +162,18 @@ class Server:
     def _answers(self) -> bool:
         # /health answers 503 until the warm-up request is through.
         try:
-            return requests.get(f"{self.url}/health", timeout=5).status_code == 200
+            is_ready = requests.get(f"{self.url}/health", timeout=5).status_code == 200
         except requests.RequestException:
             return False
+        return is_ready and self._listens()
+
+    def _listens(self) -> bool:
+        """Whether a process of this server has its port, and not another program."""
+        with contextlib.suppress(psutil.Error):
+            launched = psutil.Process(self.pid)
+            for process in (launched, *launched.children(recursive=True)):
+                for socket_of in process.net_connections("tcp"):
+                    is_open = socket_of.status == psutil.CONN_LISTEN
+                    if is_open and socket_of.laddr.port == self.port:
+                        return True
+        return False
