@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -24,6 +24,9 @@ from bench.simulator.pool import OutOfMemoryError
 from bench.simulator.result import Result, Served
 from bench.workloads.source import Purpose
 from sage_sched.fields import ConfigError
+
+if TYPE_CHECKING:
+    from bench.experiment.servers import Servers
 
 
 class Outcome(NamedTuple):
@@ -79,12 +82,17 @@ def _records(
             found = _simulated(loaded, runs, columns, Purpose.REPORT, options.jobs)
         else:
             found = _on_servers(of_load, loaded, options, servers)
-        for arm, seed, metrics, problem, about in found:
-            yield Record(
-                experiment=experiment.name, load=load.name, arm=arm.name, policy=arm.policy,
-                seed=seed, engine=experiment.engine, metrics=metrics, made_by=made_by,
-                problem=problem, about=about,
-            )  # fmt: skip
+        for outcome in found:
+            yield record_of(experiment, load.name, outcome, made_by)
+
+
+def record_of(experiment: Experiment, load: str, outcome: Outcome, made_by: Provenance) -> Record:
+    """Return the record of an outcome under a load of the experiment."""
+    arm, seed, metrics, problem, about = outcome
+    return Record(
+        experiment=experiment.name, load=load, arm=arm.name, policy=arm.policy, seed=seed,
+        engine=experiment.engine, metrics=metrics, made_by=made_by, problem=problem, about=about,
+    )  # fmt: skip
 
 
 def best_tuned(experiment: Experiment, loaded: Loaded, jobs: int = 1) -> Arm:
@@ -165,13 +173,20 @@ def _on_servers(
     runs = _in_turn(experiment) if in_turn else product(experiment.arms, experiment.all_seeds)
     with contextlib.closing((servers or Servers)(experiment, loaded, options)) as serve:
         for arm, seed in tqdm([*runs], desc=loaded.load.name, unit="run"):
-            ran = serve.run(arm, seed)
-            metrics = {}
-            if ran.served is not None:
-                metrics = measured(ran.served, experiment.metrics, loaded)
-                decided = ran.about["counters"].get("decisions", {})
-                metrics |= of_metrics(decided, experiment.metrics)
-            yield Outcome(arm, seed, metrics, ran.problem, ran.about)
+            yield served_by(serve, experiment, loaded, arm, seed)
+
+
+def served_by(
+    servers: Servers, experiment: Experiment, loaded: Loaded, arm: Arm, seed: int
+) -> Outcome:
+    """Serve a seed on servers of the arm."""
+    ran = servers.run(arm, seed)
+    metrics = {}
+    if ran.served is not None:
+        metrics = measured(ran.served, experiment.metrics, loaded)
+        decided = ran.about["counters"].get("decisions", {})
+        metrics |= of_metrics(decided, experiment.metrics)
+    return Outcome(arm, seed, metrics, ran.problem, ran.about)
 
 
 def _sustained(experiment: Experiment, loaded: Loaded, options: Options) -> Saturation:

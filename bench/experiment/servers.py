@@ -67,8 +67,13 @@ class Servers:
     without text all have the same prediction.
     """
 
-    def __init__(self, experiment: Experiment, loaded: Loaded, options: Options) -> None:
-        """Check the arms. Raises ConfigError if servers cannot differ as the arms do."""
+    def __init__(
+        self, experiment: Experiment, loaded: Loaded, options: Options, num_tries: int = 3
+    ) -> None:
+        """Check the arms. Raises ConfigError if servers cannot differ as the arms do.
+
+        num_tries: see KeptServer.
+        """
         self._loaded, self._load, self._options = loaded, loaded.load, options
         self._workload = loaded.source.workload
         self._arms = experiment.arms
@@ -76,6 +81,7 @@ class Servers:
         self._speed = experiment.speed if self._on_clock else 1.0
         self._folder = options.output / experiment.name
         self._kept: tuple[Arm, KeptServer] | None = None
+        self._num_tries = num_tries
         self._warmed: object = None
         self._unloaded: UnloadedTime | None = None
         if not self._on_clock and self._workload is None:
@@ -100,6 +106,12 @@ class Servers:
         if self._kept is not None:
             self._kept[1].close()
         self._kept = None
+
+    def set_speed(self, speed: float) -> None:
+        """Run the device clock at this speed. Another speed needs new servers."""
+        if speed != self._speed:
+            self.close()
+        self._speed = speed
 
     def run(self, arm: Arm, seed: int) -> Ran:
         """Serve the requests of a seed, the same for all arms. Raises WorkloadError."""
@@ -145,7 +157,7 @@ class Servers:
     def _serve(self, arm: Arm, requests: Sequence[SimRequest], label: str) -> Ran:
         if self._kept is None or self._kept[0] != arm:
             self.close()
-            self._kept = arm, KeptServer(self.servers_of(arm), arm.policy)
+            self._kept = arm, KeptServer(self.servers_of(arm), arm.policy, self._num_tries)
         kept = self._kept[1]
         try:
             run = kept.run(

@@ -133,5 +133,5 @@ class DeviceUse:
         return (
             f"the host held the device up for {self.late_s:.1f} s of {self.device_s:.1f} s "
             f"({late_share:.1%}, allowed: {MAX_LATE_SHARE:.0%}; {self.num_late} of "
-            f"{self.num_steps} steps): the host is overloaded, or --speed is too high"
+            f"{self.num_steps} steps): the host is overloaded, or the clock is too fast"
         )

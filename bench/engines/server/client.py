@@ -70,10 +70,20 @@ class Answer:
     def ttlt_s(self) -> float:
         return self.last_token_s - self.sent_s
 
-    def pauses_s(self) -> tuple[tuple[float, float], ...]:
-        """Return the start and end of each time of PAUSE_S or more without a token."""
-        when = [at_s for at_s, _ in self.seen]
-        return tuple(gap for gap in pairwise(when) if gap[1] - gap[0] >= PAUSE_S)
+    def pauses_s(self, token_s: float) -> tuple[tuple[float, float], ...]:
+        """Return the start and end of each pause of PAUSE_S or more.
+
+        A server sends several tokens at a time, so a gap has the time of these tokens, and maybe a
+        pause. The client does not see after which token it came: it counts as in the middle.
+
+        token_s: the usual time of a token.
+        """
+        pauses = []
+        for (start_s, before), (end_s, after) in pairwise(self.seen):
+            tokens_s = (after - before) * token_s
+            if end_s - start_s - tokens_s >= PAUSE_S:
+                pauses.append((start_s + tokens_s / 2, end_s - tokens_s / 2))
+        return tuple(pauses)
 
     def token_s(self) -> NDArray[np.float64]:
         """Return when each token came, shape (output_tokens,). The tokens of one message are spread
@@ -233,6 +243,7 @@ def as_seen(
     pairs = [pair for pair in zip(requests, answers, strict=True) if not pair[1].is_refused]
     num_refused = len(answers) - len(pairs)
     requests, answers = zip(*pairs, strict=True)
+    token_s = _usual_token_s(answers)
     # Between two messages, tokens count as evenly spread.
     gaps_s = [np.diff(answer.token_s()) for answer in answers]
     return Served.of(
@@ -243,11 +254,20 @@ def as_seen(
         np.array([answer.last_token_s for answer in answers]),
         num_refused=num_refused,
         num_next_on_time=np.array([_num_on_time(*pair) for pair in pairs]),
-        pauses_s=tuple(answer.pauses_s() for answer in answers),
+        pauses_s=tuple(answer.pauses_s(token_s) for answer in answers),
         longest_gap_s=np.array([each.max(initial=0.0) for each in gaps_s]),
         gaps=Counter(np.rint(np.concatenate(gaps_s) * GAPS_PER_S).astype(int).tolist()),
         cached_tokens=sum(answer.cached_tokens for answer in answers),
     )
+
+
+def _usual_token_s(answers: Sequence[Answer]) -> float:
+    """Return the median time of a token after the first; 0 if there are none."""
+    gaps = [pair for answer in answers for pair in pairwise(answer.seen)]
+    num_tokens = np.array([after - before for (_, before), (_, after) in gaps], int)
+    gap_s = np.array([end_s - start_s for (start_s, _), (end_s, _) in gaps], float)
+    each_s = np.repeat(gap_s / np.maximum(num_tokens, 1), num_tokens)
+    return float(np.median(each_s)) if each_s.size else 0.0
 
 
 def _num_on_time(request: SimRequest, answer: Answer) -> int:

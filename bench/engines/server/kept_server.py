@@ -27,8 +27,6 @@ from predictor_store.service import own_process
 
 # Loading takes seconds; minutes on a busy host.
 _TIMEOUT_S = 600.0
-# The maximum number of attempts to send requests, if the host is late.
-_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +51,10 @@ class KeptServer:
     matter, so the server stays: starting one takes longer than many runs.
     """
 
-    def __init__(self, servers: PolicyServers, policy: str) -> None:
+    def __init__(self, servers: PolicyServers, policy: str, num_tries: int = 3) -> None:
+        """num_tries: how often requests are sent at most, if the host is late."""
         self.servers = servers
-        self._policy = policy
+        self._policy, self._num_tries = policy, num_tries
         self._server: Server | None = None
 
     def run(
@@ -71,7 +70,7 @@ class KeptServer:
         send, prepare: get the server's URL. Requests of prepare come first and do not count.
         """
         device = self.servers.device
-        for _ in range(_TRIES):
+        for _ in range(self._num_tries):
             server = self._get(name)
             prepare(server.url)
             before = internal_state(server)
@@ -116,7 +115,7 @@ def _late_predictions(counters: Mapping[str, Any], num_requests: int) -> str:
         return ""
     return (
         f"{num_late} of {num_requests} requests went on without a prediction, because it was not "
-        "ready: the host is overloaded, or --speed is too high"
+        "ready: the host is overloaded, or the clock is too fast"
     )
 
 

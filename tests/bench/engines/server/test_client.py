@@ -148,7 +148,10 @@ def test_tokens_between_two_looks_came_evenly() -> None:
     assert metrics["max_itl_ms"] == pytest.approx(200) == metrics["p99_itl_ms"]
     assert fingerprint([*metrics.items()]) == "7cf492cf"
     assert seen.pauses_s == ((), ())
-    assert Answer(0.0, ((1.0, 1), (2.9, 2), (4.9, 3))).pauses_s() == ((2.9, 4.9),)
+    # Of 5 s for 4 tokens 3.4 s are a pause; of 3 s for 4 tokens only 1.4 s are more than usual.
+    blocks = Answer(0.0, ((1.0, 1), (6.0, 5), (9.0, 9), (10.0, 11)))
+    assert blocks.pauses_s(0.4) == ((pytest.approx(1.8), pytest.approx(5.2)),)
+    assert as_seen(ALONE_S, [REQUEST], [blocks]).pauses_s == (((2.5, 4.5),),)  # usual: 0.75 s
     assert seen.arrived_within(0.0, 0.5).ttlt_s == pytest.approx([2.21])
     assert seen.session_metrics() == {}
     # Both first tokens count once and on time for one; 5 tokens of 18, each for 2.
