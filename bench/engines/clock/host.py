@@ -38,14 +38,14 @@ def step_times_s(
 
 
 def speed_for(steps_s: Sequence[float], device_step_s: float) -> float:
-    """Return the highest of SPEEDS at which steps of these times hold a device up for at most half
-    of what is allowed; the lowest if there is none.
+    """Return the highest of SPEEDS at which steps of these times hold a device up for no longer
+    than is allowed; the lowest if there is none.
 
     device_step_s: the time of a step on the device, in real time.
     """
     for speed in SPEEDS:
         at_s = device_step_s / speed
         late_s = sum(max(0.0, step_s - at_s) for step_s in steps_s)
-        if late_s <= MAX_LATE_SHARE / 2 * at_s * len(steps_s):
+        if late_s <= MAX_LATE_SHARE * at_s * len(steps_s):
             return speed
     return SPEEDS[-1]
