@@ -14,7 +14,7 @@ from sage_sched.gap import Gap
 from sage_sched.plan import Budget
 from sage_sched.policies.sage import Sage
 from sage_sched.view import SchedulerView
-from tests.checks.queue_pass import FullServer
+from tests.checks.host import FullServer
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_nothing_of_a_view_outlives_its_pass(full: FullServer) -> None:
     # Requests would live on through it, and their KV in host memory.
     for request in full.batch.reqs:
         request.output_ids.extend([0] * 1500)  # so that the policy weighs which to preempt
-    full.next_step()
+    full.next_arrival()
     full.take_pass()
     ours = {request.sage.job for request in full.batch.reqs}
     gc.collect()
