@@ -85,6 +85,7 @@ class OverloadGate(Listener):
         state, job = self._scheduler.sage, req.sage.job
         call = decode_asked(req.sampling_params.custom_params)
         came_s = call and call[1]
+        self._grow()
         any_waits = any(
             other.sage.is_of_other_call(came_s) and not other.sage.job.is_behind
             for other in self._scheduler.waiting_queue
@@ -109,6 +110,12 @@ class OverloadGate(Listener):
         elif decision.degraded is not None:
             self._degrade(req, decision.degraded)
         return reason
+
+    def _grow(self) -> None:
+        """Bring the ages of running jobs up to date, which predicted times rest on. A pass does so
+        only if it plans."""
+        scheduler = self._scheduler
+        scheduler.sage.jobs.running([*scheduler.running_batch.reqs, *queues.held(scheduler)])
 
     def _degrade(self, req: Req, action: str) -> None:
         self.num_degraded[action] += 1
@@ -141,6 +148,7 @@ class OverloadGate(Listener):
 
     def _outlook(self, now_s: float) -> dict[str, int] | None:
         state = self._scheduler.sage
+        self._grow()
         found = state.limits.overload.typical(state.policy, state.server, now_s)
         if found is None:
             return None
