@@ -91,20 +91,33 @@ def decide(view: SchedulerView, policy: Policy, limits: Limits) -> Plan:
 
 
 def _needs_plan(view: SchedulerView, policy: Policy) -> bool:
-    """Whether anything may have changed since the last plan. If the batch is full, only a new
-    request, a new index or the time can change the plan."""
+    """Whether a plan may change anything."""
     if view.chunked is not None or view.is_short:
         return True
     if not view.waiting or not view.batch_is_full:
         return bool(view.waiting)
-    if not view.can_swap:
-        return False
-    if view.now_s >= policy.plan_by_s or view.num_arrivals != view.num_arrivals_planned:
+    return view.can_swap and may_have_changed(
+        policy,
+        view.now_s,
+        view.num_arrivals != view.num_arrivals_planned,
+        (job.generated_tokens for job in view.running),
+        view.server.reserve_tokens,
+    )
+
+
+def may_have_changed(
+    policy: Policy, now_s: float, has_arrivals: bool, ages: Iterable[int], most_tokens: int
+) -> bool:
+    """Whether the plan of a full batch may have changed since the last one: by the time, a new
+    request, or the index of a running one.
+
+    ages: how many tokens each running request has generated.
+    most_tokens: the most that a step gives a request. Speculative decoding may give several.
+    """
+    if has_arrivals or now_s >= policy.plan_by_s:
         return True
     interval = policy.refresh_interval_tokens
-    # A step of speculative decoding may give several tokens.
-    most_tokens = view.server.reserve_tokens
-    return any(job.generated_tokens % interval < most_tokens for job in view.running)
+    return any(age % interval < most_tokens for age in ages)
 
 
 def _order_by_cached(joined: Sequence[Job], policy: Policy, view: SchedulerView) -> list[int]:
