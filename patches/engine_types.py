@@ -35,7 +35,7 @@ class Req(Protocol):
     """A request in a scheduler (managers/schedule_batch.py)."""
 
     sage: Any  # patches.scheduler.jobs.RequestState
-    sage_token: tuple[int, int, float]  # patches.scheduler.gap_meter
+    sage_token: tuple[int, int, Any]  # patches.scheduler.gap_meter
     rid: str
     origin_input_ids: list[int]
     input_embeds: object | None
