@@ -158,6 +158,10 @@ class Policy(ABC):
         """Whether should_preempt can ever be true."""
         return type(self).should_preempt is not Policy.should_preempt
 
+    def preempts_for(self, waiting: Job) -> bool:
+        """Whether should_preempt can be true for this waiting job, whatever job runs."""
+        return self.preempts
+
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:

@@ -124,6 +124,15 @@ def any_is_preemptible(first: Job, policy: Policy, view: SchedulerView) -> bool:
     )
 
 
+def may_make_leave(waiting: Iterable[Job], policy: Policy, view: SchedulerView) -> bool:
+    """Whether a running job may have to leave for any of these waiting jobs, now or when it is
+    older. This saves weighing all running jobs for jobs that cannot preempt."""
+    levels = {job.level for job in view.running}
+    return any(
+        job.goes_first or policy.preempts_for(job) or levels != {job.level} for job in waiting
+    )
+
+
 def _is_preemptible(
     running: Job, waiting: Job, price_s: float, policy: Policy, view: SchedulerView
 ) -> bool:
@@ -184,13 +193,14 @@ def plan_admissions(
         return sorted(places, reverse=True)
 
     def preemptible(newcomer: Job) -> Iterator[Victim]:
-        if not newcomer.is_ranked:
+        if not newcomer.is_ranked or not may_make_leave([newcomer], policy, view):
             return
         place = place_of(newcomer, policy, view)[:2]
         for level, key, _, job in last_first():
+            if (level, key) <= place:
+                return
             if (
-                (level, key) > place
-                and job not in gone
+                job not in gone
                 and _is_preemptible(job, newcomer, 0.0, policy, view)
                 and (cost := cost_of(job)) is not None
                 and _is_preemptible(job, newcomer, cost.price_s, policy, view)

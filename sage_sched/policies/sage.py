@@ -84,9 +84,12 @@ class Sage(Policy):
     def starts_now(self, job: Job) -> bool:
         return self._starts.starts_now(job)
 
+    def preempts_for(self, waiting: Job) -> bool:
+        return self._starts.starts_now(waiting)
+
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:
-        if running.hints.tpot_slo_ms is not None or not self._starts.starts_now(waiting):
+        if running.hints.tpot_slo_ms is not None or not self.preempts_for(waiting):
             return False
         return math.exp(self.key(waiting, view)) + price_s < self._indices.of(running).index
