@@ -69,9 +69,21 @@ class FairShares(Interleaving):
         num_ahead: Callable[[Entry, Entry], int],
         skips: Callable[[Job], bool],
     ) -> Iterator[Job | None]:
-        """Yield the jobs. The places of a class that shares fairly go to its tenants in turn."""
+        """Return the jobs. The places of a class that shares fairly go to its tenants in turn."""
+        if not self._service.any_waits:
+            return super().in_turns(entries, first_arrival, moving, num_ahead, skips)
+        return self._in_turns(entries, first_arrival, moving, num_ahead, skips)
+
+    def _in_turns(
+        self,
+        entries: Iterable[Entry],
+        first_arrival: int,
+        moving: Iterable[Entry],
+        num_ahead: Callable[[Entry, Entry], int],
+        skips: Callable[[Job], bool],
+    ) -> Iterator[Job | None]:
         by_tenant = self._by_tenant
-        sharing = [each for each in moving if _shares(each)] if self._service.any_waits else []
+        sharing = [each for each in moving if _shares(each)]
         if sharing:
             by_tenant = {
                 of: {name: jobs.copy() for name, jobs in own.items()}

@@ -60,10 +60,13 @@ class Service:
     def look(self, view: SchedulerView) -> None:
         """Count the work since the last look, including the work for requests that have ended.
         Called once a plan."""
-        here = {*view.running, *view.chunked_jobs}
-        for job in (*view.running, *view.chunked_jobs):
-            if (name := _name_of(job)) is not None:
-                self._begins(job, name)
+        here = dict.fromkeys(
+            job for job in (*view.running, *view.chunked_jobs) if job.hints.shares_fairly
+        )
+        if not (here or self._counted or self._waiting):
+            return
+        for job in here:
+            self._begins(job, (job.hints.slo_class, job.hints.tenant))
         for job, known in [*self._counted.items()]:
             counted = self._count(job, *known)
             if job in here:
