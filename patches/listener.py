@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -66,7 +66,7 @@ _Event = TypeVar("_Event", bound=Callable[..., None])
 def _to_all(event: _Event) -> _Event:
     @wraps(event)
     def tell(self: Listeners, *args: Any) -> None:
-        for listener in self:
+        for listener in self.of(event):
             getattr(listener, event.__name__)(*args)
 
     return cast(_Event, tell)
@@ -74,6 +74,20 @@ def _to_all(event: _Event) -> _Event:
 
 class Listeners(list[Listener], Listener):
     """Several listeners as one. Each event reaches them in list order."""
+
+    def __init__(self, listeners: Iterable[Listener]) -> None:
+        super().__init__(listeners)
+        self._of: dict[str, list[Listener]] = {}
+
+    def append(self, listener: Listener) -> None:
+        super().append(listener)
+        self._of.clear()
+
+    def of(self, event: Callable[..., Any]) -> list[Listener]:
+        """Return the listeners that do not ignore an event."""
+        if (name := event.__name__) not in self._of:
+            self._of[name] = [one for one in self if getattr(type(one), name) is not event]
+        return self._of[name]
 
     arrived = _to_all(Listener.arrived)
     planned = _to_all(Listener.planned)
@@ -85,7 +99,7 @@ class Listeners(list[Listener], Listener):
 
     def polled(self) -> list[Any]:
         """Return all messages."""
-        messages = [listener.polled() for listener in self]
+        messages = [listener.polled() for listener in self.of(Listener.polled)]
         return [message for message in messages if message is not None]
 
     def stats(self) -> dict[str, Any]:

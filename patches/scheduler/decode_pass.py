@@ -21,7 +21,7 @@ def run_decode_pass(scheduler: Scheduler, original: Callable[[], None]) -> None:
         scheduler.disagg_decode_prealloc_queue.num_reserved_decode_tokens = theirs
         original()
         return
-    queues.drop_ended(scheduler.running_batch)
+    queues.drop_ended(scheduler, scheduler.running_batch)
     scheduling_pass.run_pass(_DecodePass(scheduler, original))
 
 

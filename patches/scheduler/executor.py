@@ -39,7 +39,7 @@ def run_pass(scheduler: Scheduler, original: Callable[[Batch], Any], running_bat
     follow_settings(scheduler)
     if not scheduler.sage.plans():
         return original(running_batch)
-    queues.drop_ended(running_batch)
+    queues.drop_ended(scheduler, running_batch)
     this = Pass(scheduler, original, running_batch)
     scheduling_pass.run_pass(this)
     return this.done

@@ -42,6 +42,8 @@ class Jobs(Listener):
         self.num_arrivals = 0
         self.now_s = 0.0
         self._undated: list[tuple[Job, Req]] = []
+        # The requests of the latest decode steps, and how many steps are not counted for each yet.
+        self._decoding, self._num_decodes = list[Req](), 0
         self._num_ranked: Counter[str] = Counter()
         self._num_unranked = 0
         self._num_malformed = 0
@@ -112,6 +114,7 @@ class Jobs(Listener):
         self, name: str, policy: Policy, limits: Limits, unfinished: Sequence[Req]
     ) -> None:
         """Let the policy rank all requests."""
+        self._settle()
         self._policy, self._limits = policy, limits
         self._undated.clear()
         for req in unfinished:
@@ -169,8 +172,16 @@ class Jobs(Listener):
         else:
             self._limits.gap.decoded()
             self.served_tokens += len(batch.reqs)
-            for req in batch.reqs:
-                req.sage.job.served_tokens += 1
+            if batch.reqs != self._decoding:
+                self._settle()
+                self._decoding = [*batch.reqs]
+            self._num_decodes += 1
+
+    def _settle(self) -> None:
+        """Count the latest decode steps for each of their requests."""
+        for req in self._decoding:
+            req.sage.job.served_tokens += self._num_decodes
+        self._decoding, self._num_decodes = [], 0
 
     def stepped(self, batch: Batch, result: Any) -> None:
         """Count the tokens that a speculative step gave each request beyond the first, which was
@@ -190,16 +201,17 @@ class Jobs(Listener):
 
     def running(self, reqs: Sequence[Req]) -> list[Job]:
         """Return the jobs of running requests, at their current age."""
-        jobs = []
-        for req in reqs:
-            job = req.sage.job
-            job.grow(len(req.output_ids))
+        self._settle()
+        jobs: list[Job] = [req.sage.job for req in reqs]
+        shares_prefixes = self._mode != "decode"
+        for job, req in zip(jobs, reqs, strict=True):
+            if (age_tokens := len(req.output_ids)) != job.generated_tokens:
+                job.grow(age_tokens)
             # An estimate of the KV that its end does not free: other requests may share the prefix
             # that it found in the radix tree at its start.
-            if self._mode != "decode":
+            if shares_prefixes:
                 job.cached_tokens = req.cached_tokens
             job.held_tokens = self.held_tokens(req)
-            jobs.append(job)
         return jobs
 
     def held_tokens(self, req: Req) -> int:
@@ -209,6 +221,7 @@ class Jobs(Listener):
 
     def ended(self, req: Req, was_aborted: bool) -> None:
         """Report the last age of a request to the policy."""
+        self._settle()
         req.sage.job.grow(len(req.output_ids))
         self._limits.ended(req.sage.job, self.now_s)
         self._on_end(req.sage.job)

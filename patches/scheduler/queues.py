@@ -58,10 +58,13 @@ def unseen(scheduler: Scheduler) -> list[Req]:
     return []
 
 
-def drop_ended(running_batch: Batch) -> None:
-    """Remove ended requests from the running batch. They hold no KV to free, and a policy that has
-    just taken over does not know them. SGLang removes them before a prefill pass (since 0.5.23),
-    but only after the pass of a decode server."""
+def drop_ended(scheduler: Scheduler, running_batch: Batch) -> None:
+    """Remove the requests that have ended since the last pass from the running batch. They hold no
+    KV to free, and a policy that has just taken over does not know them. SGLang removes them before
+    a prefill pass (since 0.5.23), but only after the pass of a decode server."""
+    if not scheduler.sage.any_has_ended:
+        return
+    scheduler.sage.any_has_ended = False
     num_reqs = len(running_batch.reqs)
     running_batch.filter_batch()
     if len(running_batch.reqs) < num_reqs:

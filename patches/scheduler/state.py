@@ -59,6 +59,8 @@ class SchedulerState:
         hold copies.
     headroom: the headroom of the last plan.
     num_arrivals_planned: arrivals when the last plan was made; -1 if a new plan is needed.
+    any_has_ended: whether a request has ended since the last pass.
+    reserve_tokens: see sage_sched.steps.ServerFacts.
     room: on a decode server, which requests may enter the KV pool.
     """
 
@@ -67,13 +69,14 @@ class SchedulerState:
         self._scheduler = scheduler
         self.calibration = Calibration.of(scheduler, config)
         self.session_kv = SessionKv(scheduler)
+        self.reserve_tokens = _reserve_tokens(scheduler)
         self._server = ServerFacts(
             scheduler.max_total_num_tokens,
             scheduler.max_running_requests,
             self.calibration.step_time,
             swap_token_s=0.0,  # until a request is swapped out
             mixes_steps=scheduler.is_mixed_chunk,
-            reserve_tokens=_reserve_tokens(scheduler),
+            reserve_tokens=self.reserve_tokens,
             level_gap=level_gap(scheduler),
             forgets=self.session_kv.forgets,
         )
@@ -90,7 +93,7 @@ class SchedulerState:
         self.room = queues.Room()
         self.early_aborts = EarlyAborts()
         self.preemption = self.last_preemption = preemption_of(scheduler, self.settings, None)
-        self.num_arrivals_planned = -1
+        self.num_arrivals_planned, self.any_has_ended = -1, False
         self._num_switches = 0
         self.overload = OverloadGate(scheduler)
         metrics = SchedulerMetrics(scheduler)
@@ -181,7 +184,7 @@ class SchedulerState:
     def end(self, req: Req, was_aborted: bool) -> None:
         """End a request that has finished, or was aborted in the queue."""
         if not req.sage.has_ended:
-            req.sage.has_ended = True
+            req.sage.has_ended = self.any_has_ended = True
             self.listeners.ended(req, was_aborted)
 
     def plan(self, running_batch: Batch) -> Plan:
@@ -197,9 +200,8 @@ class SchedulerState:
             # A new policy each time: a kept one would keep the jobs of this pass alive.
             plan = decide(view, FcfsFill(NoParameters(), self._server), Limits())
         if plan.order is not None:
-            reserve_tokens = self._server.reserve_tokens
             self.headroom = Headroom(
-                plan.headroom_steps, view.page_size, reserve_tokens, plan.kept_tokens
+                plan.headroom_steps, view.page_size, self.reserve_tokens, plan.kept_tokens
             )
         self.listeners.planned(plan, time.perf_counter() - started_s)
         return plan

@@ -56,7 +56,8 @@ def test_an_empty_queue_needs_no_plan_while_memory_suffices(
 
 def test_ended_requests_are_in_no_plan(full: FullServer) -> None:
     # They are in a decode server's running batch until after the pass.
-    _, *others = full.batch.reqs
+    gone, *others = full.batch.reqs
+    full.state.end(gone, was_aborted=False)
     full.batch.filter_batch = lambda: setattr(full.batch, "reqs", others)
     for is_full in (False, True):  # in the second pass none has ended
         full.batch.batch_is_full = True
