@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from sage_sched.candidates import Candidates
-from sage_sched.followed import HEAD, in_front
+from sage_sched.followed import in_front
+from sage_sched.headroom import Headroom
 from sage_sched.job import Job
 from sage_sched.limits import Limits
-from sage_sched.order import serving_order
+from sage_sched.order import most_ordered, serving_order
 from sage_sched.plan import UNLIMITED, Action, Admit, Budget, Plan, Preempt, Resume
 from sage_sched.policy import Policy
-from sage_sched.preemption import Admission, admissions_of
+from sage_sched.preemption import Admission, admissions_of, may_enter_full
 from sage_sched.preemption_cost import preempt_for_memory
 from sage_sched.view import SchedulerView
 
@@ -24,7 +26,8 @@ def decide(view: SchedulerView, policy: Policy, limits: Limits) -> Plan:
     """Return the plan of one pass. Raises what the policy raises.
 
     1. If memory runs out, preempt running jobs. The next pass decides which jobs are admitted.
-    2. Look the first waiting jobs up in the cache, and order all.
+    2. Look the new jobs up in the cache, and order all. If the batch is full and none can enter,
+       the plan ends here. Otherwise look up the first jobs, too.
     3. Narrow them to the jobs that may be admitted (Candidates). While a prompt is being chunked,
        these are the jobs that are piggybacked on its next chunk.
     4. Decide which of them are admitted, and which running jobs are preempted for them. If KV
@@ -42,6 +45,7 @@ def decide(view: SchedulerView, policy: Policy, limits: Limits) -> Plan:
     queue.follow(view, policy)
     queue.rank_anew(view, policy)
     limits.interleaving.look(view)
+    policy.plan_by_s, policy.plan_by_tokens, policy.heeds_ages = math.inf, math.inf, True
     policy.on_pass(view)
     limits.swap_out.check(view, queue.begun)
     headroom = policy.headroom(view, limits.sessions)
@@ -53,7 +57,20 @@ def decide(view: SchedulerView, policy: Policy, limits: Limits) -> Plan:
             return replace(plan, actions=tuple(preempted), budget=budget)
 
     joined = queue.take_joined()
-    order = _order_by_cached(joined, policy, view)
+    _look_up([queue.positions.of(job) for job in joined if not job.was_looked_up], policy, view)
+    order = serving_order(policy, view)
+    first = [view.waiting[position] for position in order]
+    policy.heeds_ages = may_enter_full(first, policy, view)
+    if not policy.heeds_ages:
+        policy.plan_by_s = min(policy.plan_by_s, limits.swap_out.next_s)
+    if view.batch_is_full and view.can_swap and view.chunked is None and not policy.heeds_ages:
+        queue.ordered(order)
+        places = _places(joined, order, policy)
+        return replace(
+            plan, order=order, kept_tokens=headroom.kept_tokens, is_new=True, places=places
+        )
+    if _look_up(order[:_NUM_LOOKED_UP], policy, view):
+        order = serving_order(policy, view)
     candidates = Candidates(order, len(order), len(order))
     candidates = candidates.without_held_back(policy, view)
     places = _places(joined, candidates.order, policy)
@@ -63,26 +80,41 @@ def decide(view: SchedulerView, policy: Policy, limits: Limits) -> Plan:
     if not decode_only:
         candidates = candidates.beside_chunk(view.chunked, budget, policy, view)
     queue.ordered(candidates.order)
-    plan = replace(plan, order=candidates.order, budget=budget, places=places)
     if decode_only:
-        return replace(plan, decode_only=True)
+        return replace(
+            plan, order=candidates.order, budget=budget, places=places, decode_only=True
+        )
+    plan = replace(
+        plan,
+        order=candidates.order,
+        places=places,
+        kept_tokens=headroom.kept_tokens,
+        num_too_long=candidates.num_too_long,
+    )
+    return _with_admissions(plan, candidates, budget, policy, headroom, view)
 
+
+def _with_admissions(
+    plan: Plan,
+    candidates: Candidates,
+    budget: Budget,
+    policy: Policy,
+    headroom: Headroom,
+    view: SchedulerView,
+) -> Plan:
+    """Return the plan with the jobs that are admitted and preempted."""
     in_order = replace(view, waiting=_in_order(candidates.order, view))
     window = candidates.window(view)
     admissions, num_without_host_room = admissions_of(
         window, candidates.order, view.pass_limit(budget), policy, headroom, in_order
     )
-    plan = replace(
-        plan,
-        budget=_shortened(budget, admissions, view),
-        kept_tokens=headroom.kept_tokens,
-        num_too_long=candidates.num_too_long,
-    )
+    budget = _shortened(budget, admissions, view)
     if not view.can_swap or not window:
         num_open = candidates.num_before_swapped(view)
-        return replace(plan, num_open=num_open, swapped_go_first=False)
+        return replace(plan, budget=budget, num_open=num_open, swapped_go_first=False)
     return replace(
         plan,
+        budget=budget,
         actions=tuple(action for one in admissions for action in _actions(one, view)),
         num_open=0 if view.batch_is_full else candidates.num_open - len(admissions),
         is_new=view.chunked is None and not candidates.has_followers,
@@ -99,6 +131,7 @@ def _needs_plan(view: SchedulerView, policy: Policy) -> bool:
     return view.can_swap and may_have_changed(
         policy,
         view.now_s,
+        view.served_tokens,
         view.num_arrivals != view.num_arrivals_planned,
         (job.generated_tokens for job in view.running),
         view.server.reserve_tokens,
@@ -106,32 +139,25 @@ def _needs_plan(view: SchedulerView, policy: Policy) -> bool:
 
 
 def may_have_changed(
-    policy: Policy, now_s: float, has_arrivals: bool, ages: Iterable[int], most_tokens: int
+    policy: Policy,
+    now_s: float,
+    served_tokens: int,
+    has_arrivals: bool,
+    ages: Iterable[int],
+    most_tokens: int,
 ) -> bool:
-    """Whether the plan of a full batch may have changed since the last one: by the time, a new
-    request, or the index of a running one.
+    """Whether the plan of a full batch may have changed since the last one: by the time, the work
+    done, a new request, or the index of a running one.
 
     ages: how many tokens each running request has generated.
     most_tokens: the most that a step gives a request. Speculative decoding may give several.
     """
     if has_arrivals or now_s >= policy.plan_by_s:
         return True
+    if not policy.heeds_ages:
+        return served_tokens > policy.plan_by_tokens
     interval = policy.refresh_interval_tokens
     return any(age % interval < most_tokens for age in ages)
-
-
-def _order_by_cached(joined: Sequence[Job], policy: Policy, view: SchedulerView) -> list[int]:
-    """Return the order in which to serve the waiting jobs.
-
-    Jobs that have joined the queue and the first jobs to serve are looked up in the cache. For the
-    other jobs the last look-up counts.
-    """
-    position_of = policy.queue.positions.of
-    _look_up([position_of(job) for job in joined if not job.was_looked_up], policy, view)
-    order = serving_order(policy, view)
-    if _look_up(order[:_NUM_LOOKED_UP], policy, view):
-        order = serving_order(policy, view)
-    return order
 
 
 def _look_up(positions: Iterable[int], policy: Policy, view: SchedulerView) -> bool:
@@ -170,9 +196,9 @@ def _in_order(order: Sequence[int], view: SchedulerView) -> list[Job]:
     """Return the waiting jobs, first those of the order.
 
     The other jobs are in no order that all ranks share, so they are left out. Only if the order has
-    its full length (HEAD) do they follow as they are.
+    its full length do they follow as they are.
     """
-    if len(order) < HEAD:
+    if len(order) < most_ordered(view):
         return [view.waiting[position] for position in order]
     return in_front(view.waiting, order)
 

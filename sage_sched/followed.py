@@ -9,8 +9,9 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 
-# A plan orders at most this many jobs. The others stay behind them in their present order.
-HEAD = 256
+# A plan orders at most this many jobs. The others stay behind them in their present order. Few jobs
+# enter a full batch.
+HEAD, HEAD_IF_FULL = 256, 64
 
 
 class Followed(Generic[Item]):
@@ -49,9 +50,10 @@ def in_front(items: Sequence[Item], order: Sequence[int]) -> list[Item]:
     rest: list[Item] = []
     start = 0
     for position in sorted(order):
-        rest += items[start:position]
+        if position > start:
+            rest += items[start:position]
         start = position + 1
-    return [*(items[position] for position in order), *rest, *items[start:]]
+    return [*map(items.__getitem__, order), *rest, *items[start:]]
 
 
 class Positions(Generic[Key]):

@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from sage_sched.followed import HEAD
+from sage_sched.followed import HEAD, HEAD_IF_FULL
 from sage_sched.job import Job
 from sage_sched.policy import Policy
 from sage_sched.view import SchedulerView
 from sage_sched.waiting_queue import place_of
 
 
+def most_ordered(view: SchedulerView) -> int:
+    """Return how many jobs a plan orders at most."""
+    return HEAD_IF_FULL if view.batch_is_full else HEAD
+
+
 def serving_order(policy: Policy, view: SchedulerView) -> list[int]:
     """Return the positions of the waiting jobs in the order in which to serve them, at most
-    HEAD."""
+    most_ordered."""
     line = policy.queue
     line.follow(view, policy)
     line.settle(view, policy)
-    return [line.positions.of(job) for job in islice(line.walk(view, policy), HEAD)]
+    return [line.positions.of(job) for job in islice(line.walk(view, policy), most_ordered(view))]
 
 
 def retention_order(

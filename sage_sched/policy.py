@@ -45,6 +45,10 @@ class Policy(ABC):
         age reaches a multiple of it.
     max_preemptions: a job that was preempted this often is not preempted for other jobs any more.
     plan_by_s: when it wants the next plan, by SchedulerView.now_s, even if nothing has changed.
+        Each plan resets it before on_pass.
+    heeds_ages: whether the last plan found that the ages of running jobs may decide whether a job
+        enters a full batch. plan_by_tokens: if not, when it wants the next plan, by
+        SchedulerView.served_tokens.
     revision: how often its server's step times have changed.
     retention: makes the predictor of when sessions come back (sage_sched.limits); None if no KV is
         kept for them.
@@ -63,6 +67,8 @@ class Policy(ABC):
     refresh_interval_tokens: int = REFRESH_INTERVAL_TOKENS
     max_preemptions: int = 4
     plan_by_s: float = math.inf
+    heeds_ages: bool = True
+    plan_by_tokens: float = math.inf
     revision: int = 0
 
     def __init__(
@@ -159,8 +165,9 @@ class Policy(ABC):
         return type(self).should_preempt is not Policy.should_preempt
 
     def preempts_for(self, waiting: Job) -> bool:
-        """Whether should_preempt can be true for this waiting job, whatever job runs."""
-        return self.preempts
+        """Whether should_preempt can be true for this waiting job, whatever job runs, or its start
+        is due."""
+        return self.preempts or self.starts_now(waiting)
 
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView

@@ -124,9 +124,9 @@ def any_is_preemptible(first: Job, policy: Policy, view: SchedulerView) -> bool:
     )
 
 
-def may_make_leave(waiting: Iterable[Job], policy: Policy, view: SchedulerView) -> bool:
-    """Whether a running job may have to leave for any of these waiting jobs, now or when it is
-    older. This saves weighing all running jobs for jobs that cannot preempt."""
+def may_enter_full(waiting: Iterable[Job], policy: Policy, view: SchedulerView) -> bool:
+    """Whether any of these waiting jobs might enter a full batch, now or when running jobs are
+    older. This saves weighing all running jobs for jobs that can make none leave."""
     levels = {job.level for job in view.running}
     return any(
         job.goes_first or policy.preempts_for(job) or levels != {job.level} for job in waiting
@@ -193,7 +193,7 @@ def plan_admissions(
         return sorted(places, reverse=True)
 
     def preemptible(newcomer: Job) -> Iterator[Victim]:
-        if not newcomer.is_ranked or not may_make_leave([newcomer], policy, view):
+        if not newcomer.is_ranked or not may_enter_full([newcomer], policy, view):
             return
         place = place_of(newcomer, policy, view)[:2]
         for level, key, _, job in last_first():

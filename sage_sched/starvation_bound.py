@@ -42,6 +42,9 @@ class StarvationBound:
 
     With a regret of 0 each job passes its bound as it comes: first come, first served. With a
     regret of infinity no job ever does.
+
+    next_tokens: no further job passes its bound before the server's work reaches this
+        (SchedulerView.served_tokens), unless requests end.
     """
 
     def __init__(self, regret: float) -> None:
@@ -55,6 +58,7 @@ class StarvationBound:
         self._starts, self._owns, self._extras = array("q"), array("q"), array("q")
         self._places: dict[Job, int] = {}
         self._has_looked = False
+        self.next_tokens = math.inf
 
     def arrived(self, job: Job) -> None:
         """Note that a job has arrived, after all jobs before it. Called again only if the latest
@@ -101,6 +105,7 @@ class StarvationBound:
 
     def check(self, view: SchedulerView) -> None:
         """Find the jobs that have passed their bound, before the jobs are ordered."""
+        self.next_tokens = math.inf
         if not self._jobs:
             return
         for job in (*view.running, *view.chunked_jobs):
@@ -113,7 +118,9 @@ class StarvationBound:
         served = own + np.frombuffer(self._extras, np.int64)
         behind = np.cumsum(served[::-1])[::-1]  # for each job and all jobs after it
         before = view.served_tokens - np.frombuffer(self._starts, np.int64) - behind
-        passed = behind > self._regret * before + max(1, view.locked_tokens)
+        left_tokens = self._regret * before + max(1, view.locked_tokens) - behind
+        passed = left_tokens < 0
+        self.next_tokens = view.served_tokens + left_tokens.min(initial=math.inf, where=~passed)
         for place in np.flatnonzero(passed).tolist():
             if not (job := self._jobs[place]).passed_starvation_bound:
                 job.pass_starvation_bound()

@@ -22,10 +22,13 @@ class SwapOutBound:
     starvation bound. Jobs that have passed neither bound are preempted for it, whatever that costs.
     After _STAY_TOKENS tokens it may be preempted again. It keeps waiting if a policy holds it back
     (Policy.key), or if the jobs that may be preempted hold too little memory.
+
+    next_s: when the next job will pass the bound, or its time has to be measured.
     """
 
     def __init__(self, most_s: float = math.inf) -> None:
         self._most_s = most_s
+        self.next_s = math.inf
         # When each swapped-out job was first seen with the clock running. None on its first pass:
         # the clock may have stood still until then (needs_clock).
         self._since_s: dict[Job, float | None] = {}
@@ -50,6 +53,14 @@ class SwapOutBound:
             if left_s is not None and view.now_s - left_s > self._most_s and not job.goes_first:
                 self._stays_until[job] = job.generated_tokens + _STAY_TOKENS
                 job.pass_swap_out_bound(True)
+        self.next_s = min(
+            (
+                view.now_s if left_s is None else left_s + self._most_s
+                for job, left_s in self._since_s.items()
+                if not job.goes_first
+            ),
+            default=math.inf,
+        )
         if self._stays_until:
             present = {*begun, *view.running, *view.chunked_jobs}
             ended = {job for job, age in self._stays_until.items() if job.generated_tokens >= age}

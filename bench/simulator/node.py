@@ -164,6 +164,7 @@ class Node:
             return True
         if not overload.config.enabled or not isinstance(self._policy, Policy):
             return False
+        state.running_jobs()  # brings their ages up to date
         now_s, any_waits = self.now_s, bool(state.queue)
         decision = overload.decide(
             job, self._policy, state.server, now_s, any_waits=any_waits, knows_steps=True
@@ -261,9 +262,12 @@ class Node:
             steps = 1
         elif len(state.queue) and state.can_swap:
             assert isinstance(self._policy, Policy)
-            interval_tokens = self._policy.refresh_interval_tokens
-            steps = min(steps, decode.steps_to_refresh(interval_tokens))
-            until_s = min(until_s, self._policy.plan_by_s)
+            policy = self._policy
+            until_s = min(until_s, policy.plan_by_s)
+            if policy.heeds_ages:
+                steps = min(steps, decode.steps_to_refresh(policy.refresh_interval_tokens))
+            elif (left_tokens := policy.plan_by_tokens - state.served_tokens) < math.inf:
+                steps = min(steps, 1 + max(0, math.floor(left_tokens)) // len(decode))
         next_s = min(until_s, self._next_event_s())
         steps = min(steps, decode.steps_to_pass(step_time, next_s - self.now_s))
         seconds = decode.seconds(step_time, steps)

@@ -171,9 +171,10 @@ def _has_nothing_to_plan(scheduler: Scheduler, running_batch: Batch) -> bool:
     return state.preemption is None or not may_have_changed(
         state.policy,
         state.jobs.now_s,
+        state.jobs.served_tokens,
         num_arrivals(scheduler, state.jobs) != state.num_arrivals_planned,
         (len(req.output_ids) for req in (*running_batch.reqs, *queues.held(scheduler))),
-        state.server.reserve_tokens,
+        state.reserve_tokens,
     )
 
 

@@ -76,7 +76,7 @@ class Sage(Policy):
     def on_pass(self, view: SchedulerView) -> None:
         self._starvation.check(view)
         self._starts.update(view)
-        self.plan_by_s = self._starts.next_s
+        self.plan_by_s, self.plan_by_tokens = self._starts.next_s, self._starvation.next_tokens
 
     def key(self, job: Job, view: SchedulerView) -> float:
         return self._starts.key(job, self._indices.of(job).log_index)

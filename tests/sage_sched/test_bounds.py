@@ -84,6 +84,17 @@ def test_work_for_a_job_that_was_retracted_while_no_plan_was_made_counts() -> No
         assert story.jobs[0].goes_first is is_due
 
 
+def test_a_full_batch_is_planned_anew_when_the_next_job_passes_its_bound() -> None:
+    story = Story("sage")
+    full = "wait 0:100%5000<9000; locked 1000; full"
+    story.plan("wait 0:100%5000<9000 1:100%9<9000; come 2")
+    story.plan(f"run 1:100v400+300; {full}; served 400; come 2")
+    last = int(story.policy.plan_by_tokens)
+    for served, is_due in ((last, False), (last + 1, True)):
+        story.plan(f"run 1:100v{served}+300; {full}; planned; served {served}; come 2")
+        assert story.jobs[0].goes_first is is_due
+
+
 RUN = "run 0:100<1000+5=105 1:100<1000+5=105 2:100<1000+5=105; full"
 # The clock may have stood still until the second look.
 AWAY = [("wait 9:100~<1000+5 5:10; now 0", False), ("wait 9:100~ 5:10; now 1", False)]
@@ -134,6 +145,14 @@ def test_a_job_that_meets_another_policy_keeps_its_other_promise_alone() -> None
         None,
         True,
     )
+
+
+def test_a_full_batch_is_planned_anew_when_the_next_job_has_been_away_for_too_long() -> None:
+    story, by_s = away(), []
+    for situation, _ in DUE:
+        story.plan(f"{RUN}; {situation}")
+        by_s.append(story.policy.plan_by_s)
+    assert by_s == [0.0, 61.0, 61.0, float("inf")]
 
 
 @pytest.mark.parametrize(("most_s", "asks"), [(60.0, True), (float("inf"), False)])
