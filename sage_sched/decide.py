@@ -81,9 +81,7 @@ def decide(view: SchedulerView, policy: Policy, limits: Limits) -> Plan:
         candidates = candidates.beside_chunk(view.chunked, budget, policy, view)
     queue.ordered(candidates.order)
     if decode_only:
-        return replace(
-            plan, order=candidates.order, budget=budget, places=places, decode_only=True
-        )
+        return replace(plan, order=candidates.order, budget=budget, places=places, decode_only=True)
     plan = replace(
         plan,
         order=candidates.order,

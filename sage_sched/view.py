@@ -44,7 +44,8 @@ class SchedulerView:
         it.
     host_free_tokens: KV for which host memory has room.
     page_size: tokens of a page of KV.
-    step_tokens: KV that the next decode step takes, in whole pages.
+    step_tokens: KV that the next decode step takes, in whole pages. It may be too large as long as
+        there is room for it.
     pass_tokens: the most that a pass prefills, of all prompts together.
     can_swap: whether KV can be moved to host memory and back. may_preempt: whether running jobs may
         be preempted; if not, swapped jobs come back.

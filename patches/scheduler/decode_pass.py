@@ -7,7 +7,7 @@ from typing import Any
 
 from patches.engine_types import Req, Scheduler
 from patches.scheduler import queues
-from patches.scheduler.executor import Pass
+from patches.scheduler.executor import Pass, has_nothing_to_plan
 from patches.scheduler.kv_copy import has_adapter, is_swapped
 from sage_sched import scheduling_pass
 from sage_sched.plan import UNLIMITED, Budget
@@ -22,7 +22,11 @@ def run_decode_pass(scheduler: Scheduler, original: Callable[[], None]) -> None:
         original()
         return
     queues.drop_ended(scheduler, scheduler.running_batch)
-    scheduling_pass.run_pass(_DecodePass(scheduler, original))
+    this = _DecodePass(scheduler, original)
+    if has_nothing_to_plan(scheduler, scheduler.running_batch):
+        this.admit([], UNLIMITED)
+    else:
+        scheduling_pass.run_pass(this)
 
 
 class _DecodePass(Pass):

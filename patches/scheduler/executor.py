@@ -40,6 +40,8 @@ def run_pass(scheduler: Scheduler, original: Callable[[Batch], Any], running_bat
     if not scheduler.sage.plans():
         return original(running_batch)
     queues.drop_ended(scheduler, running_batch)
+    if has_nothing_to_plan(scheduler, running_batch):
+        return scheduler.sage.stage.showing([], lambda: original(running_batch))
     this = Pass(scheduler, original, running_batch)
     scheduling_pass.run_pass(this)
     return this.done
@@ -97,8 +99,6 @@ class Pass:
     is_swapped = staticmethod(is_swapped)
 
     def plan(self) -> Plan:
-        if not self.is_chunking and _has_nothing_to_plan(self._scheduler, self.running):
-            return Plan(order=None)
         return self._state.plan(self.running)
 
     def preempt(self, action: Preempt) -> Req | None:
@@ -156,11 +156,13 @@ class Pass:
         return gone
 
 
-def _has_nothing_to_plan(scheduler: Scheduler, running_batch: Batch) -> bool:
-    """Whether a plan would change nothing: memory suffices, and no request waits or can enter
-    before another ends. This saves the facts of a plan (patches/scheduler/view.py), which take ten
-    times as long, before every step."""
+def has_nothing_to_plan(scheduler: Scheduler, running_batch: Batch) -> bool:
+    """Whether a plan would change nothing: memory suffices, no prompt is being chunked, and no
+    request waits or can enter before another ends. This saves the facts of a plan, which take ten
+    times as long (patches/scheduler/view.py), before every step."""
     state = scheduler.sage
+    if scheduler.chunked_req is not None:
+        return False
     if state.preemption is not None and is_short(scheduler, running_batch):
         return False
     if not queues.waiting(scheduler):

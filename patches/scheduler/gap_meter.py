@@ -9,35 +9,46 @@ from typing import Any
 from patches.engine_types import Batch, Req
 from patches.hook import harmless
 from patches.listener import Listener
+from sage_sched.followed import Followed
 from sage_sched.gap import GAPS_PER_S, percentile_s
 
 # Reports cover the current span and the one before.
 _SPAN_S = 60.0
+# Far below any sum of tokens: some request has got no token, so the next step counts each.
+_UNEVEN = -(1 << 60)
 
 
 class _Stretch:
-    """Successive steps, each of which gave the same requests one token. A request refers to it, so
-    it refers to none."""
+    """Successive steps, each of which gave its requests one token. A request refers to it, so it
+    refers to none."""
 
     __slots__ = ("last_s", "num_steps")
 
-    def __init__(self, now_s: float) -> None:
-        self.last_s, self.num_steps = now_s, 0
+    def __init__(self, last_s: float) -> None:
+        self.last_s, self.num_steps = last_s, 0
+
+
+_NO_TOKEN = 0, 0, _Stretch(0.0)
 
 
 class GapMeter(Listener):
     """Measures the gaps between the tokens of all answers of one scheduler. A token counts when its
     step ends, before it is sent to the client. No decision uses these readings of the clock.
 
-    Most steps give the same requests one token each, as the step before. These are counted at once.
+    Most steps give one token to each request of the step before. These are counted at once. A
+    request's sage_token is how many tokens it had when it joined the current stretch, less the
+    steps of the stretch until then, and its retractions.
     """
 
     def __init__(self) -> None:
         self._since_s = time.monotonic()
         # Gaps of the current span, and of the one before.
         self._now, self._before = _no_gaps(), _no_gaps()
-        # The requests of the current stretch, and the sums of their tokens and their retractions.
-        self._stretch, self._reqs, self._sums = _Stretch(0.0), list[Req](), (0, 0)
+        self._stretch, self._batch = _Stretch(0.0), Followed[Req]()
+        # The tokens of the requests in the stretch.
+        self._num_tokens = 0
+        # Under overlap these are in one more batch.
+        self._ended: list[Req] = []
 
     @harmless
     def stepped(self, batch: Batch, result: Any) -> None:
@@ -46,47 +57,63 @@ class GapMeter(Listener):
         if now_s - self._since_s > _SPAN_S:
             self._since_s = now_s
             self._now, self._before = _no_gaps(), self._now
-        reqs, stretch = batch.reqs, self._stretch
-        num_tokens, num_retractions = self._sums
-        self._sums = _sums(reqs)
-        # Only speculative decoding can give two tokens to one request and none to another.
+        reqs = batch.reqs
+        if self._ended:
+            ended = set(map(id, self._ended))
+            reqs = [req for req in reqs if id(req) not in ended]
+            self._ended.clear()
+        gone, came, _, _ = self._batch.look(reqs)
+        for req in gone:
+            self._leaves(req)
+        if came:
+            new = set(map(id, came))
+            reqs = [req for req in reqs if id(req) not in new]
+        # A request that is retracted leaves the batch, or gets no token. Only speculative decoding
+        # can give two tokens to one request and none to another.
         is_even = getattr(result, "accept_lens", None) is None
-        goes_on = self._sums == (num_tokens + len(reqs), num_retractions) and reqs == self._reqs
-        if reqs and is_even and goes_on:
+        num_tokens, before = sum([len(req.output_ids) for req in reqs]), self._num_tokens
+        self._num_tokens = num_tokens
+        if is_even and num_tokens == before + len(reqs):
+            stretch = self._stretch
             self._now["stayed"][_gap(stretch.last_s, now_s)] += len(reqs)
             stretch.last_s = now_s
             stretch.num_steps += 1
         else:
-            self._count_each(reqs, now_s)
+            self._stretch, self._num_tokens = _Stretch(now_s), 0
+            came = [*reqs, *came]
+        for req in came:
+            self._joins(req, now_s)
 
-    def _count_each(self, reqs: list[Req], now_s: float) -> None:
-        stretch, num_got = _Stretch(now_s), 0
-        for req in reqs:
-            num_tokens, retractions = len(req.output_ids), req.retraction_count
-            last_tokens, last_retractions, last = getattr(req, "sage_token", (0, 0, stretch))
-            last_tokens += last.num_steps
-            if num_tokens == last_tokens:
-                continue
-            num_got += 1
-            if last_tokens:
-                found = self._now["left" if retractions > last_retractions else "stayed"]
-                found[_gap(last.last_s, now_s)] += 1
-                found[0] += num_tokens - last_tokens - 1  # tokens of the same step
-            req.sage_token = num_tokens, retractions, stretch
-        self._stretch, self._reqs = stretch, [*reqs] if num_got == len(reqs) else []
+    def _joins(self, req: Req, now_s: float) -> None:
+        """Count the gap before the latest tokens of a request, which are of this step if any."""
+        stretch = self._stretch
+        num_tokens, retractions = len(req.output_ids), req.retraction_count
+        num_before, retractions_before, before = getattr(req, "sage_token", _NO_TOKEN)
+        num_before += before.num_steps
+        if num_tokens == num_before:
+            self._num_tokens = _UNEVEN
+            return
+        if num_before:
+            found = self._now["left" if retractions > retractions_before else "stayed"]
+            found[_gap(before.last_s, now_s)] += 1
+            found[0] += num_tokens - num_before - 1  # tokens of the same step
+        req.sage_token = num_tokens - stretch.num_steps, retractions, stretch
+        self._num_tokens += num_tokens
+
+    def _leaves(self, req: Req) -> None:
+        """Keep when a request that has left the batch had its last token."""
+        num_tokens, retractions, stretch = getattr(req, "sage_token", _NO_TOKEN)
+        num_tokens += stretch.num_steps
+        req.sage_token = num_tokens, retractions, _Stretch(stretch.last_s)
+        self._num_tokens -= num_tokens
 
     def ended(self, req: Req, was_aborted: bool) -> None:
-        self._reqs = []  # keep no request alive
+        self._ended.append(req)
 
     def stats(self) -> dict[str, Any]:
         """Return the gaps of the last minute or two, by whether requests stayed on the device."""
         now = self._now.items()
         return {"gaps": {whose: _summary(gaps + self._before[whose]) for whose, gaps in now}}
-
-
-def _sums(reqs: list[Req]) -> tuple[int, int]:
-    """Return the number of tokens, and of retractions, of requests."""
-    return sum([len(req.output_ids) for req in reqs]), sum([req.retraction_count for req in reqs])
 
 
 def _gap(last_s: float, now_s: float) -> int:

@@ -15,6 +15,7 @@ from patches.messages import Tick
 from patches.scheduler.priorities import level_of
 from patches.scheduler.request import RequestState, Waits
 from sage_sched.distribution import LengthDistribution
+from sage_sched.followed import Followed
 from sage_sched.job import NO_HINTS, Job
 from sage_sched.limits import Limits
 from sage_sched.policy import Policy
@@ -42,8 +43,10 @@ class Jobs(Listener):
         self.num_arrivals = 0
         self.now_s = 0.0
         self._undated: list[tuple[Job, Req]] = []
-        # The requests of the latest decode steps, and how many steps are not counted for each yet.
-        self._decoding, self._num_decodes = list[Req](), 0
+        # Decode steps; the requests of the latest one; and the steps that are counted in their
+        # jobs' served_tokens, or came before. Counting each step for each job would take longer.
+        self._num_decodes, self._batch = 0, Followed[Req]()
+        self._counted: dict[Job, int] = {}
         self._num_ranked: Counter[str] = Counter()
         self._num_unranked = 0
         self._num_malformed = 0
@@ -114,7 +117,7 @@ class Jobs(Listener):
         self, name: str, policy: Policy, limits: Limits, unfinished: Sequence[Req]
     ) -> None:
         """Let the policy rank all requests."""
-        self._settle()
+        self._settle_all()
         self._policy, self._limits = policy, limits
         self._undated.clear()
         for req in unfinished:
@@ -172,16 +175,21 @@ class Jobs(Listener):
         else:
             self._limits.gap.decoded()
             self.served_tokens += len(batch.reqs)
-            if batch.reqs != self._decoding:
-                self._settle()
-                self._decoding = [*batch.reqs]
+            gone, came, _, _ = self._batch.look(batch.reqs)
+            for req in gone:
+                self._settle(req.sage.job)
+            self._counted.update((req.sage.job, self._num_decodes) for req in came)
             self._num_decodes += 1
 
-    def _settle(self) -> None:
-        """Count the latest decode steps for each of their requests."""
-        for req in self._decoding:
-            req.sage.job.served_tokens += self._num_decodes
-        self._decoding, self._num_decodes = [], 0
+    def _settle(self, job: Job) -> None:
+        """Count the decode steps that are not counted for a job yet. It takes no part in more."""
+        if (counted := self._counted.pop(job, None)) is not None:
+            job.served_tokens += self._num_decodes - counted
+
+    def _settle_all(self) -> None:
+        for job, counted in self._counted.items():
+            job.served_tokens += self._num_decodes - counted
+        self._counted = dict.fromkeys(self._counted, self._num_decodes)
 
     def stepped(self, batch: Batch, result: Any) -> None:
         """Count the tokens that a speculative step gave each request beyond the first, which was
@@ -201,7 +209,7 @@ class Jobs(Listener):
 
     def running(self, reqs: Sequence[Req]) -> list[Job]:
         """Return the jobs of running requests, at their current age."""
-        self._settle()
+        self._settle_all()
         jobs: list[Job] = [req.sage.job for req in reqs]
         shares_prefixes = self._mode != "decode"
         for job, req in zip(jobs, reqs, strict=True):
@@ -221,7 +229,7 @@ class Jobs(Listener):
 
     def ended(self, req: Req, was_aborted: bool) -> None:
         """Report the last age of a request to the policy."""
-        self._settle()
+        self._settle(req.sage.job)
         req.sage.job.grow(len(req.output_ids))
         self._limits.ended(req.sage.job, self.now_s)
         self._on_end(req.sage.job)

@@ -178,7 +178,7 @@ class SchedulerState:
         """End the requests that have finished. Under overlap these are in one more batch, but end
         once."""
         for req in reqs:
-            if req.finished():
+            if req.finished_reason is not None:
                 self.end(req, isinstance(req.finished_reason, FINISH_ABORT))
 
     def end(self, req: Req, was_aborted: bool) -> None:

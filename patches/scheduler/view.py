@@ -49,7 +49,7 @@ def view_of(scheduler: Scheduler, running_batch: Batch) -> SchedulerView:
         locked_tokens=scheduler.max_total_num_tokens - free_tokens - evictable_tokens,
         host_free_tokens=0 if preemption is None else preemption.host_free_tokens(in_host_memory),
         page_size=scheduler.page_size,
-        step_tokens=step_tokens(scheduler, running_batch),
+        step_tokens=_most_step_tokens(scheduler, running_batch, free_tokens + evictable_tokens),
         pass_tokens=pass_tokens(scheduler, running_batch),
         server=state.server,
         can_swap=preemption is not None,
@@ -114,12 +114,20 @@ def is_full(scheduler: Scheduler, running_batch: Batch) -> bool:
 def is_short(scheduler: Scheduler, running_batch: Batch) -> bool:
     """Whether memory runs out at the next decode step."""
     room = room_tokens(scheduler)
-    # Without drafts a request takes at most a page (beam search is refused). Before most steps
-    # there is room for that, which saves two walks through the batch.
+    return _most_step_tokens(scheduler, running_batch, room) > room
+
+
+def _most_step_tokens(scheduler: Scheduler, running_batch: Batch, room: int) -> int:
+    """Return step_tokens, or a page for each request if there is room for that.
+
+    Without drafts a request takes at most a page (beam search is refused). Before most steps there
+    is room, which saves two walks through the batch.
+    """
     takes_a_page = scheduler.spec_algorithm.is_none() and not queues.only_decodes(scheduler)
-    if takes_a_page and len(running_batch.reqs) * scheduler.page_size <= room:
-        return False
-    return step_tokens(scheduler, running_batch) > room
+    most = len(running_batch.reqs) * scheduler.page_size
+    if takes_a_page and scheduler.chunked_req is None and most <= room:
+        return most
+    return step_tokens(scheduler, running_batch)
 
 
 def room_tokens(scheduler: Scheduler) -> int:
