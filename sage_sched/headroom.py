@@ -72,11 +72,12 @@ class Headroom:
 
     def set_aside_tokens(self, running: Sequence[Job]) -> list[int]:
         """Return the KV to keep free for each running job: the pages that its next steps take."""
-        page = self.page_size
+        page, left_tokens = self.page_size, map(self.left_tokens, running)
+        if page == 1:
+            return [*left_tokens]
         return [
-            (-(-(job.held_tokens + self.left_tokens(job)) // page) - -(-job.held_tokens // page))
-            * page
-            for job in running
+            (-(-(job.held_tokens + left) // page) - -(-job.held_tokens // page)) * page
+            for job, left in zip(running, left_tokens, strict=True)
         ]
 
 

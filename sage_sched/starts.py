@@ -99,9 +99,8 @@ class Starts:
         waited_s = [now_s - job.arrival_s for job in prompts_s]
         weights = [self._weight(job) for job in prompts_s]
         waited = sum(s * weight for s, weight in zip(waited_s, weights, strict=True))
-        costs = step_time.prefill_base_s * sum(
-            self._weight(job) for job in view.running if job.is_ranked
-        )
+        running = sum([self._weight(job) for job in view.running if job.is_ranked])
+        costs = step_time.prefill_base_s * running
         left_s = self._ttft_s - max(waited_s) - step_s - decode_s - sum(prompts_s.values())
         if waited < costs and left_s > 0:
             self._held.update(prompts_s)
@@ -140,4 +139,5 @@ class Starts:
 
     def _weight(self, job: Job) -> float:
         """Return the inverse of the expected length of the job's answer."""
-        return 1.0 / max(1.0, job.generated_tokens + self._indices.of(job).steps)
+        num_tokens = job.generated_tokens + self._indices.of(job).steps
+        return 1.0 / num_tokens if num_tokens > 1.0 else 1.0

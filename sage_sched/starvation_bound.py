@@ -108,8 +108,10 @@ class StarvationBound:
         self.next_tokens = math.inf
         if not self._jobs:
             return
+        owns, place_of = self._owns, self._places.get
         for job in (*view.running, *view.chunked_jobs):
-            self.served(job)
+            if (place := place_of(job)) is not None:
+                owns[place] = job.served_tokens
         own = np.frombuffer(self._owns, np.int64)
         if not self._has_looked:
             self._has_looked = True

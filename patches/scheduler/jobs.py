@@ -219,7 +219,10 @@ class Jobs(Listener):
             # that it found in the radix tree at its start.
             if shares_prefixes:
                 job.cached_tokens = req.cached_tokens
-            job.held_tokens = self.held_tokens(req)
+                held_tokens = req.kv.kv_allocated_len - req.cached_tokens
+                job.held_tokens = held_tokens if held_tokens > 0 else 0
+            else:
+                job.held_tokens = req.kv.kv_allocated_len
         return jobs
 
     def held_tokens(self, req: Req) -> int:

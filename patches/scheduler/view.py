@@ -165,6 +165,7 @@ class Prompts:
         self._waiting = waiting
         self._served = served
         self._come_prefilled = queues.only_decodes(scheduler)
+        self._matched = set[int]()
 
     def cached_tokens(self, position: int) -> int:
         """Return the cached tokens of a prompt, found as SGLang's cache-aware policies find
@@ -172,8 +173,14 @@ class Prompts:
         req = self._waiting[position]
         if self._come_prefilled:
             return len(req.origin_input_ids)
-        match_kv_cache(req, self._tree_cache)
+        self._match(position)
         return req.num_matched_prefix_tokens
+
+    def _match(self, position: int) -> None:
+        """Match a prompt with the radix tree, once a pass."""
+        if position not in self._matched:
+            self._matched.add(position)
+            match_kv_cache(self._waiting[position], self._tree_cache)
 
     def shared_tokens(self, position: int) -> int:
         """Return the cached tokens that other requests already lock. A lock on the prefix, taken
@@ -181,7 +188,7 @@ class Prompts:
         req, tree = self._waiting[position], self._tree_cache
         if self._come_prefilled:
             return 0
-        match_kv_cache(req, tree)
+        self._match(position)
         before: int = tree.evictable_size()
         lock = tree.lock(req.last_node)
         taken = before - tree.evictable_size()
