@@ -11,7 +11,7 @@ from bench.whatif.comparison import Comparison, Row, compare
 from bench.whatif.engine import OwnServer
 from bench.whatif.log import Logged, TrafficLog
 from bench.whatif.predictions import Predictions, predictions_of
-from bench.whatif.sessions import links_of
+from bench.whatif.sessions import sessions_of
 from bench.whatif.simulation import Slo, most_tokens, outcomes, predicts, requests_of, shares_good
 from bench.workloads.prompts import WorkloadError
 from predictor_store.predict.quality import LEAST_TO_TELL
@@ -66,7 +66,7 @@ def answer_of(
             f"no request of the log fits the engine, whose KV pool has {engine.kv_pool_tokens} "
             "tokens"
         )
-    links = links_of(engine, fits)
+    sessions = sessions_of(engine, fits)
     requests = [replace(one, arrival_s=one.arrival_s / load) for one in fits]
     if any(map(predicts, policies)):
         predictions = predictions_of(
@@ -78,7 +78,7 @@ def answer_of(
     tables: dict[str, Comparison] = {}
     good: dict[str, list[float]] = {}
     for name, tokens in caps.items():
-        simulated = requests_of(engine, requests, links, tokens)
+        simulated = requests_of(engine, requests, sessions.links, tokens)
         found = outcomes(engine, policies, simulated, predictions, config)
         tables[name] = compare(found)
         if not good:
@@ -88,8 +88,7 @@ def answer_of(
     span_s = log.last_arrival_s / load
     rate = f", {len(requests) / span_s:.3g} requests/s" if span_s > 0 else ""
     notes = [f"log: {len(requests)} requests of {span_s:.4g} s{rate}"]
-    if followers := sum(link.follows is not None for link in links):
-        notes.append(f"sessions: {followers} requests wait for another's answer and a pause")
+    notes += sessions.lines()
     if too_long := len(log.requests) - len(fits):
         notes.append(f"left out: {too_long} requests that are too long for the engine")
     notes += [

@@ -15,7 +15,7 @@ from bench.simulator.request import SimRequest
 from bench.simulator.result import alone_s
 from bench.whatif.log import Logged, TrafficLog
 from bench.whatif.read import read_log
-from bench.whatif.sessions import Link, links_of
+from bench.whatif.sessions import Link, sessions_of
 from bench.whatif.simulation import requests_of
 from sage_sched.errors import UserError
 from tests.predictor_store.logs.variants import VARIANTS, date, made
@@ -101,30 +101,45 @@ FIRST = Logged(0.0, 300, 50, 64, ttlt_s=2.0, session="s")
 
 
 def linked(*requests: Logged) -> list[tuple[int | None, float]]:
-    return [(link.follows, round(link.pause_s, 9)) for link in links_of(ENGINE, requests)]
+    links = sessions_of(ENGINE, requests).links
+    return [(link.follows, round(link.pause_s, 9)) for link in links]
 
 
-def test_a_request_follows_the_last_of_its_session_that_had_ended() -> None:
+def test_a_request_follows_the_one_before_in_its_session_unless_the_session_overlaps() -> None:
+    """An overlap below the precision of the log's times is none: whole seconds in the last case."""
     other = replace(FIRST, session="t")
-    too_soon, later, beside, last = (replace(FIRST, arrival_s=at_s) for at_s in (1.0, 5, 6, 7.5))
-    found = linked(FIRST, other, too_soon, later, beside, last)
-    assert found == [(None, 0.0)] * 3 + [(2, 2.0), (2, 3.0), (3, 0.5)]
+    later, last = (replace(FIRST, arrival_s=at_s) for at_s in (5.5, 8.0))
+    assert linked(FIRST, other, later, last) == [(None, 0.0)] * 2 + [(0, 3.5), (2, 0.5)]
+    too_soon = replace(FIRST, arrival_s=7.0)
+    assert linked(FIRST, other, later, too_soon, last) == [(None, 0.0)] * 5
+    assert linked(FIRST, replace(FIRST, arrival_s=1.0)) == [(None, 0.0), (0, 0.0)]
+
+
+def test_one_session_of_a_load_test_is_no_conversation() -> None:
+    """Requests under one trace come at the log's times, whether or not ends are recorded."""
+    for ttlt_s in (2.0, None):
+        requests = [replace(FIRST, arrival_s=a.at_s, ttlt_s=ttlt_s) for a in ASKED]
+        found = sessions_of(ENGINE, requests)
+        assert (found.links, found.num_supposed, found.num_beside) == ([Link()] * 240, 0, 240)
 
 
 def test_where_no_end_is_recorded_the_pause_is_less_the_time_alone() -> None:
     first = replace(FIRST, ttlt_s=None)
-    second, third = replace(first, arrival_s=9.0), replace(first, arrival_s=9.1)
+    second, third = replace(first, arrival_s=9.5), replace(first, arrival_s=20.0)
     alone = alone_s(ENGINE, first.input_tokens, first.output_tokens)
     assert linked(first, second, third) == [
-        (None, 0.0), (0, pytest.approx(9.0 - alone)), (1, 0.0),
+        (None, 0.0), (0, pytest.approx(9.5 - alone)), (1, pytest.approx(10.5 - alone)),
     ]  # fmt: skip
 
 
 def test_a_parent_and_a_recorded_pause_hold() -> None:
     first = replace(FIRST, session="", id="a")
-    child = replace(first, arrival_s=1.0, id="b", parent="a")
-    orphan = replace(first, arrival_s=2.0, id="c", parent="gone")
-    assert linked(first, child, orphan) == [(None, 0.0), (0, 0.0), (None, 0.0)]
+    child = replace(first, arrival_s=3.5, id="b", parent="a")
+    orphan = replace(first, arrival_s=4.0, id="c", parent="gone")
+    beside = replace(first, arrival_s=4.5, id="d", parent="b")  # its parent still ran
+    links = [(None, 0.0), (0, 1.5), (None, 0.0), (None, 0.0)]
+    assert linked(first, child, orphan, beside) == links
+    assert sessions_of(ENGINE, [first, child, orphan]).num_supposed == 0
     assert linked(FIRST, replace(FIRST, arrival_s=1.0, pause_s=4.0)) == [(None, 0.0), (0, 4.0)]
 
 
