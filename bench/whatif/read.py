@@ -93,7 +93,9 @@ def _requests_of(
     for place, request in source:
         if request.arrival is None and drawn is not None and not source.context.clock.said():
             request.arrival = next(drawn)
-            source.context.notes.add("arrivals are drawn at --rate, because it has none")
+            source.context.notes.add(
+                "arrivals are drawn at --rate: no field with the time of arrival was found"
+            )
         try:
             logged = _logged(request, tokenizer, sessions)
         except RowError as error:

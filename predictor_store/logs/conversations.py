@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 from predictor_store.logs.errors import RowError
@@ -22,21 +23,27 @@ def chat_of(row: Mapping[str, Any]) -> list[Any]:
     return []
 
 
-def reader_of(*times: str) -> Callable[[Row, Context], Iterator[LoggedRequest]]:
-    """Return the reader of a format. times: fields that may have the
-    conversation's time."""
+def read(row: Row, context: Context) -> LoggedRequest:
+    """Return the first question and its answer, with the time of the conversation if it can be
+    read. Raises RowError."""
+    chat = chat_of(row.data)
+    prompt, output = first_exchange(chat)
+    if not prompt:
+        raise RowError("without a question from a human", f"{chat!r:.60}")
+    return LoggedRequest(
+        arrival=_begin_of(row, chat[0], context),
+        output_tokens=table.recorded_lengths(row)[1],
+        prompt=prompt,
+        output=output,
+    )
 
-    def read(row: Row, context: Context) -> Iterator[LoggedRequest]:
-        chat = chat_of(row.data)
-        prompt, output = first_exchange(chat)
-        if not prompt:
-            raise RowError("without a question from a human", f"{chat!r:.60}")
-        when = row.find("arrival", *times) if times else None
-        yield LoggedRequest(
-            arrival=None if when is None else context.clock.read(when),
-            output_tokens=table.recorded_lengths(row)[1],
-            prompt=prompt,
-            output=output,
-        )
 
-    return read
+def _begin_of(row: Row, turn: Any, context: Context) -> float | None:
+    """Return the time in a row or in its first turn; None if it is missing or malformed, because
+    prompt and answer are of use without it."""
+    for data in (row.data, turn):
+        if isinstance(data, Mapping):
+            with contextlib.suppress(RowError):
+                if (arrival := table.time_of(Row(data, row.usage), "arrival", context)) is not None:
+                    return arrival
+    return None

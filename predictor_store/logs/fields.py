@@ -17,7 +17,8 @@ _UNIT_WORDS = {
     "msec": "ms", "millis": "ms", "milliseconds": "ms", "micros": "us", "microseconds": "us",
     "nano": "ns", "nanos": "ns", "nanoseconds": "ns", "unixnano": "ns",
 }  # fmt: skip
-_MOST_TOKENS = 2**31
+# No model has a longer context.
+_MOST_TOKENS = 10**8
 
 
 class Row:
@@ -43,6 +44,11 @@ class Row:
         value = self.find(meaning, *paths)
         return None if value is None else whole(value, meaning)
 
+    def cap(self, *paths: str) -> int | None:
+        """Return the first of these fields as the cap of an answer. Raises RowError."""
+        value = self.find("cap", *paths)
+        return None if value is None else cap(value, "cap")
+
     def seconds(self, meaning: str, *paths: str, unit: str = "s") -> float | None:
         """Return the first of these fields as a duration in seconds. Raises RowError."""
         value = self.find(meaning, *paths)
@@ -51,6 +57,11 @@ class Row:
     def text(self, *paths: str) -> str:
         """Return the first of these fields as a name; "" if there is none."""
         value = self.find("", *paths)
+        return "" if value is None else str(value)
+
+    def session(self, *paths: str) -> str:
+        """Return the first of these fields as a session's name; "" if there is none."""
+        value = self.find("session", *paths)
         return "" if value is None else str(value)
 
     def used(self, meaning: str, name: str) -> None:
@@ -87,22 +98,30 @@ def parsed(value: Any) -> Any:
 
 def whole(value: Any, name: str) -> int:
     """Return a value as a number of tokens. Raises RowError if it is none."""
-    try:
-        # A table gives a column with gaps as floats, and CSV gives texts.
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = -1.0
+    number = _number(value)
     if isinstance(value, bool) or not 0 <= number < _MOST_TOKENS or number != number // 1:
         raise RowError("with a malformed number of tokens", f"{name} is {value!r:.60}")
     return int(number)
 
 
+def cap(value: Any, name: str) -> int:
+    """Return a value as the cap of an answer, 0 if it is longer than any answer. Raises RowError if
+    it is none."""
+    return 0 if _number(value) >= _MOST_TOKENS else whole(value, name)
+
+
+def _number(value: Any) -> float:
+    """Return a value as a number, -1 if it is none. A table gives a column with gaps as floats, and
+    CSV gives texts."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return -1.0
+
+
 def duration_s(value: Any, name: str, unit: str) -> float:
     """Return a value as a duration in seconds. Raises RowError if it is none."""
-    try:
-        number = float(value) * UNITS[unit]
-    except (TypeError, ValueError, OverflowError):
-        number = -1.0
+    number = _number(value) * UNITS[unit]
     if isinstance(value, bool) or not 0 <= number < 1e9:
         raise RowError("with a malformed time", f"{name} is {value!r:.60}")
     return number

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +36,9 @@ class Format:
     example: one row.
     gives: the facts that it contains, shown to the user.
     recognizes: whether a row is of this format.
-    read: yields the requests of a row; raises RowError, NoRequestError or MALFORMED.
+    read: returns the request of a record; raises RowError, NoRequestError or MALFORMED.
+    records: yields the records of a row, each with one request, if a row may have several. A record
+        that is no mapping is left out.
     """
 
     name: str
@@ -44,4 +46,5 @@ class Format:
     example: str
     gives: str
     recognizes: Callable[[Mapping[str, Any]], bool]
-    read: Callable[[Row, Context], Iterator[LoggedRequest]]
+    read: Callable[[Row, Context], LoggedRequest]
+    records: Callable[[Mapping[str, Any]], Iterable[Any]] = lambda row: [row]

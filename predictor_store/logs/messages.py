@@ -221,4 +221,4 @@ def was_cut(reason: Any) -> bool:
 def cap_of(row: Row, *places: str) -> int | None:
     """Return the cap of a request's answer, from any of these objects; None if there is none."""
     paths = [f"{place}.{name}" if place else name for place in places for name in CAPS]
-    return row.tokens("cap", *paths)
+    return row.cap(*paths)

@@ -25,6 +25,7 @@ from sage_sched.fields import MALFORMED
 # The number of rows from which a format is recognised.
 _NUM_LOOKED_AT = 32
 _MOST_SEEN = 40
+_FILTERED = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,12 @@ class ReadOptions:
 
 @dataclass(slots=True)
 class Counts:
-    """Counts the rows of a file.
+    """Counts the records of a file, each of which may be a request. A row may have several.
 
-    left_out: the number of rows left out, by reason. first: the place and details of the first such
-        row, by reason.
-    other: rows that are no requests.
-    filtered: rows left out by the user's filters.
+    left_out: the number of records left out, by reason. first: the place and details of the first
+        such record, by reason.
+    other: records that are no requests.
+    filtered: records left out by the user's filters.
     """
 
     read: int = 0
@@ -83,32 +84,46 @@ class Source:
     def __iter__(self) -> Iterator[tuple[str, LoggedRequest]]:
         """Yield (place, request) for all readable requests. Raises DatasetError."""
         for place, raw in raw_rows(self.path):
-            if isinstance(raw, RowError) or not isinstance(raw, Mapping):
+            for record in self._records_of(raw):
                 self.counts.read += 1
-                error = raw if isinstance(raw, RowError) else RowError("that is no JSON object")
-                self.counts.leave_out(place, error)
-                continue
-            for row in rows_within(raw, self.format):
-                self.counts.read += 1
-                yield from self._requests_of(place, row)
+                try:
+                    if (request := self._request_of(record)) is not None:
+                        yield place, request
+                except NoRequestError:
+                    self.counts.other += 1
+                except RowError as error:
+                    self.counts.leave_out(place, error)
+                except MALFORMED as error:
+                    self.counts.leave_out(place, RowError("that are malformed", repr(error)[:120]))
 
-    def _requests_of(
-        self, place: str, row: Mapping[str, Any]
-    ) -> Iterator[tuple[str, LoggedRequest]]:
-        if len(self.seen) < _MOST_SEEN:
-            self.seen.update(map(str, row))
-        if any(_as_text(row.get(name)) != value for name, value in self.filters.items()):
+    def _records_of(self, raw: Any) -> Iterator[Any]:
+        """Yield what may be a request each, or a RowError."""
+        for row in rows_within(raw, self.format) if isinstance(raw, Mapping) else [raw]:
+            if not isinstance(row, Mapping):
+                yield row
+                continue
+            if len(self.seen) < _MOST_SEEN:
+                self.seen.update(map(str, row))
+            is_filtered = any(
+                _as_text(row.get(name)) != value for name, value in self.filters.items()
+            )
+            try:
+                for record in self.format.records(row):
+                    yield _FILTERED if is_filtered else record
+            except MALFORMED as error:
+                yield RowError("that are malformed", repr(error)[:120])
+
+    def _request_of(self, record: Any) -> LoggedRequest | None:
+        """Return the request; None if it is filtered. Raises RowError, NoRequestError and
+        MALFORMED."""
+        if record is _FILTERED:
             self.counts.filtered += 1
-            return
-        try:
-            for request in self.format.read(Row(row, self.used), self.context):
-                yield place, request
-        except NoRequestError:
-            self.counts.other += 1
-        except RowError as error:
-            self.counts.leave_out(place, error)
-        except MALFORMED as error:
-            self.counts.leave_out(place, RowError("that are malformed", repr(error)[:120]))
+            return None
+        if isinstance(record, RowError):
+            raise record
+        if not isinstance(record, Mapping):
+            raise RowError("that is no JSON object", f"{record!r:.60}")
+        return self.format.read(Row(record, self.used), self.context)
 
 
 class LogReader:

@@ -54,27 +54,32 @@ def format_of(row: Mapping[str, Any]) -> Format | None:
     return next((each for each in FORMATS if each.recognizes(row)), None)
 
 
-def rows_within(
-    row: Mapping[str, Any], wanted: Format | None = None, level: int = 0
-) -> list[Mapping[str, Any]]:
+def rows_within(row: Mapping[str, Any], wanted: Format | None = None, level: int = 0) -> list[Any]:
     """Return the row. If no format recognises it, return the rows inside it, which exports put into
-    a list or an object.
+    a list or an object. In a list with rows of a format, all elements are returned, so that those
+    which are damaged are counted.
 
     wanted: the only format to look for; None for all.
     """
-    is_known = wanted.recognizes(row) if wanted else format_of(row) is not None
-    if is_known or level == _MOST_LEVELS:
+
+    def is_known(value: Any) -> bool:
+        if not isinstance(value, Mapping):
+            return False
+        return wanted.recognizes(value) if wanted else format_of(value) is not None
+
+    if is_known(row) or level == _MOST_LEVELS:
         return [row]
-    inner: list[Any] = []
+    found: list[Any] = []
     for name, value in row.items():
-        if isinstance(value, Mapping) and name in _AROUND:
-            inner.append(value)
-        elif isinstance(value, list) and value and all(isinstance(v, Mapping) for v in value):
-            inner += value
-    found = [each for one in inner for each in rows_within(one, wanted, level + 1)]
-    if wanted:
-        return [each for each in found if wanted.recognizes(each)] or [row]
-    return [each for each in found if format_of(each)] or [row]
+        values = value if isinstance(value, list) else [value] if name in _AROUND else []
+        inner = [
+            each
+            for one in values
+            for each in (rows_within(one, wanted, level + 1) if isinstance(one, Mapping) else [one])
+        ]
+        if any(map(is_known, inner)):
+            found += inner
+    return found or [row]
 
 
 def detected(rows: Iterable[Any]) -> Format | None:
@@ -83,6 +88,6 @@ def detected(rows: Iterable[Any]) -> Format | None:
     for row in rows:
         if isinstance(row, Mapping):
             for each in rows_within(row)[:100]:
-                if found := format_of(each):
+                if isinstance(each, Mapping) and (found := format_of(each)):
                     votes[found.name] += 1
     return BY_NAME[votes.most_common(1)[0][0]] if votes else None

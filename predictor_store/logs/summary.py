@@ -14,7 +14,7 @@ from predictor_store.logs.clock import FIRST_S, LAST_S, MOST_RATE
 from predictor_store.logs.reader import LogReader, Source
 
 _MOST_FILES = 5
-_ORDER = ("arrival", "input", "output", "cap", "blocks")
+_ORDER = ("arrival", "input", "output", "cap", "blocks", "session")
 # Below this rate, a log of more than an hour has gaps without traffic, or another unit.
 _LEAST_RATE, _LONG_S = 0.01, 3600.0
 # Limits of plausibility, for the share of answers of one length, the rank correlation of places and

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from predictor_store.logs.errors import NoRequestError, RowError
@@ -17,7 +17,7 @@ def _is_record(row: Mapping[str, Any]) -> bool:
     return isinstance(metadata, Mapping) and "request_start_ns" in metadata and "metrics" in row
 
 
-def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
+def _read(row: Row, context: Context) -> LoggedRequest:
     if value_at(row.data, "metadata.benchmark_phase") == "warmup":
         raise NoRequestError
     if row.data.get("error") or value_at(row.data, "metadata.was_cancelled"):
@@ -25,12 +25,12 @@ def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
     start = row.find("arrival", "metadata.request_start_ns")
     end = row.find("end", "metadata.request_end_ns")
     turn = value_at(row.data, "metadata.turn_index")
-    yield LoggedRequest(
+    return LoggedRequest(
         arrival=context.clock.read(start, "ns"),
         end=None if end is None else context.clock.read(end, "ns"),
         input_tokens=row.tokens("input", *_metric("input_sequence_length", "isl")),
         output_tokens=_output_tokens(row),
-        session=row.text("metadata.x_correlation_id") if turn is not None else "",
+        session=row.session("metadata.x_correlation_id") if turn is not None else "",
         prompt=prompt_of(row.data.get("payload")),
         output=answer_of(row.data.get("response")),
     )

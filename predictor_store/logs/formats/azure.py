@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from predictor_store.logs.fields import Row
@@ -14,8 +14,8 @@ def _is_row(row: Mapping[str, Any]) -> bool:
     return "ContextTokens" in row and "GeneratedTokens" in row
 
 
-def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
-    yield LoggedRequest(
+def _read(row: Row, context: Context) -> LoggedRequest:
+    return LoggedRequest(
         arrival=context.clock.read(row.find("arrival", "TIMESTAMP", "Timestamp", "timestamp")),
         input_tokens=row.tokens("input", "ContextTokens"),
         output_tokens=row.tokens("output", "GeneratedTokens"),

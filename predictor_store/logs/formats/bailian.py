@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from predictor_store.logs.fields import Row
@@ -17,12 +17,12 @@ def _is_row(row: Mapping[str, Any]) -> bool:
     return is_trace(row) and "chat_id" in row and "parent_chat_id" in row
 
 
-def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
+def _read(row: Row, context: Context) -> LoggedRequest:
     request = lengths_of(row, _BLOCK_TOKENS)
     request.arrival = context.clock.read(row.find("arrival", "timestamp"), "s")
     request.id, parent = row.text("chat_id"), row.text("parent_chat_id")
     request.parent = "" if parent == "-1" else parent
-    yield request
+    return request
 
 
 FORMAT = Format(

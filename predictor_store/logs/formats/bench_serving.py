@@ -10,54 +10,64 @@ from typing import Any
 import numpy as np
 
 from predictor_store.logs.errors import RowError
-from predictor_store.logs.fields import Row, whole
+from predictor_store.logs.fields import Row
 from predictor_store.logs.format import Context, Format
 from predictor_store.logs.request import LoggedRequest
+
+_LISTS = (
+    "input_lens", "output_lens", "errors", "start_times", "ttfts", "itls", "generated_texts",
+)  # fmt: skip
+# The field that a record gets for an arrival drawn at one request per second.
+_AT_RATE_1 = "sage_at_rate_1"
 
 
 def _is_run(row: Mapping[str, Any]) -> bool:
     return "input_lens" in row or "mean_e2e_latency_ms" in row or "mean_ttft_ms" in row
 
 
-def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
-    run = row.data
-    if "input_lens" not in run or "output_lens" not in run:
+def _records(run: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield each request of a run with its own element of each list."""
+    names = [name for name in _LISTS if isinstance(run.get(name), list)]
+    number = len(run["input_lens"]) if "input_lens" in names else 0
+    if not number or "output_lens" not in names:
+        yield run
+        return
+    names = [name for name in names if len(run[name]) == number]
+    of_run = {name: value for name, value in run.items() if name not in _LISTS}
+    gaps = np.random.default_rng([0, 1]).exponential(1.0, number)
+    for i, at in enumerate((np.cumsum(gaps) - gaps[:1]).tolist()):
+        yield {**of_run, _AT_RATE_1: at, **{name: run[name][i] for name in names}}
+
+
+def _read(row: Row, context: Context) -> LoggedRequest:
+    if _AT_RATE_1 not in row.data:
         raise RowError(
             "without lengths",
             "run bench_serving with --output-details, vllm bench serve with --save-detailed",
         )
-    errors = run.get("errors") or [""] * len(run["input_lens"])
-    answered = [i for i, error in enumerate(errors) if not error and run["output_lens"][i]]
-    if failed := len(errors) - len(answered):
-        context.notes.add(f"{failed} requests of the run failed and are left out")
-    row.used("input", "input_lens")
-    row.used("output", "output_lens")
-    ttfts, itls = run.get("ttfts"), run.get("itls")
-    texts = run.get("generated_texts")
-    for arrival, i in zip(_arrivals(row, context, answered), answered, strict=True):
-        output_tokens = whole(run["output_lens"][i], "output_lens")
-        yield LoggedRequest(
-            arrival=arrival,
-            input_tokens=whole(run["input_lens"][i], "input_lens"),
-            output_tokens=output_tokens,
-            output=texts[i] if texts else None,
-            # These tools cap each request at the length that it is to have.
-            cap_tokens=output_tokens,
-            ttlt_s=float(ttfts[i]) + math.fsum(itls[i]) if ttfts and itls else None,
-        )
+    output_tokens = row.tokens("output", "output_lens")
+    if row.data.get("errors") or not output_tokens:
+        raise RowError("that failed", str(row.data.get("errors"))[:80])
+    ttft, itls = row.data.get("ttfts"), row.data.get("itls")
+    return LoggedRequest(
+        arrival=_arrival(row, context),
+        input_tokens=row.tokens("input", "input_lens"),
+        output_tokens=output_tokens,
+        output=row.data.get("generated_texts"),
+        # These tools cap each request at the length that it is to have.
+        cap_tokens=output_tokens,
+        ttlt_s=None if ttft is None or itls is None else float(ttft) + math.fsum(itls),
+    )
 
 
-def _arrivals(row: Row, context: Context, answered: list[int]) -> list[float]:
-    run = row.data
-    starts = run.get("start_times")
-    if starts and len(starts) == len(run["input_lens"]):
-        row.used("arrival", "start_times")
-        return [context.clock.read(starts[i], "s") for i in answered]
-    rate = run.get("request_rate")
+def _arrival(row: Row, context: Context) -> float:
+    if (start := row.find("arrival", "start_times")) is not None:
+        return context.clock.read(start, "s")
+    rate = row.data.get("request_rate")
     rate_s = float(rate) if isinstance(rate, int | float | str) and rate != "trace" else math.nan
     if not rate_s > 0:
         raise RowError("without arrivals", f"its request_rate is {rate!r}, allowed: above 0")
-    if rate_s == math.inf and run.get("max_concurrency") is not None:
+    if rate_s == math.inf and row.data.get("max_concurrency") is not None:
         raise RowError(
             "without arrivals",
             "it ran with --max-concurrency and no --request-rate, so each request waited for an "
@@ -65,8 +75,7 @@ def _arrivals(row: Row, context: Context, answered: list[int]) -> list[float]:
         )
     row.used("arrival", "request_rate")
     context.notes.add("arrivals are drawn at the run's request rate: it does not record them")
-    gaps = np.random.default_rng([0, 1]).exponential(1.0, len(answered))
-    return [context.clock.read(at, "s") for at in ((np.cumsum(gaps) - gaps[:1]) / rate_s).tolist()]
+    return context.clock.read(row.data[_AT_RATE_1] / rate_s, "s")
 
 
 FORMAT = Format(
@@ -77,4 +86,5 @@ FORMAT = Format(
     "lengths, arrivals by start_times or drawn at the request rate",
     _is_run,
     _read,
+    _records,
 )

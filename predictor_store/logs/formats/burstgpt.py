@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from predictor_store.logs.errors import RowError
@@ -17,16 +17,16 @@ def _is_row(row: Mapping[str, Any]) -> bool:
     return _IN in row and _OUT in row
 
 
-def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
+def _read(row: Row, context: Context) -> LoggedRequest:
     output_tokens = row.tokens("output", _OUT)
     if output_tokens == 0:
         raise RowError("that failed", "it has no response tokens")
-    yield LoggedRequest(
+    return LoggedRequest(
         arrival=context.clock.read(row.find("arrival", "Timestamp"), "s"),
         input_tokens=row.tokens("input", _IN),
         output_tokens=output_tokens,
         ttlt_s=row.seconds("time to last token", "Elapsed time"),
-        session=row.text("Session ID"),
+        session=row.session("Session ID"),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from predictor_store.logs.errors import NoRequestError
@@ -16,10 +16,9 @@ def _is_event(row: Mapping[str, Any]) -> bool:
     return str(row.get("schema")).startswith("dynamo.") and "event_type" in row
 
 
-def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
+def _read(row: Row, context: Context) -> LoggedRequest:
     if row.data["event_type"] == "request_payload":
-        yield _with_texts(row)
-        return
+        return _with_texts(row)
     if row.data["event_type"] != "request_end" or "request" not in row.data:
         raise NoRequestError
     ttlt_s = row.seconds("time to last token", "request.total_time_ms", unit="ms")
@@ -30,7 +29,7 @@ def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
         end = row.find("arrival", "event_time_unix_ms")
         arrival = context.clock.read(end, "ms") - (ttlt_s or 0.0)
     replay = value_at(row.data, "request.replay") or {}
-    yield LoggedRequest(
+    return LoggedRequest(
         arrival=arrival,
         input_tokens=row.tokens("input", "request.input_tokens", "request.replay.input_length"),
         output_tokens=row.tokens("output", "request.output_tokens"),
@@ -38,7 +37,7 @@ def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
         ttlt_s=ttlt_s,
         blocks=tuple(map(int, replay.get("input_sequence_hashes") or ())),
         block_tokens=int(replay.get("trace_block_size") or 0),
-        session=row.text(
+        session=row.session(
             "agent_context.session_id", "agent_context.program_id", "agent_context.workflow_id"
         ),
     )

@@ -11,6 +11,10 @@ from predictor_store.logs.format import Context, Format
 from predictor_store.logs.messages import prompt_of
 from predictor_store.logs.request import LoggedRequest
 
+_GROUPS = ("successful", "errored", "incomplete")
+# The field that a record gets for its group.
+_GROUP = "sage_group"
+
 
 def _is_report(row: Mapping[str, Any]) -> bool:
     benchmarks = row.get("benchmarks", [row])
@@ -19,24 +23,24 @@ def _is_report(row: Mapping[str, Any]) -> bool:
     return isinstance(requests, Mapping) and "successful" in requests
 
 
-def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
-    for benchmark in row.data.get("benchmarks", [row.data]):
-        groups = benchmark["requests"]
-        for name in ("errored", "incomplete"):
-            if number := len(groups.get(name) or ()):
-                context.notes.add(f"{number} requests are {name}, and left out")
-        for number, request in enumerate(groups["successful"] or ()):
-            inner = Row(request, {})
-            yield _request(inner, context, number)
-            for meaning, path in inner.usage.items():
-                row.used(meaning, f"benchmarks.requests.successful.{path}")
+def _records(row: Mapping[str, Any]) -> Iterator[Any]:
+    for benchmark in row.get("benchmarks", [row]):
+        groups = benchmark.get("requests") if isinstance(benchmark, Mapping) else None
+        if not isinstance(groups, Mapping):
+            yield None
+            continue
+        for name in _GROUPS:
+            for each in groups.get(name) or ():
+                yield {**each, _GROUP: name} if isinstance(each, Mapping) else each
 
 
-def _request(row: Row, context: Context, number: int) -> LoggedRequest:
+def _read(row: Row, context: Context) -> LoggedRequest:
+    if row.data[_GROUP] != "successful":
+        raise RowError("that failed", f"it is {row.data[_GROUP]}")
     start = row.find("arrival", "request_start_time", "start_time", "info.timings.request_start")
     end = row.find("end", "request_end_time", "end_time", "info.timings.request_end")
     if start is None:
-        raise RowError("without an arrival time", f"successful request {number}")
+        raise RowError("without an arrival time")
     return LoggedRequest(
         arrival=context.clock.read(start, "s"),
         end=None if end is None else context.clock.read(end, "s"),
@@ -59,4 +63,5 @@ FORMAT = Format(
     "arrivals, lengths, prompts",
     _is_report,
     _read,
+    _records,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from predictor_store.logs.errors import RowError
@@ -16,12 +16,12 @@ def _is_record(row: Mapping[str, Any]) -> bool:
     return {"start_time", "end_time", "request", "info"} <= row.keys()
 
 
-def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
+def _read(row: Row, context: Context) -> LoggedRequest:
     if row.data.get("error"):
         raise RowError("that failed", str(row.data["error"])[:80])
     request, response = parsed(row.data["request"]), parsed(row.data.get("response"))
     row.used("arrival", "start_time")
-    yield LoggedRequest(
+    return LoggedRequest(
         arrival=context.clock.read(row.data["start_time"], "s"),
         end=context.clock.read(row.data["end_time"], "s"),
         input_tokens=row.tokens(
@@ -39,7 +39,7 @@ def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
         prompt=prompt_of(request),
         output=answer_of(response) if isinstance(response, Mapping) else None,
         cap_tokens=cap_of(Row({"request": request}, {}), "request"),
-        session=row.text("session_id"),
+        session=row.session("session_id"),
     )
 
 

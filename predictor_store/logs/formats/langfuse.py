@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from predictor_store.logs.errors import NoRequestError, RowError
@@ -34,7 +34,7 @@ def _is_observation(row: Mapping[str, Any]) -> bool:
     return has_start and (is_typed or (is_traced and has_usage))
 
 
-def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
+def _read(row: Row, context: Context) -> LoggedRequest:
     if str(row.data.get("type") or "GENERATION").upper() != "GENERATION":
         raise NoRequestError
     if str(row.data.get("level")).upper() == "ERROR":
@@ -43,7 +43,7 @@ def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
     if num_in is not None:
         row.used("input", row.usage["output"])
     end = row.find("end", "endTime", "end_time")
-    yield LoggedRequest(
+    return LoggedRequest(
         arrival=context.clock.read(row.find("arrival", "startTime", "start_time")),
         end=None if end is None else context.clock.read(end),
         input_tokens=row.tokens("input", *_INPUTS) if num_in is None else num_in,
@@ -51,7 +51,7 @@ def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
         cap_tokens=_cap(row),
         prompt=prompt_of(row.data.get("input")),
         output=answer_of(parsed(row.data.get("output"))),
-        session=row.text("sessionId", "session_id", "traceId", "trace_id"),
+        session=row.session("sessionId", "session_id", "traceId", "trace_id"),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from predictor_store.logs.errors import NoRequestError, RowError
@@ -19,7 +19,7 @@ def _is_log(row: Mapping[str, Any]) -> bool:
     return "startTime" in row and "completion_tokens" in row and any(m in row for m in _MARKS)
 
 
-def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
+def _read(row: Row, context: Context) -> LoggedRequest:
     kind = str(row.data.get("call_type") or "completion")
     if not any(part in kind for part in _ANSWERS):
         raise NoRequestError
@@ -30,7 +30,7 @@ def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
         raise RowError("that a cache answered", "no server saw it")
     end = row.find("end", "endTime")
     response = parsed(row.data.get("response"))
-    yield LoggedRequest(
+    return LoggedRequest(
         arrival=context.clock.read(row.find("arrival", "startTime"), "s"),
         end=None if end is None else context.clock.read(end, "s"),
         input_tokens=row.tokens("input", "prompt_tokens"),
@@ -41,7 +41,7 @@ def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
             value_at(row.data, "messages") or value_at(row.data, "proxy_server_request") or ""
         ),
         output=answer_of(response) if response else None,
-        session=row.text("session_id", "metadata.session_id", "trace_id"),
+        session=row.session("session_id", "metadata.session_id", "trace_id"),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from predictor_store.logs.conversations import reader_of
+from predictor_store.logs.conversations import read
 from predictor_store.logs.format import Format
 
 
@@ -18,7 +18,7 @@ FORMAT = Format(
     "lmsys-chat-1m; answers are counted with `--tokenizer`",
     '{"conversation_id": "x", "model": "m", "conversation": [{"role": "user", "content": "Why?"}, '
     '{"role": "assistant", "content": "So."}], "turn": 1}',
-    "prompts, answers",
+    "prompts, answers, times if the rows have them",
     _is_lmsys,
-    reader_of(),
+    read,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from predictor_store.logs.fields import Row, duration_s, parsed, value_at
@@ -20,15 +20,15 @@ def is_trace(row: Mapping[str, Any]) -> bool:
     return "input_length" in row and "output_length" in row and has_time
 
 
-def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
+def _read(row: Row, context: Context) -> LoggedRequest:
     request = lengths_of(row, _BLOCK_TOKENS)
-    request.session = row.text("session_id")
+    request.session = row.session("session_id")
     request.prompt = prompt_of(value_at(row.data, "text_input") or value_at(row.data, "messages"))
     if (timestamp := row.find("arrival", "timestamp")) is not None:
         request.arrival = context.clock.read(timestamp, usual="ms")
     if (delay := row.find("pause", "delay")) is not None:
         request.pause_s = duration_s(delay, "delay", "ms")
-    yield request
+    return request
 
 
 def lengths_of(row: Row, block_tokens: int) -> LoggedRequest:

@@ -3,7 +3,7 @@ Anthropic's batch API."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from predictor_store.logs.errors import NoRequestError, RowError
@@ -24,16 +24,15 @@ def _is_output(row: Mapping[str, Any]) -> bool:
     return "custom_id" in row and ("response" in row or "result" in row)
 
 
-def _read_input(row: Row, context: Context) -> Iterator[LoggedRequest]:
+def _read_input(row: Row, context: Context) -> LoggedRequest:
     body = row.data.get("body", row.data.get("params"))
     context.asked[str(row.data["custom_id"])] = LoggedRequest(
         prompt=prompt_of(body), cap_tokens=cap_of(row, "body", "params")
     )
     raise NoRequestError
-    yield  # this makes it a generator, like the readers of other formats
 
 
-def _read_output(row: Row, context: Context) -> Iterator[LoggedRequest]:
+def _read_output(row: Row, context: Context) -> LoggedRequest:
     status = value_at(row.data, "response.status_code") or 200
     outcome = value_at(row.data, "result.type") or "succeeded"
     if row.data.get("error") or status >= 400 or outcome != "succeeded":
@@ -47,7 +46,7 @@ def _read_output(row: Row, context: Context) -> Iterator[LoggedRequest]:
         request.prompt, request.cap_tokens = asked.prompt, asked.cap_tokens
     else:
         context.notes.add(_NOTE)
-    yield request
+    return request
 
 
 INPUT = Format(

@@ -3,7 +3,7 @@ or messages with their usage."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from predictor_store.logs.errors import RowError
@@ -52,7 +52,7 @@ def _is_record(row: Mapping[str, Any]) -> bool:
     return has_usage or bool(_response_field(row))
 
 
-def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
+def _read(row: Row, context: Context) -> LoggedRequest:
     data = row.data
     asked, response_field = _request_field(data), _response_field(data)
     response = parsed(data[response_field]) if response_field else data
@@ -73,10 +73,10 @@ def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
     else:
         request.prompt = prompt_of(data[asked] if asked else _own_prompt(data))
     request.cap_tokens = cap_of(row, *(place for place in (asked, "") if place or not asked))
-    times = next(table.read(Row(_times_of(data, response), row.usage), context))
+    times = table.read(Row(_times_of(data, response), row.usage), context)
     request.arrival, request.end, request.ttlt_s = times.arrival, times.end, times.ttlt_s
     request.session = times.session
-    yield request
+    return request
 
 
 def _is_data_set(row: Mapping[str, Any], request: LoggedRequest) -> bool:

@@ -44,56 +44,47 @@ _OTHERS = {"embeddings", "execute_tool", "invoke_agent", "create_agent", "invoke
 
 
 def _is_trace(row: Mapping[str, Any]) -> bool:
-    return any(True for _ in _spans_of(row)) or any(_names_usage(name) for name in row)
+    return any(isinstance(span, Mapping) for span in _spans_of(row)) or any(
+        _names_usage(name) for name in row
+    )
 
 
 def _names_usage(name: str) -> bool:
     return name.removeprefix("attributes.") in _OUTPUTS or name == "gen_ai"
 
 
-def _spans_of(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the spans of an OTLP batch or of a trace, or the row itself if it is a span."""
+def _spans_of(row: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the spans of an OTLP batch or of a trace, or the row itself if it is a span. Elements
+    that are no objects are yielded as they are."""
     for name in ("resourceSpans", "resource_spans", "scopeSpans", "scope_spans", "spans"):
         if isinstance(row.get(name), list):
             for inner in row[name]:
-                yield from _spans_of(inner)
+                yield from _spans_of(inner) if isinstance(inner, Mapping) else [inner]
             return
     has_attributes = any(isinstance(parsed(row.get(name)), Mapping | list) for name in _ATTRIBUTES)
     if has_attributes and any(name in row for name in _SPAN_IDS):
         yield row
 
 
-def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
-    spans = [*_spans_of(row.data)] or [row.data]
-    found = []
-    for span in spans:
-        attributes = Row(_attributes_of(span), row.usage)
-        if attributes.find("output", *_OUTPUTS) is None or _is_other(attributes):
-            continue
-        if _failed(span):
-            if len(spans) == 1:
-                raise RowError("that failed", str(span.get("status"))[:80])
-            context.notes.add("spans that failed are left out")
-            continue
-        found.append(_request(Row(span, row.usage), attributes, context.clock))
-    if not found:
+def _read(span: Row, context: Context) -> LoggedRequest:
+    attributes = Row(_attributes_of(span.data), span.usage)
+    if attributes.find("output", *_OUTPUTS) is None or _is_other(attributes):
         raise NoRequestError
-    yield from found
-
-
-def _request(span: Row, attributes: Row, clock: Clock) -> LoggedRequest:
-    start, end = (_time(span, meaning, names, clock) for meaning, names in _BOUNDS)
+    if _failed(span.data):
+        raise RowError("that failed", str(span.data.get("status"))[:80])
+    start, end = (_time(span, meaning, names, context.clock) for meaning, names in _BOUNDS)
     reasons = attributes.find("finish", "gen_ai.response.finish_reasons")
     return LoggedRequest(
         arrival=start,
         end=end,
         input_tokens=attributes.tokens("input", *_INPUTS),
         output_tokens=attributes.tokens("output", *_OUTPUTS),
-        cap_tokens=attributes.tokens("cap", "gen_ai.request.max_tokens", "llm.request.max_tokens"),
+        cap_tokens=attributes.cap("gen_ai.request.max_tokens", "llm.request.max_tokens"),
         is_cut=was_cut(parsed(reasons)),
         prompt=prompt_of(attributes.find("prompt", *_PROMPTS) or _numbered(attributes.data)),
         output=answer_of(attributes.find("answer", *_ANSWERS)),
-        session=attributes.text("gen_ai.conversation.id", "session.id") or span.text(*_TRACES),
+        session=attributes.session("gen_ai.conversation.id", "session.id")
+        or span.session(*_TRACES),
     )
 
 
@@ -163,4 +154,5 @@ FORMAT = Format(
     "arrivals, lengths, caps, prompts if they are recorded, traces as sessions",
     _is_trace,
     _read,
+    lambda row: [*_spans_of(row)] or [row],
 )

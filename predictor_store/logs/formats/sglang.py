@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from predictor_store.logs.errors import NoRequestError
-from predictor_store.logs.fields import Row, whole
+from predictor_store.logs.fields import Row, cap
 from predictor_store.logs.format import Context, Format
 from predictor_store.logs.messages import was_cut
 from predictor_store.logs.request import LoggedRequest
@@ -19,7 +19,7 @@ def _is_event(row: Mapping[str, Any]) -> bool:
     return str(row.get("event")).startswith("request.")
 
 
-def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
+def _read(row: Row, context: Context) -> LoggedRequest:
     if row.data["event"] != "request.finished":
         raise NoRequestError
     asked, meta = row.data["obj"], row.data["out"]["meta_info"]
@@ -35,7 +35,7 @@ def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
         text = text[:1024]  # the part before the cut
     ttlt_s = row.seconds("time to last token", "out.meta_info.e2e_latency") or 0.0
     reason = meta.get("finish_reason")
-    yield LoggedRequest(
+    return LoggedRequest(
         arrival=context.clock.read(row.data["timestamp"], "s") - ttlt_s,
         input_tokens=row.tokens("input", "out.meta_info.prompt_tokens"),
         output_tokens=row.tokens("output", "out.meta_info.completion_tokens"),
@@ -52,8 +52,8 @@ def _cap_of(asked: Mapping[str, Any]) -> int | None:
     sampling = asked.get("sampling_params")
     if not isinstance(sampling, Mapping):
         return None
-    cap = sampling.get("max_new_tokens", 128)
-    return 0 if cap is None else whole(cap, "max_new_tokens")
+    given = sampling.get("max_new_tokens", 128)
+    return 0 if given is None else cap(given, "max_new_tokens")
 
 
 FORMAT = Format(

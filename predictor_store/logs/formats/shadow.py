@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from predictor_store.logs.fields import Row, value_at
 from predictor_store.logs.format import Context, Format
 from predictor_store.logs.formats import table
@@ -11,11 +9,11 @@ from predictor_store.logs.request import LoggedRequest
 from sage_sched.distribution import LengthDistribution
 
 
-def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
-    for request in table.read(row, context):
-        if (forecast := row.data["prediction"]) is not None:
-            request.forecast = LengthDistribution.from_fields(forecast)
-        yield request
+def _read(row: Row, context: Context) -> LoggedRequest:
+    request = table.read(row, context)
+    if (forecast := row.data["prediction"]) is not None:
+        request.forecast = LengthDistribution.from_fields(forecast)
+    return request
 
 
 FORMAT = Format(

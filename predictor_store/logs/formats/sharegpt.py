@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from predictor_store.logs.conversations import chat_of, reader_of
+from predictor_store.logs.conversations import chat_of, read
 from predictor_store.logs.format import Format
 
 
@@ -18,7 +18,7 @@ FORMAT = Format(
     "ShareGPT's conversations, in all spellings; answers are counted with `--tokenizer`",
     '{"id": "x", "conversations": [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": '
     '"So."}]}',
-    "prompts, answers",
+    "prompts, answers, times if the rows have them",
     _is_sharegpt,
-    reader_of(),
+    read,
 )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from predictor_store.logs.errors import RowError
-from predictor_store.logs.fields import Row, duration_s, parsed, plain_name, whole
+from predictor_store.logs.fields import Row, cap, duration_s, parsed, plain_name, whole
 from predictor_store.logs.format import Context, Format
 from predictor_store.logs.messages import CHATS, answer_of, prompt_of, was_cut
 from predictor_store.logs.request import LoggedRequest
@@ -18,7 +18,7 @@ ARRIVAL = (
     "requeststarttime", "requesttime", "requesttimestamp", "scheduledtime", "starttime", "start",
     "startedat", "starttimestamp", "starttimeunix", "timestamp", "timestampunix", "time",
     "requestcreatedat", "datetime", "date", "createdat", "createtime", "created", "eventtime",
-    "ts", "t", "unixtime",
+    "ts", "t", "unixtime", "tstamp",
 )  # fmt: skip
 END = (
     "end", "endtime", "endedat", "finishedat", "finishtime", "completedat",
@@ -79,8 +79,8 @@ def _is_row(row: Mapping[str, Any]) -> bool:
     return (has_answer and not names.isdisjoint((*ARRIVAL, *INPUT, *PROMPT))) or "prompt" in names
 
 
-def read(row: Row, context: Context) -> Iterator[LoggedRequest]:
-    """Yield the one request of a row. Raises RowError."""
+def read(row: Row, context: Context) -> LoggedRequest:
+    """Return the request of a row. Raises RowError."""
     fields = _fields_of(row.data)
     prompt = _text(fields, PROMPT)
     answer = _text(fields, ANSWER) if prompt or not _has_count(fields, OUTPUT) else None
@@ -98,19 +98,27 @@ def read(row: Row, context: Context) -> Iterator[LoggedRequest]:
         # Alpaca has the subject of an instruction in another field.
         about = row.data["input"]
         request.prompt += f"\n\n{about}" if about and fields["instruction"][1] == prompt else ""
-    for meaning, names in (("arrival", ARRIVAL), ("end", END)):
-        if found := _found(fields, names):
-            name, value, unit = found
-            row.used(meaning, name)
-            setattr(request, meaning, context.clock.read(value, unit))
+    request.arrival = time_of(row, "arrival", context)
+    request.end = time_of(row, "end", context)
     if found := _found(fields, TTLT):
         name, value, unit = found
         request.ttlt_s = duration_s(value, name, unit or "s")
     if found := _found(fields, SESSION):
+        row.used("session", found[0])
         request.session = str(found[1])
     if found := _found(fields, FINISH):
         request.is_cut = was_cut(parsed(found[1]))
-    yield request
+    return request
+
+
+def time_of(row: Row, meaning: str, context: Context) -> float | None:
+    """Return the row's "arrival" or "end"; None if there is none. Raises RowError."""
+    found = _found(_fields_of(row.data), ARRIVAL if meaning == "arrival" else END)
+    if found is None:
+        return None
+    name, value, unit = found
+    row.used(meaning, name)
+    return context.clock.read(value, unit)
 
 
 _Fields = dict[str, tuple[str, Any, str | None]]
@@ -154,7 +162,7 @@ def _count(
             if isinstance(value, str) and name in _COUNTS and prompt:
                 continue  # the answer itself is a number
             row.used(meaning, field)
-            return whole(value, field)
+            return (cap if meaning == "cap" else whole)(value, field)
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from predictor_store.logs.conversations import reader_of
+from predictor_store.logs.conversations import read
 from predictor_store.logs.format import Format
 
 
@@ -20,5 +20,5 @@ FORMAT = Format(
     '{"id": "0", "data": ["Why?", "So.", "And?", "Thus."]}',
     "prompts, answers",
     _is_ultrachat,
-    reader_of(),
+    read,
 )

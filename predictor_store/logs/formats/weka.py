@@ -13,6 +13,8 @@ from predictor_store.logs.messages import was_cut
 from predictor_store.logs.request import LoggedRequest
 
 _BLOCK_TOKENS = 64
+# Fields that a record gets: the whole session, the agent in it, the step and the one before it.
+_SESSION, _AGENT, _ID, _PARENT = "sage_session", "sage_agent", "sage_id", "sage_parent"
 _NOTE = (
     "a session has times of its own, from 0 on, so that all sessions begin together; a step comes "
     "after the answer to the one before"
@@ -25,42 +27,53 @@ def _is_session(row: Mapping[str, Any]) -> bool:
     return isinstance(first, Mapping) and "t" in first and ("in" in first or "requests" in first)
 
 
-def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
-    session = row.text("id") or f"session {len(context.asked)}"
+def _records(row: Mapping[str, Any]) -> Iterator[Any]:
+    id_ = str(row.get("id") or zlib.crc32(repr(row["requests"][0]).encode()))
+    of_session = {"hash_id_scope": row.get("hash_id_scope"), "block_size": row.get("block_size")}
+    yield from _steps(row["requests"], 0.0, of_session | {_SESSION: id_}, id_, "")
+
+
+def _steps(
+    steps: list[Any], begin_s: float, about: Mapping[str, Any], agent: str, before: str
+) -> Iterator[Any]:
+    """Yield the steps of an agent and, in their places, of its subagents.
+
+    begin_s: when the agent begins. about: fields for all steps. agent: its name. before: the id of
+        the step before its first; "" for none.
+    """
+    for number, step in enumerate(steps):
+        t = step.get("t") if isinstance(step, Mapping) else None
+        if isinstance(t, int | float) and not isinstance(t, bool):
+            t = t if t >= begin_s else begin_s + t
+            if isinstance(step.get("requests"), list):
+                yield from _steps(step["requests"], t, about, f"{agent}/{number}", before)
+                continue
+            before, parent = f"{agent} step {number}", before
+            yield {**step, **about, "t": t, _AGENT: agent, _ID: before, _PARENT: parent}
+        else:
+            yield step
+
+
+def _read(row: Row, context: Context) -> LoggedRequest:
     context.notes.add(_NOTE)
-    block_tokens = row.tokens("block size", "block_size") or _BLOCK_TOKENS
+    input_tokens, output_tokens = row.tokens("input", "in"), row.tokens("output", "out")
+    if input_tokens is None or output_tokens is None:
+        raise RowError("without lengths", row.text(_ID))
     # A block's number identifies it within its session only, unless the scope is global.
     is_global = row.data.get("hash_id_scope") == "global"
-    salt = 0 if is_global else zlib.crc32(session.encode()) << 40
-    for number, (step, t) in enumerate(_steps(row.data["requests"], 0.0)):
-        inner = Row(step, {})
-        row.used("arrival", "requests.t")
-        row.used("input", "requests.in")
-        row.used("output", "requests.out")
-        input_tokens, output_tokens = inner.tokens("in", "in"), inner.tokens("out", "out")
-        if input_tokens is None or output_tokens is None:
-            raise RowError("without lengths", f"request {number} of {session}")
-        yield LoggedRequest(
-            arrival=context.clock.read(t, "s"),
-            input_tokens=input_tokens,
-            output_tokens=output_tokens,
-            is_cut=was_cut(step.get("stop")),
-            blocks=tuple(salt + int(block) for block in step.get("hash_ids") or ()),
-            block_tokens=block_tokens,
-            ttlt_s=inner.seconds("time to last token", "api_time", "duration"),
-            session=session,
-        )
-
-
-def _steps(requests: list[Any], begin_s: float) -> Iterator[tuple[Mapping[str, Any], float]]:
-    """Yield requests, also of subagents, and their times within the session."""
-    for step in requests:
-        t = float(step["t"])
-        t = t if t >= begin_s else begin_s + t
-        if isinstance(step.get("requests"), list):
-            yield from _steps(step["requests"], t)
-        else:
-            yield step, t
+    salt = 0 if is_global else zlib.crc32(row.data[_SESSION].encode()) << 40
+    return LoggedRequest(
+        arrival=context.clock.read(row.find("arrival", "t"), "s"),
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        is_cut=was_cut(row.data.get("stop")),
+        blocks=tuple(salt + int(block) for block in row.data.get("hash_ids") or ()),
+        block_tokens=row.tokens("block size", "block_size") or _BLOCK_TOKENS,
+        ttlt_s=row.seconds("time to last token", "api_time", "duration"),
+        session=row.data[_AGENT],
+        id=row.data[_ID],
+        parent=row.data[_PARENT],
+    )
 
 
 FORMAT = Format(
@@ -71,4 +84,5 @@ FORMAT = Format(
     "steps, lengths, shared prefixes, pauses",
     _is_session,
     _read,
+    _records,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from predictor_store.logs.conversations import reader_of
+from predictor_store.logs.conversations import read
 from predictor_store.logs.format import Format
 
 
@@ -21,5 +21,5 @@ FORMAT = Format(
     ' "user", "content": "Why?"}, {"role": "assistant", "content": "So."}], "turn": 1}',
     "prompts, answers, times",
     _is_wildchat,
-    reader_of("timestamp", "conversation.0.timestamp"),
+    read,
 )

@@ -150,6 +150,11 @@ def test_arrivals_are_drawn_if_there_are_none_and_a_rate_is_named(tmp_path: Path
     log = read_log([lines(tmp_path / "log", *[row] * 400)], rate=5.0)
     assert len(log.requests) == 400
     assert log.last_arrival_s == pytest.approx(400 / 5.0, rel=0.2)
+    assert any("--rate" in line for line in log.lines)
+    chat = {"conversation_id": "x", "turn": 1, "conversation": row["messages"], "output_tokens": 5}
+    chats = [chat | {"tstamp": 1.79e9 + 2 * i, "input_tokens": 7} for i in range(40)]
+    log = read_log([lines(tmp_path / "chats", *chats)], rate=5.0)  # it has arrivals
+    assert (log.last_arrival_s, "--rate" in "".join(log.lines)) == (78.0, False)
     table = lines(tmp_path / "log")
     table.write_text("t,input,output\n1,2,3\n,2,3\n" + "".join(f"{i},7,5\n" for i in range(50)))
     assert len(read_log([table], rate=5.0).requests) == 51  # it has arrivals

@@ -103,6 +103,7 @@ class Variant(NamedTuple):
     head: str = ""
     whole: str = ""
     num_notes: int = 0
+    num_failed: int = 0
     no_request: Sequence[str] = ()
     left_out: Sequence[str] = ()
     found: Sequence[tuple[str, str]] = ()
