@@ -93,13 +93,13 @@ _REFUSAL = "sage_"
 
 def in_abort(refusal: Refusal) -> dict[str, str | int]:
     """Return a refusal as the reason of an AbortReq. Its numbers have to be whole."""
-    predicted_ms, limit_ms = (round(1e3 * s) for s in (refusal.predicted_s, refusal.limit_s))
+    predicted_ms, limit_ms = (round(1e3 * s) for s in (refusal.predicted_s, refusal.deadline_s))
     retry_after_s = math.ceil(refusal.retry_after_s)
     return {
         "type": "abort",
         "status_code": REFUSED,
         "message": f"The server is overloaded: {refusal.metric.upper()} would be {predicted_ms} "
-        f"ms, which is above {limit_ms} ms. Come back in {retry_after_s} s.",
+        f"ms, and the limit is {limit_ms} ms. Come back in {retry_after_s} s.",
         f"{_REFUSAL}metric": refusal.metric,
         f"{_REFUSAL}predicted_ms": predicted_ms,
         f"{_REFUSAL}limit_ms": limit_ms,

@@ -111,8 +111,9 @@ def tell_early_abort(manager: Manager, rid: str, abort_all: bool) -> None:
 
 @http_hooks.at(f"{_MANAGER}._handle_abort_req", BEFORE, "recv_obj")
 def _before_abort_req(self: Manager, recv_obj: AbortReq) -> None:
-    if http_state(self) is not None:
-        note_refusal(self, recv_obj)
+    # Another HTTP process may have switched refusals on.
+    if (ours := http_state(self)) is not None and note_refusal(self, recv_obj):
+        ours.may_refuse = True
 
 
 @http_hooks.at(f"{_MANAGER}._handle_batch_output", BEFORE, "recv_obj")

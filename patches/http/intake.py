@@ -17,13 +17,13 @@ from patches import carrier
 from patches.http.asked import asked_of, eos_ids_of, scope_of
 from patches.http.gateways import gateway_class, gateway_hints
 from patches.http.incoming import incoming, new_parts, parts_of, prompt_text, route_of
+from patches.http.refused import DRY_RUN_HEADER
 from patches.http.state import HttpState
 from patches.http.validation import check_body, check_prompt, check_tokenized
 from predictor_store.predict.asked import digest
 from predictor_store.service.client import Prediction
 from sage_sched.distribution import LengthDistribution
 
-_DRY_RUN_HEADER = "x-sage-dry-run"
 _TENANT_HEADER = "x-sage-tenant"
 
 
@@ -63,7 +63,7 @@ def receive(manager: TokenizerManager, ours: HttpState, obj: GenerateReqInput, r
         if priority is not None:
             part.priority = priority
         incoming(part).came_s = incoming(obj).came_s
-        incoming(part).is_dry_run = _DRY_RUN_HEADER in headers
+        incoming(part).is_dry_run = DRY_RUN_HEADER in headers
         if incoming(part).is_dry_run and part.session_params:
             raise ValueError("a dry run has no session_params: SGLang would change the session")
         text = prompt_text(manager, part)

@@ -1,8 +1,10 @@
-"""Answers refused requests with status 429, a Retry-After header and the reason. It also answers
-dry runs, and adds a header to the answers of degraded requests.
+"""Answers refused requests with status 429, a Retry-After header and the reason, in the form of
+errors that the route's clients know. It also answers dry runs, and adds a header to the answers of
+degraded requests.
 
 SGLang's own answer to an aborted request has no such header. For a stream it comes too late,
-because the stream has begun by then, with status 200.
+because the stream has begun by then, with status 200. While requests may be refused, the head of an
+answer therefore waits for the first token. Otherwise it goes at once, as without us.
 """
 
 from __future__ import annotations
@@ -16,99 +18,153 @@ from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from starlette.middleware import Middleware
 
-from patches.http.incoming import incoming
+from patches.http.incoming import incoming, route_of
 from patches.loads import DEGRADED
 from patches.messages import REFUSED, refusal_in
 
+DRY_RUN_HEADER = "x-sage-dry-run"
 _HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 _TOLD = "sage.told"
-_REFUSAL = "refusal"
+_REFUSAL, _ROUTE = "refusal", "route"
 _DEGRADED_HEADER = b"x-sage-overload"
+# A stream of /v1/responses has these events before SGLang begins with the request.
+_EARLY_EVENTS = (b"event: response.created\n", b"event: response.in_progress\n")
+# The functions of entrypoints/http_server.py whose clients expect other errors than OpenAI's.
+_ANTHROPIC = "anthropic_v1_messages"
+_OLLAMA = ("ollama_chat", "ollama_generate")
 Message = MutableMapping[str, Any]
+Send = Callable[[Message], Awaitable[None]]
 
 
 class RefusedResponses:
     """Middleware that replaces SGLang's answer to a refused request or a dry run, and adds a header
-    to that of a degraded one."""
+    to that of a degraded one.
 
-    def __init__(self, app: Any) -> None:
-        self._app = app
+    may_refuse: whether requests may be refused or degraded at present.
+    """
+
+    def __init__(self, app: Any, may_refuse: Callable[[], bool]) -> None:
+        self._app, self._may_refuse = app, may_refuse
 
     async def __call__(
-        self,
-        scope: Message,
-        receive: Callable[[], Awaitable[Message]],
-        send: Callable[[Message], Awaitable[None]],
+        self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Send
     ) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         told: dict[str, Any] = {}
         scope[_TOLD] = told
-        start: Message | None = None
-        was_answered = False
-
-        async def answer(message: Message) -> None:
-            nonlocal start, was_answered
-            if message["type"] == "http.response.start":
-                start = message
-            elif _REFUSAL in told and (start is not None or was_answered):
-                if not was_answered:
-                    for part in _response(told[_REFUSAL]):
-                        await send(part)
-                start, was_answered = None, True
-            else:
-                if start is not None:
-                    if DEGRADED in told:
-                        degraded = (_DEGRADED_HEADER, str(told[DEGRADED]).encode())
-                        start["headers"] = [*start["headers"], degraded]
-                    await send(start)
-                    start = None
-                await send(message)
-
-        await self._app(scope, receive, answer)
+        is_dry_run = any(name == DRY_RUN_HEADER.encode() for name, _ in scope.get("headers", ()))
+        answer = _Answer(send, told, waits=is_dry_run or self._may_refuse())
+        try:
+            await self._app(scope, receive, answer.send)
+        except ValueError as error:
+            # A malformed request. On these routes SGLang would answer with status 500.
+            if told.get(_ROUTE) not in _OLLAMA:
+                raise
+            await answer.fail(str(error))
 
 
-def _response(refusal: dict[str, Any]) -> tuple[Message, Message]:
-    is_dry_run = "late" in refusal
-    error = {"object": "error", "type": "overloaded", "code": REFUSED, **refusal}
-    body = json.dumps(refusal if is_dry_run else {"error": error}).encode()
+class _Answer:
+    """Passes SGLang's answer to one request on, or replaces it.
+
+    waits: whether the head waits for the first part that shows that the request was admitted.
+    """
+
+    def __init__(self, send: Send, told: Mapping[str, Any], *, waits: bool) -> None:
+        self._send, self._told, self._waits = send, told, waits
+        self._held: list[Message] = []
+        self._has_begun = self._is_replaced = False
+
+    async def send(self, message: Message) -> None:
+        if self._is_replaced:
+            return
+        if self._has_begun:
+            await self._send(message)
+        elif _REFUSAL in self._told:
+            await self._replace(_response(self._told[_REFUSAL], self._told.get(_ROUTE)))
+        else:
+            self._held.append(message)
+            is_early = message.get("body", b"").startswith(_EARLY_EVENTS)
+            if not (self._waits and (len(self._held) == 1 or is_early)):
+                await self._begin()
+
+    async def _begin(self) -> None:
+        self._has_begun = True
+        if DEGRADED in self._told:
+            degraded = (_DEGRADED_HEADER, str(self._told[DEGRADED]).encode())
+            self._held[0]["headers"] = [*self._held[0]["headers"], degraded]
+        for message in self._held:
+            await self._send(message)
+        self._held.clear()
+
+    async def _replace(self, parts: tuple[Message, Message]) -> None:
+        self._is_replaced = True
+        for part in parts:
+            await self._send(part)
+
+    async def fail(self, error: str) -> None:
+        """Answer a malformed request of an Ollama client, whose stream may have begun."""
+        if not self._has_begun:
+            await self._replace(_json_response(400, {"error": error}))
+            return
+        line = json.dumps({"error": error}).encode() + b"\n"
+        await self._send({"type": "http.response.body", "body": line})
+
+
+def _response(refusal: Mapping[str, Any], route: str | None) -> tuple[Message, Message]:
+    if "late" in refusal:  # a dry run
+        return _json_response(200, refusal)
+    error: dict[str, Any] = {"object": "error", "type": "overloaded", "code": REFUSED, **refusal}
+    body: dict[str, Any] = {"error": error}
+    if route == _ANTHROPIC:
+        body = {"type": "error", "error": {**refusal, "type": "rate_limit_error"}}
+    elif route in _OLLAMA:
+        body = {"error": refusal["message"], **{k: v for k, v in refusal.items() if k != "message"}}
+    return _json_response(REFUSED, body, refusal["retry_after_s"])
+
+
+def _json_response(
+    status: int, content: Mapping[str, Any], retry_after_s: int | None = None
+) -> tuple[Message, Message]:
+    body = json.dumps(content).encode()
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
     ]
-    if not is_dry_run:
-        headers.append((b"retry-after", str(refusal["retry_after_s"]).encode()))
-    status = 200 if is_dry_run else REFUSED
+    if retry_after_s is not None:
+        headers.append((b"retry-after", str(retry_after_s).encode()))
     start = {"type": "http.response.start", "status": status, "headers": headers}
     return start, {"type": "http.response.body", "body": body}
 
 
-def add_refused_responses() -> None:
+def add_refused_responses(may_refuse: Callable[[], bool]) -> None:
     """Add the middleware to the HTTP server, if this program has one. It may be serving its warm-up
     already."""
     if (server := sys.modules.get(_HTTP_SERVER)) is None:
         return
     app = server.app
-    app.user_middleware.insert(0, Middleware(RefusedResponses))
+    app.user_middleware.insert(0, Middleware(RefusedResponses, may_refuse))
     if app.middleware_stack is not None:
         app.middleware_stack = app.build_middleware_stack()
 
 
 def note_request(obj: Any, request: Any) -> None:
-    """Record, before a request is processed, where its refusal has to go. request: FastAPI's, or
-    None."""
-    incoming(obj).told = getattr(request, "scope", {}).get(_TOLD)
-
-
-def note_refusal(manager: TokenizerManager, abort: AbortReq) -> None:
-    """Record a refusal before SGLang processes its abort."""
-    refusal, state = refusal_in(abort), manager.rid_to_state.get(abort.rid)
-    if refusal is None or state is None:
-        return
-    told = incoming(state.obj).told
+    """Record, before a request is processed, its route, and where its refusal has to go. request:
+    FastAPI's, or None."""
+    told = incoming(obj).told = getattr(request, "scope", {}).get(_TOLD)
     if told is not None:
+        told[_ROUTE] = route_of(request)
+
+
+def note_refusal(manager: TokenizerManager, abort: AbortReq) -> bool:
+    """Record a refusal before SGLang processes its abort. Return whether it is one."""
+    refusal, state = refusal_in(abort), manager.rid_to_state.get(abort.rid)
+    if refusal is None:
+        return False
+    if state is not None and (told := incoming(state.obj).told) is not None:
         told.setdefault(_REFUSAL, refusal)
+    return "late" not in refusal
 
 
 def note_degraded(state: Any, info: Mapping[str, Any], index: int) -> dict[str, Any]:

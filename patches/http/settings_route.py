@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import Request
@@ -23,8 +24,12 @@ _HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 _MAX_BYTES = 65_536
 
 
-def add_settings_route(manager: TokenizerManager) -> None:
+def add_settings_route(
+    manager: TokenizerManager, switched: Callable[[Mapping[str, Any]], None]
+) -> None:
     """Add the route to the HTTP server; a program without one gets no route.
+
+    switched: is told the schedulers' settings whenever this process asks for them.
 
     GET shows the schedulers' settings. POST takes a JSON object of changes, and answers with the
     new settings, or with a refusal and its reason (400). It is open to clients that may call
@@ -51,7 +56,9 @@ def add_settings_route(manager: TokenizerManager) -> None:
         answers: list[SettingsNow] = await schedulers(message)
         if refusal := next((answer.refusal for answer in answers if answer.refusal), ""):
             return _error(refusal, 400)
-        return JSONResponse(json.loads(answers[0].settings))
+        found = json.loads(answers[0].settings)
+        switched(found)
+        return JSONResponse(found)
 
     sys.modules[_HTTP_SERVER].app.add_route(PATH, settings, methods=["GET", "POST"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
@@ -24,6 +25,7 @@ class HttpState:
         of each answer; the decode server, which gets the same request, sees all.
     client: asks the prediction worker.
     claims: decides which SLO a request may claim.
+    may_refuse: whether requests may be refused or degraded, as far as this process knows.
     """
 
     def __init__(self, manager: TokenizerManager, server_args: ServerArgs) -> None:
@@ -37,11 +39,15 @@ class HttpState:
         self.urgency = UrgencyGuess(self.config.urgency)
         labels = manager.metrics_collector.labels if manager.enable_metrics else None
         self.metrics = HttpMetrics(self.client, labels)
-        add_settings_route(manager)
-        add_refused_responses()
+        self.may_refuse = self.config.overload.enabled
+        add_settings_route(manager, self._switched)
+        add_refused_responses(lambda: self.may_refuse)
         read_outlooks()
         if self.predicts:
             self.client.start()  # the schedulers are loading the model meanwhile
+
+    def _switched(self, settings: Mapping[str, Any]) -> None:
+        self.may_refuse = settings["overload"]["enabled"]
 
     def stats(self) -> dict[str, Any]:
         """Return entries for /server_info, next to the schedulers' own."""

@@ -38,12 +38,13 @@ _LEAST_RETRY_S, _MOST_RETRY_S = 1.0, 60.0
 class Refusal:
     """Says why a newcomer is refused: its predicted TTFT or TTLT is above the limit.
 
-    metric: ttft or ttlt.
+    metric: ttft or ttlt. deadline_s: as it was set. The limit may be lower by a margin, or higher.
     """
 
     metric: str
     predicted_s: float
     limit_s: float
+    deadline_s: float
 
     @property
     def retry_after_s(self) -> float:
@@ -222,7 +223,7 @@ class Overload:
         if newcomer.fresh is None:
             predicted_s = newcomer.first_s + newcomer.waited_s(limit_s - newcomer.first_s)
         if predicted_s > limit_s:
-            return Refusal("ttft", predicted_s, limit_s)
+            return Refusal("ttft", predicted_s, limit_s, ttft_s)
         if math.inf in (ttft_s, tpot_s):
             return None
         in_time_s = ttft_s + newcomer.own.steps * tpot_s
@@ -230,7 +231,7 @@ class Overload:
         served_s = newcomer.alone_s + newcomer.stopped_s(limit_s)
         predicted_s = served_s + newcomer.waited_s(limit_s - served_s)
         if predicted_s > limit_s:
-            return Refusal("ttlt", predicted_s, limit_s)
+            return Refusal("ttlt", predicted_s, limit_s, in_time_s)
         return None
 
 

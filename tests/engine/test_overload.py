@@ -64,7 +64,7 @@ def test_late_requests_are_refused_or_degraded_and_hear_so(
         error = answer.json()["error"]
         assert int(answer.headers["Retry-After"]) == error["retry_after_s"] >= 1
         assert (answer.status_code, error["code"], error["metric"]) == (429, 429, "ttft")
-        assert error["predicted_ms"] > error["limit_ms"] >= 1800
+        assert error["predicted_ms"] > 0.9 * error["limit_ms"] == 1800
     assert server.stats()["overload"]["num_refused"]["ttft"] == before + 11
     for action, shortest in (("cap", 1), ("behind", MANY_TOKENS)):
         settings(server, {"overload": {"action": action, **FIFTH_IS_LATE}})

@@ -19,14 +19,14 @@ OTHER, REFUSED, DRY = (
     AbortReq(rid="a", finished_reason=reason)
     for reason in (
         {"type": "abort"},
-        in_abort(Refusal("ttft", 5.0, 1.75)),
+        in_abort(Refusal("ttft", 5.0, 1.75, 2.0)),
         answer_in_abort(Decision(NEWCOMER, None, None)),
     )
 )
 ERROR = {
     "object": "error", "type": "overloaded", "code": 429, "metric": "ttft", "predicted_ms": 5000,
-    "limit_ms": 1750, "retry_after_s": 4, "message": "The server is overloaded: TTFT would be 5000 "
-    "ms, which is above 1750 ms. Come back in 4 s.",
+    "limit_ms": 2000, "retry_after_s": 4, "message": "The server is overloaded: TTFT would be 5000 "
+    "ms, and the limit is 2000 ms. Come back in 4 s.",
 }  # fmt: skip
 LATE = (429, {"retry-after": "4"}, [{"error": ERROR}])
 TIMES = (200, {}, [{"message": "a dry run", "late": 0, "ttft_ms": 1500, "ttlt_ms": 2500}])
@@ -68,7 +68,7 @@ def test_a_client_gets(
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(RefusedResponses(app)({"type": "http"}, app, send))
+    asyncio.run(RefusedResponses(app, lambda: True)({"type": "http"}, app, send))
     start, *bodies = sent
     headers = {name.decode(): value.decode() for name, value in start["headers"]}
     if length := headers.pop("content-length", ""):
@@ -89,3 +89,102 @@ def test_only_the_degraded_request_of_a_batch_says_so(manager: Manager) -> None:
         ({}, states[0], {"others": info["others"]}, 0, None), ({}, states[1], info, 1, None),
     ]  # fmt: skip
     assert [state.obj.sage.told for state in states] == [{}, {"sage_overload": "behind"}]
+
+
+CHUNK, CREATED = b"data: {}\n\n", b"event: response.created\ndata: {}\n\n"
+MESSAGE = ERROR["message"]
+OF_ROUTE = {
+    "generate_request": {"error": ERROR},
+    "v1_responses_request": {"error": ERROR},
+    "anthropic_v1_messages": {
+        "type": "error",
+        "error": {"type": "rate_limit_error", "message": MESSAGE, "metric": "ttft",
+                  "predicted_ms": 5000, "limit_ms": 2000, "retry_after_s": 4},
+    },
+    "ollama_chat": {"error": MESSAGE, "metric": "ttft", "predicted_ms": 5000, "limit_ms": 2000,
+                    "retry_after_s": 4},
+}  # fmt: skip
+
+
+class Streamed:
+    """A stream of a route, and what its client has got: after the head, after the events that come
+    before the request is begun, and at the end.
+
+    ends: by the request's refusal, by a fault that SGLang finds in it, or with its first token.
+    """
+
+    def __init__(self, manager: Manager, route: str, ends: str) -> None:
+        self.manager, self.route, self.ends = manager, route, ends
+        self.sent: list[dict[str, Any]] = []
+        self.num_sent: list[int] = []
+
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        scope["endpoint"] = SimpleNamespace(__name__=self.route)
+        request = SimpleNamespace(scope=scope, headers={}, _json=None)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        self.num_sent.append(len(self.sent))
+        if self.route == "v1_responses_request":
+            await send({"type": "http.response.body", "body": CREATED})
+            self.num_sent.append(len(self.sent))
+        await self.manager.received(generate(rid="a"), request)
+        if self.ends == "fault":
+            raise ValueError("top_k is wrong")
+        if self.ends == "refusal":
+            http_hook("_handle_abort_req")(self.manager, REFUSED)
+        await send({"type": "http.response.body", "body": CHUNK})
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def run(self, may_refuse: bool, *headers: tuple[bytes, bytes]) -> None:
+        middleware = RefusedResponses(self.app, lambda: may_refuse)
+        asyncio.run(middleware({"type": "http", "headers": headers}, self.app, self.send))
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(part["body"] for part in self.sent[1:])
+
+
+@pytest.mark.parametrize("route", OF_ROUTE)
+def test_a_stream_is_refused_before_its_first_event_in_the_form_of_its_route(
+    manager: Manager, route: str
+) -> None:
+    refused = Streamed(manager, route, "refusal")
+    refused.run(True)
+    assert set(refused.num_sent) == {0}
+    assert (refused.sent[0]["status"], json.loads(refused.body)) == (429, OF_ROUTE[route])
+    assert (b"retry-after", b"4") in refused.sent[0]["headers"]
+    served = Streamed(manager, route, "first token")
+    served.run(True)
+    early = CREATED if route == "v1_responses_request" else b""
+    assert (served.sent[0]["status"], served.body) == (200, early + CHUNK)
+    assert set(served.num_sent) == {0}
+
+
+@pytest.mark.parametrize("route", OF_ROUTE)
+def test_the_head_goes_at_once_where_nothing_can_be_refused(manager: Manager, route: str) -> None:
+    served = Streamed(manager, route, "first token")
+    served.run(False)
+    assert served.num_sent in ([1], [1, 2])
+    asked = Streamed(manager, route, "first token")
+    asked.run(False, (b"x-sage-dry-run", b"1"))
+    assert asked.num_sent[0] == 0
+
+
+def test_a_process_learns_that_requests_are_refused_now(manager: Manager) -> None:
+    """Another HTTP process may have switched it on."""
+    assert (manager.sage.may_refuse, manager.rid_to_state) == (False, {})
+    http_hook("_handle_abort_req")(manager, DRY)
+    assert not manager.sage.may_refuse
+    http_hook("_handle_abort_req")(manager, REFUSED)
+    assert manager.sage.may_refuse
+
+
+def test_ollamas_clients_get_their_form_of_a_malformed_request(manager: Manager) -> None:
+    for may_refuse, status in ((True, 400), (False, 200)):  # then the stream has begun
+        wrong = Streamed(manager, "ollama_chat", "fault")
+        wrong.run(may_refuse)
+        found = wrong.sent[0]["status"], json.loads(wrong.body)
+        assert found == (status, {"error": "top_k is wrong"})
+    with pytest.raises(ValueError, match="top_k is wrong"):
+        Streamed(manager, "generate_request", "fault").run(True)

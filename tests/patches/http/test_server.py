@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -79,18 +80,20 @@ def test_its_app_shows_settings_and_refusals(
     serving = SimpleNamespace(api_key=None, admin_api_key=None)
     monkeypatch.setattr(settings_route, "get_serving", lambda: serving)
     manager, browser = make_manager(), TestClient(app)
-    found = []
+    settings = {"a": 0, "overload": {"enabled": True}}
+    found, text = [], json.dumps(settings)
     for refusal, changes in (("", None), ("", {"a": 1}), ("no room", {"a": 2})):
         # It is the second replica that refuses.
-        manager.answers = [SettingsNow(settings='{"a": 0}', refusal=each) for each in ("", refusal)]
+        manager.answers = [SettingsNow(settings=text, refusal=each) for each in ("", refusal)]
         method, body = ("GET", {}) if changes is None else ("POST", {"json": changes})
         answer = browser.request(method, "/sage/settings", **body)
         found.append((answer.status_code, answer.json()))
-    assert found == [(200, {"a": 0}), (200, {"a": 0}), (400, {"error": "no room"})]
+    assert found == [(200, settings), (200, settings), (400, {"error": "no room"})]
+    assert manager.sage.may_refuse
     assert [message.changes for message in manager.sent] == ["null", '{"a": 1}', '{"a": 2}']
     assert {message.clock for message in manager.sent} == {CLOCK}
     assert 0 < manager.sent[0].now_s < manager.sent[-1].now_s <= time.monotonic()
-    manager.answers = [SettingsNow(settings="{}", refusal="")] * 2
+    manager.answers = [SettingsNow(settings=text, refusal="")] * 2
     for serving.api_key, serving.admin_api_key in (("key", None), ("another", "key")):
         for key, status in (("", 401), ("another", 401), ("key", 200)):
             headers = {"Authorization": f"Bearer {key}"}

@@ -62,7 +62,7 @@ def test_a_late_request_is_refused_once(sections: Any, state: Any, is_refused: b
 def test_a_prediction_that_fails_refuses_none(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     server, aborts = server_of()
     if broken == "refuses":  # a time that no number tells
-        endless = Refusal("ttft", math.inf, 1.0)
+        endless = Refusal("ttft", math.inf, 1.0, 1.0)
         monkeypatch.setattr(server.state.limits.overload, broken, lambda *args, **kw: endless)
     else:
         monkeypatch.setattr(server.state.policy, broken, fail)

@@ -335,6 +335,7 @@ def test_a_typical_request_is_one_as_the_latest_are(policy: str) -> None:
     assert asked.refusal is not None
     assert refusal.metric == asked.refusal.metric
     assert refusal.limit_s == pytest.approx(STRICT * asked.refusal.limit_s)  # after a refusal
+    assert refusal.deadline_s == asked.refusal.deadline_s == 2.0
     door.end(crowd)
     door.now_s += 60.0
     alone_s, refusal = door.typical()
