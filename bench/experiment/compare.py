@@ -28,6 +28,7 @@ from bench.workloads.arrivals import (
     SUSTAINED_SERVICE_TIMES,
     requests_per_s,
 )
+from bench.workloads.prompt_source import default_workload
 from predictor_store.config_file import read_config
 from predictor_store.terminal import add_json, at_least_one, print_json
 
@@ -76,13 +77,14 @@ def run(args: argparse.Namespace, server_env: Mapping[str, str] | None = None) -
 def experiment_of(args: argparse.Namespace) -> Experiment:
     """Return the experiment that the options of configure describe. Raises ConfigError."""
     sections = read_config(args.sage_config).sections()
+    workload = default_workload(args.data, args.workload)
     return Experiment(
         name=args.output.absolute().name,
         title="Policies compared on real servers",
         arms=[Arm(policy=policy, settings=sections) for policy in dict.fromkeys(args.policies)],
         loads=[
             Load(
-                name=rate, mix="bench", rate=rate, workload={"name": args.workload},
+                name=rate, mix="bench", rate=rate, workload={"name": workload},
                 arrivals=args.load, num_requests=args.num_requests,
                 max_new_tokens=args.max_new_tokens, capacity_by=args.policies[0],
                 **({"preset": args.device_clock} if args.device_clock else {}),

@@ -23,6 +23,7 @@ from bench.policies.arm import Arm
 from bench.simulator.pool import OutOfMemoryError
 from bench.simulator.result import Result, Served
 from bench.workloads.source import Purpose
+from bench.workloads.sources import check_data
 from sage_sched.fields import ConfigError
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ def _records(
     experiment: Experiment, options: Options, servers: Callable[..., Any] | None
 ) -> Iterator[Record]:
     made_by = Provenance.of_now()
+    for load in experiment.loads:
+        check_data(load.workload, load.arrivals, options.data)
     alike: Loaded | None = None
     best: Arm | None = None
     for load in experiment.loads:

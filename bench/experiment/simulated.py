@@ -30,7 +30,7 @@ from bench.workloads.arrivals import (
     requests_per_s,
     trace_arrivals,
 )
-from bench.workloads.prompts import WorkloadError
+from bench.workloads.datasets import given
 from bench.workloads.source import Purpose, Source
 from bench.workloads.sources import source_of
 from sage_sched.policy import Policy
@@ -92,9 +92,7 @@ class Loaded:
     @property
     def recording(self) -> Path:
         """The file of recorded arrival times. Raises WorkloadError."""
-        if self.data is None:
-            raise WorkloadError("recorded arrivals need recordings: give --data")
-        return self.data / RECORDING
+        return given(self.data, "the trace of recorded arrivals", [RECORDING]) / RECORDING
 
     def arrivals_s(self, seed: int) -> NDArray[np.float64]:
         """Return the times at which requests come."""

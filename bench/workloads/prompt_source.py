@@ -32,7 +32,7 @@ from bench.workloads.prompts import (
 )
 from bench.workloads.source import Purpose, Source
 
-# mixed: real prompts, half of them with drawn lengths; without a data folder, generated prompts.
+# mixed: real prompts, half of them with drawn lengths.
 _OF_DATA: dict[str, Callable[[Path], Workload]] = {
     "mixed": datasets.load_mixed,
     "real": datasets.load_real,
@@ -42,24 +42,27 @@ _OF_DATA: dict[str, Callable[[Path], Workload]] = {
 }
 _GENERATED: dict[str, Callable[[], Workload]] = {
     "chats": chats.answered,
-    "mixed": lambda: chats.generated(3000),
+    "generated": lambda: chats.generated(3000),
     "heavy-tailed": lambda: chats.generated(3000).with_heavy_tail(),
 }
-WORKLOADS = tuple(dict.fromkeys((*_OF_DATA, *_GENERATED)))
+WORKLOADS = (*_OF_DATA, *_GENERATED)
 
 
-def load_workload(data: Path | None, name: str = "mixed") -> Workload:
+def default_workload(data: Path | None, name: str = "") -> str:
+    """Return the name; if it is empty, a name that goes with the data folder, or with none."""
+    return name or ("generated" if data is None else "mixed")
+
+
+def load_workload(data: Path | None, name: str) -> Workload:
     """Return one of WORKLOADS, from the data folder, or generated. Raises WorkloadError if it needs
     the folder and there is none, or the reverse."""
+    if name in _GENERATED:
+        if data is not None:
+            raise WorkloadError(f"{name} makes its own prompts: it does not go with --data")
+        return _GENERATED[name]()
     if name not in WORKLOADS:
         raise WorkloadError(f"there is no workload {name!r}, allowed: {', '.join(WORKLOADS)}")
-    if data is None:
-        if name not in _GENERATED:
-            raise WorkloadError(f"{name} needs prompts and lengths: give --data")
-        return _GENERATED[name]()
-    if name not in _OF_DATA:
-        raise WorkloadError(f"{name} makes its own prompts: it does not go with --data")
-    return _OF_DATA[name](data)
+    return _OF_DATA[name](datasets.given(data, name, datasets.FILES[name]))
 
 
 class Prompts(Source):
@@ -79,6 +82,12 @@ class Prompts(Source):
     ) -> None:
         self._predictors = _predictors(data, name)
         self.workload: Workload = self._predictors.workload
+        known = {of.class_name for of in (*self.workload.history, *self.workload.evaluation)}
+        if unknown := set(classes) - known:
+            raise WorkloadError(
+                f"{name} has no requests of class {', '.join(sorted(unknown))}, only of "
+                f"{', '.join(sorted(known))}"
+            )
         self._classes = classes
         self._factor = prompt_factor
 

@@ -143,7 +143,7 @@ class Checks:
         """
         if self.on_gpu and "flashinfer" in self.args.kernels and find_spec("flashinfer") is None:
             raise SkippedError("flashinfer is not installed (--kernels names others)")
-        state = fit.learn(self._servers(), load_workload(None))
+        state = fit.learn(self._servers(), load_workload(None, "generated"))
         learned = state["step_time"]["latest"]
         measured = StepTime(**{name[:-3] + "_s": ms / 1e3 for name, ms in learned.items()})
         decode_s = measured.decode_s(*_DECODES[1])

@@ -26,7 +26,7 @@ from bench.simulator.request import SimRequest
 from bench.simulator.run import simulate
 from bench.simulator.state import Options
 from bench.workloads.predictors import Predict, Predictors
-from bench.workloads.prompt_source import load_workload
+from bench.workloads.prompt_source import default_workload, load_workload
 from bench.workloads.prompts import Workload, WorkloadError, WorkloadRequest, sample
 from sage_sched.app.config import SageConfig
 from sage_sched.app.registry import policy_names
@@ -64,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         runs = [record for record in made if not record.problem]
         if not runs:
             raise ValueError(f"{args.runs or args.output} has no valid run")
-        points = [*simulated(runs, load_workload(args.data, args.workload))]
+        workload = default_workload(args.data, args.workload)
+        points = [*simulated(runs, load_workload(args.data, workload))]
     except (ConfigError, ServerError, WorkloadError, OSError, ValueError) as error:
         print(f"tests.checks.validate: {error}", file=sys.stderr)
         return 2

@@ -15,7 +15,7 @@ from bench.engines.server.client import body_of, drive, problem_of
 from bench.engines.server.options import configure_servers, servers_of
 from bench.engines.server.policy_server import PolicyServers, scheduler_state
 from bench.engines.server.server import ServerError
-from bench.workloads.prompt_source import load_workload
+from bench.workloads.prompt_source import default_workload, load_workload
 from bench.workloads.prompts import Workload, sample
 from sage_sched.app.config import StepTimeConfig
 from sage_sched.errors import UserError
@@ -31,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0. Raises UserError if nothing could be learned."""
-    workload = load_workload(args.data, args.workload)
+    workload = load_workload(args.data, default_workload(args.data, args.workload))
     learned = learn(servers_of(args, {}), workload)["step_time"]
     file = args.output / "step_time.yaml"
     file.write_text(as_yaml(learned), encoding="utf-8")

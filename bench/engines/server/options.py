@@ -31,10 +31,10 @@ def configure_servers(parser: argparse.ArgumentParser, output: Path) -> None:
         "prompts)",
     )  # fmt: skip
     parser.add_argument(
-        "--workload", choices=WORKLOADS, default="mixed",
+        "--workload", choices=WORKLOADS, default="",
         help="reasoning: math and code with long answers, from --data; heavy-tailed: generated "
         "prompts, a tenth of whose answers are 20 times longer; no prompt shows which "
-        "(default: %(default)s)",
+        "(default: mixed with --data, otherwise generated)",
     )  # fmt: skip
     parser.add_argument(
         "--model-path", type=Path, metavar="DIR", help="default: a small model, written to --output"

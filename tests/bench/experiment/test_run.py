@@ -143,8 +143,18 @@ def test_experiments_run_small(
 
 
 def test_missing_data_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(WorkloadError, match="give --data"):
-        run(small("tail"), Options(), lambda _: None)
+    for name, file in (
+        ("tail", "math_code_reasoning"), ("paper", "alpaca_eval"), ("trail", "alpaca_eval"),
+        ("slo", "trace_azure2023_conv"),
+    ):  # fmt: skip
+        with pytest.raises(WorkloadError, match=rf"--data DIR names the folder with .*{file}"):
+            run(small(name), Options(), lambda _: None)
+    late = {"workload": {"name": "generated"}, "arrivals": "recorded"}
+    with pytest.raises(WorkloadError, match="recorded arrivals needs"):
+        run(small("gaps", **late), Options(), lambda _: None)
+    with pytest.raises(WorkloadError, match="no requests of class talk, only of"):
+        run(small("paper", workload={"name": "generated", "classes": ["talk"]}), Options(), print)
+    azure_like(tmp_path)
     for workload, said in (({"name": "nothing"}, "no workload"), ({"name": "azure", "x": 1}, "x")):
         with pytest.raises(ConfigError, match=said):
             run(small("paper", workload=workload), Options(data=tmp_path), lambda _: None)
@@ -161,8 +171,9 @@ def test_loads_of_a_mix_share_a_setting_and_a_capacity() -> None:
         columns=["good_per_s", "on_time_share"],
         tuned={"policies": ["fcfs"], "clips": [512, 64], "by": "good_share", "rates": ["1x"]},
         defaults={
-            "workload": "mixed", "arrivals": "pulse", "num_requests": 200, "capacity_by": "tuned",
-            "measured": [0.2, 0.8], "max_new_tokens": 512, "engine": {"kv_pool_tokens": 8000},
+            "workload": "generated", "arrivals": "pulse", "num_requests": 200,
+            "capacity_by": "tuned", "measured": [0.2, 0.8], "max_new_tokens": 512,
+            "engine": {"kv_pool_tokens": 8000},
         },
         loads={"chat": {"rates": ["0.5x", "2x"]}},
     )  # fmt: skip

@@ -93,8 +93,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ({"name": "chats", "prompt_factor": 3}, {}, "19651433"),
         ({"name": "heavy-tailed"}, {"predictor": "truth", "wrong_by": 2.0}, "57d48cb0"),
-        ({"name": "mixed", "classes": ["essay"]}, {"predictor": "input length"}, "f0549571"),
-        ({"name": "mixed"}, {"predictor": "none", "noise": True}, "c5cdc580"),
+        ({"name": "generated", "classes": ["essay"]}, {"predictor": "input length"}, "f0549571"),
+        ({"name": "generated"}, {"predictor": "none", "noise": True}, "c5cdc580"),
         ({"name": "two kinds"}, {}, "1f56db98"),
         ({"name": "two kinds", "sensitive": False}, {}, "ecd1098b"),
         ({"name": "azure", "weights": [2.0, 1.0, 4.0]}, {}, "aa433790"),
@@ -109,7 +109,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_requests(
     workload: Mapping[str, Any], arm: dict[str, Any], wanted: str, data: Path
 ) -> None:
-    folder = None if workload["name"] in ("chats", "mixed", "heavy-tailed", "two kinds") else data
+    folder = (
+        None if workload["name"] in ("chats", "generated", "heavy-tailed", "two kinds") else data
+    )
     source = source_of(workload, H800_QWEN3_32B, folder)
     of = Arm(**{"policy": "fcfs" if workload["name"] == "chats" else "sage", **arm})
     found = [source.requests(of, np.arange(30.0), 3, 600, purpose) for purpose in Purpose]
