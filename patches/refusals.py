@@ -62,13 +62,16 @@ def _is_asked_for(server_args: Any, what: str) -> bool:
 
 
 def refuse(server_args: Any, ours: str, reasons: Mapping[str, str]) -> None:
-    """Raise UnsupportedServerError if the server has one of these features. ours: our
-    feature, which does not work with them."""
-    for what, reason in reasons.items():
-        if _is_asked_for(server_args, what):
-            raise UnsupportedServerError(
-                f"{ours} does not work with {what}: {reason}. Leave one of them out."
-            )
+    """Raise UnsupportedServerError, which names all of these features that the server has. ours:
+    our feature, which does not work with them."""
+    found = [
+        f"{what}: {reason}" for what, reason in reasons.items() if _is_asked_for(server_args, what)
+    ]
+    if found:
+        leave = "Leave one of them out" if len(found) == 1 else "Leave it, or all of them, out"
+        raise UnsupportedServerError(
+            f"{ours} does not work with {'; nor with '.join(found)}. {leave}."
+        )
 
 
 def refuse_place(flag: str, path: str) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from sage_sched.cli import COMMANDS, OF_SERVERS, main
+from sage_sched.cli import main
+from sage_sched.commands import COMMANDS, OF_SERVERS
 
 RUN = "import sys; from sage_sched.cli import main; sys.exit(main(sys.argv[1:]))"
 

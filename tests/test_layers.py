@@ -83,7 +83,7 @@ def test_the_front_of_the_core_imports_neither_rooms_nor_edge() -> None:
         if not room_of(name) and name not in EDGE:
             assert not [one for one in wanted if room_of(one)], name
         is_edge = name.startswith("sage_sched.app") or name in (
-            "sage_sched.cli", "sage_sched.entry_points",
+            "sage_sched.commands", "sage_sched.entry_points",
         )  # fmt: skip
         assert is_edge or not [one for one in wanted if one.startswith("sage_sched.app")], name
 

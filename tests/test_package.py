@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sage_sched.cli import COMMANDS
+from sage_sched.commands import COMMANDS
 from tests.installed import PACKAGES, PARTS, ROOT, Installed, build, somebodys_folder
 
 pytestmark = pytest.mark.slow

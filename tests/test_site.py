@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from sage_sched.cli import COMMANDS, OF_SERVERS
+from sage_sched.commands import COMMANDS, OF_SERVERS
 from tests.checks.pages import MODES
 from tests.pages import DOCS, blocks
 

@@ -77,7 +77,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--policies", nargs="+", type=simulated_policy, default=DEFAULT_POLICIES, metavar="NAME",
-        help="the policies to compare it with (default: %(default)s)",
+        help=f"the policies to compare it with (default: {' '.join(DEFAULT_POLICIES)})",
     )  # fmt: skip
     parser.add_argument(
         "--max-new-tokens", type=at_least_one, metavar="N",

@@ -18,7 +18,7 @@ from patches.series import SERIES
 from predictor_store.logs.registry import FORMATS
 from sage_sched.app.registry import POLICIES
 from sage_sched.app.schema import default_of, json_schema, leaves
-from sage_sched.cli import COMMANDS, OF_SERVERS
+from sage_sched.commands import COMMANDS, OF_SERVERS
 from sage_sched.fields import allowed
 
 ROOT = Path(__file__).parents[2]

@@ -155,6 +155,13 @@ def test_each_declared_reason_is_a_refusal(what: str, monkeypatch: pytest.Monkey
         refuse(asked, "ours", {what: DECLARED[what]})
 
 
+def test_all_refused_features_are_named_at_once() -> None:
+    asked = SimpleNamespace(skip_tokenizer_init=True, pp_size=2, use_ray=False)
+    names = "--use-ray", "--skip-tokenizer-init", "--pp-size above 1"
+    with pytest.raises(UnsupportedServerError, match=r"--skip.*; nor with --pp-size above 1: its"):
+        refuse(asked, "ours", {name: REFUSED[name] for name in names})
+
+
 def test_a_model_that_generates_nothing_is_refused() -> None:
     refuse_model(SimpleNamespace(is_generation=True, model_path="M"))
     with pytest.raises(UnsupportedServerError, match="M does not generate"):
