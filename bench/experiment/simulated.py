@@ -92,7 +92,7 @@ class Loaded:
     @property
     def recording(self) -> Path:
         """The file of recorded arrival times. Raises WorkloadError."""
-        return given(self.data, "the trace of recorded arrivals", [RECORDING]) / RECORDING
+        return given(self.data, "the trace of recorded arrivals", "", RECORDED) / RECORDING
 
     def arrivals_s(self, seed: int) -> NDArray[np.float64]:
         """Return the times at which requests come."""

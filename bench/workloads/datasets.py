@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.workloads.catalogue import data_files, files_of
 from bench.workloads.prompts import Workload, WorkloadError, WorkloadRequest, stable_hash
 from predictor_store.cached_file import expanded
 from predictor_store.logs.errors import DatasetError
@@ -41,18 +42,6 @@ SUMMARY_MODEL = "turbo-16k-0613"
 WRITING_MODEL = "internlm2-chat-20b-ExPO"
 SAMPLED_MODEL = "dvruette/oasst-pythia-12b-6000-steps"
 RANKED_MODEL = "Meta-Llama-3.1-8B-Instruct"
-# The files that each workload needs, in the folder of datasets.
-FILES = {
-    name: tuple(f"{file}.jsonl.gz" for file in files.split())
-    for name, files in {
-        "mixed": "alpaca_davinci003 alpaca_eval prompts_pubmed longdoc_leval "
-        "prompts_document_write",
-        "real": "alpaca_eval math_code_reasoning",
-        "repeated": "oasst_model_eval",
-        "reasoning": "math_code_reasoning servegen_r1_length_quantiles",
-        "samples": "oasst_model_eval",
-    }.items()
-}
 _MAX_WRITING_PROMPT_TOKENS = 1024
 _ASKS_TO_WRITE = re.compile(
     r"^\W*(please |can you |could you |help me )*(write|compose|draft|create|generate)\b", re.I
@@ -68,9 +57,10 @@ _LEVELS = np.array([0.05, 0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99])
 _LONGEST = 2.0
 
 
-def given(data: Path | None, what: str, files: Sequence[str]) -> Path:
+def given(data: Path | None, what: str, workload: str, arrivals: str = "") -> Path:
     """Return the folder of datasets. Raises WorkloadError if there is none, or if it lacks one of
-    the files that `what` needs."""
+    the files that `what`, a workload or its arrivals, needs."""
+    files = [data_files()[name].path for name in files_of(workload, arrivals)]
     if data is None:
         raise WorkloadError(
             f"{what} needs datasets: --data DIR names the folder with {', '.join(files)}"

@@ -62,7 +62,7 @@ def load_workload(data: Path | None, name: str) -> Workload:
         return _GENERATED[name]()
     if name not in WORKLOADS:
         raise WorkloadError(f"there is no workload {name!r}, allowed: {', '.join(WORKLOADS)}")
-    return _OF_DATA[name](datasets.given(data, name, datasets.FILES[name]))
+    return _OF_DATA[name](datasets.given(data, name, name))
 
 
 class Prompts(Source):

@@ -7,32 +7,27 @@ from pathlib import Path
 from typing import Any
 
 from bench.simulator.presets import Engine
-from bench.workloads.agents import TRACE, Agents
-from bench.workloads.arrivals import RECORDED, RECORDING
-from bench.workloads.datasets import FILES, given
+from bench.workloads.agents import Agents
+from bench.workloads.arrivals import RECORDED
+from bench.workloads.catalogue import files_of
+from bench.workloads.datasets import given
 from bench.workloads.lengths import RECORDINGS, WithDeadlines
 from bench.workloads.prompt_source import WORKLOADS, Prompts
 from bench.workloads.source import Source
-from bench.workloads.triage import LABELS, LENGTHS, Urgent
+from bench.workloads.triage import Urgent
 from bench.workloads.two_kinds import TwoKinds
 from sage_sched.fields import ConfigError
 
 NAMES = (*WORKLOADS, *RECORDINGS, "triage", "agents", "two kinds")
-# The files that workloads need, in the folder of datasets.
-_FILES = {
-    **FILES,
-    **{name: (file,) for name, (file, *_) in RECORDINGS.items()},
-    "triage": (LABELS, LENGTHS),
-    "agents": (TRACE,),
-}
 
 
 def check_data(workload: Mapping[str, Any], arrivals: str, data: Path | None) -> None:
     """Raise WorkloadError if the folder of datasets lacks a file of these requests."""
-    if (name := workload.get("name", "")) in _FILES:
-        given(data, f"the workload {name}", _FILES[name])
+    name = str(workload.get("name", ""))
+    if files_of(name, ""):
+        given(data, f"the workload {name}", name)
     if arrivals == RECORDED:
-        given(data, "the trace of recorded arrivals", [RECORDING])
+        given(data, "the trace of recorded arrivals", "", arrivals)
 
 
 def source_of(workload: Mapping[str, Any], engine: Engine, data: Path | None) -> Source:
@@ -49,11 +44,11 @@ def source_of(workload: Mapping[str, Any], engine: Engine, data: Path | None) ->
         if name == "two kinds":
             return TwoKinds(**options)
         if name == "agents":
-            return Agents(given(data, name, _FILES[name]), engine, **options)
+            return Agents(given(data, name, name), engine, **options)
         if name == "triage":
-            return Urgent(given(data, name, _FILES[name]), **options)
+            return Urgent(given(data, name, name), **options)
         if name in RECORDINGS:
-            return WithDeadlines(given(data, name, _FILES[name]), name, **options)
+            return WithDeadlines(given(data, name, name), name, **options)
     except TypeError as error:
         raise ConfigError(f"workload {name}: {error}") from error
     raise ConfigError(f"there is no workload {name!r}, known: {', '.join(NAMES)}")
