@@ -41,6 +41,7 @@ class Incoming:
     is_dry_run: whether it only asks how long it would take.
     told: the place for a refusal, or for a note that the request was degraded, until its HTTP
         answer is sent (patches/http/refused.py); None if it needs none.
+    num_regex_steps: the steps of a matcher that its stop_regex may take in each decode step.
     tell_at_tokens: the age in tokens at which the history is told that the answer goes on.
     """
 
@@ -55,6 +56,7 @@ class Incoming:
     handle: int | None = None
     is_dry_run: bool = False
     told: dict[str, Any] | None = None
+    num_regex_steps: float = 0.0
     tell_at_tokens: int = 64
 
     def __reduce__(self) -> tuple[type, tuple[()]]:

@@ -20,6 +20,7 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from patches.compat import contract_error
+from patches.http.incoming import Incoming, incoming
 
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
 # SGLang makes tensors of these numbers, or counts by them, without a check of their range. The
@@ -52,9 +53,12 @@ _NORMALIZED = "is_normalized"
 # The only route whose fields SGLang does not check.
 _UNCHECKED_ROUTE = "vertex_generate"
 # SGLang searches for stop_regex in each decode step: in the last tokens, or in the whole answer if
-# a match has no length limit.
-_CHARS_PER_TOKEN, _CHARS_OF_ANSWER = 8, 100_000
+# a match has no length limit. All running requests together take at most this many steps of
+# Python's matcher in each decode step, about 0.1 s.
+_CHARS_OF_ANSWER = 100_000
 _MOST_REGEX_STEPS = 1e6
+# The longest token if there is no tokenizer. Usual vocabularies have runs of 128 spaces.
+_MOST_CHARS_OF_TOKEN = 128
 
 
 def check_body(obj: GenerateReqInput, route: str | None) -> None:
@@ -146,7 +150,7 @@ def check_tokenized(
         raise ValueError("the prompt is empty: it has no tokens")
     _check_numbers(tokenized, manager.model_config.vocab_size)
     _check_sampling(tokenized.sampling_params, manager.model_config.vocab_size)
-    _check_regex(tokenized.sampling_params)
+    _check_regex(manager, obj, tokenized.sampling_params)
     if (getattr(tokenized.sampling_params, "beam_width", None) or 1) > 1:
         raise ValueError(
             "beam_width above 1: beam search is not supported, because it can end the server when "
@@ -204,25 +208,52 @@ def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     _check_all("logit_bias", biases.values(), -_MOST_BIAS, _MOST_BIAS)
 
 
-def _check_regex(sampling: SamplingParams) -> None:
-    """Raise ValueError for a stop_regex that may keep a scheduler busy in each step. Python's
-    matcher tries all ways to match; this bounds their number for any text."""
+def _check_regex(
+    manager: TokenizerManager, obj: GenerateReqInput, sampling: SamplingParams
+) -> None:
+    """Raise ValueError for a stop_regex that, with those of other running requests, may keep a
+    scheduler busy in each step. Python's matcher tries all ways to match; this bounds their number
+    for any text."""
     patterns = getattr(sampling, "stop_regex_strs", None) or ()
     if not patterns:
         return
     num_tokens = max(sampling.stop_regex_max_len, sampling.stop_str_max_len) + 1
-    num_chars = min(_CHARS_PER_TOKEN * num_tokens, _CHARS_OF_ANSWER)
+    num_chars = min(_longest_token(manager.tokenizer) * num_tokens, _CHARS_OF_ANSWER)
     num_steps = 0.0
     for pattern in patterns:
         parsed = list(sre_parser.parse(pattern))
         # Nothing follows a repetition at the end, so its first way is taken.
         is_open = bool(parsed) and parsed[-1][0] in _REPEATS and _ways(parsed[-1][1][2]) == 1
         num_steps += num_chars * _ways(parsed[:-1] if is_open else parsed)
-    if num_steps > _MOST_REGEX_STEPS:
+    num_steps *= getattr(sampling, "n", None) or 1
+    # Each HTTP process knows its own requests.
+    most = _MOST_REGEX_STEPS / max(1, manager.server_args.tokenizer_worker_num)
+    if num_steps > most:
         raise ValueError(
             f"stop_regex is {patterns!r:.80}, which can take too long to look for. Give "
             "repetitions a small upper bound, as in {0,8}, and do not nest them"
         )
+    # Samples share the state of their request.
+    running = {id(kept): kept for kept in map(_kept, manager.rid_to_state.values()) if kept}
+    running.pop(id(incoming(obj)), None)
+    if num_steps + sum(kept.num_regex_steps for kept in running.values()) > most:
+        raise ValueError(
+            f"stop_regex is {patterns!r:.80}, which can take too long to look for beside those of "
+            "the requests that run now: ask again later, or give a simpler one"
+        )
+    incoming(obj).num_regex_steps = num_steps
+
+
+def _kept(state: Any) -> Incoming | None:
+    return getattr(state.obj, "sage", None)
+
+
+@functools.cache
+def _longest_token(tokenizer: Any) -> int:
+    """Return an upper bound on the characters of a token. A vocabulary has at least one character
+    for each."""
+    vocabulary = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else ()
+    return max(map(len, vocabulary), default=_MOST_CHARS_OF_TOKEN)
 
 
 _REPEATS = (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT)

@@ -16,8 +16,22 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from patches.http.validation import check_body, check_prompt, check_tokenized
 
 CONFIG = SimpleNamespace(vocab_size=100, hidden_size=2)
-MANAGER: Any = SimpleNamespace(model_config=CONFIG, mm_processor=None)
-SEEING: Any = SimpleNamespace(model_config=CONFIG, mm_processor=object())
+
+
+class Manager:
+    """longest: the characters of the vocabulary's longest token."""
+
+    def __init__(self, longest: int = 8, num_workers: int = 1, sees: bool = False) -> None:
+        self.model_config = CONFIG
+        self.mm_processor = object() if sees else None
+        self.server_args = SimpleNamespace(tokenizer_worker_num=num_workers)
+        self.rid_to_state: dict[str, Any] = {}
+        self.get_vocab = lambda: {" ": 0, " " * longest: 1}
+        self.tokenizer = self
+
+
+MANAGER: Any = Manager()
+SEEING: Any = Manager(sees=True)
 
 
 def asked(shows: bool = False, **fields: Any) -> Any:
@@ -131,6 +145,30 @@ def test_a_field_is_refused_or_accepted(
             check(**{field: value})
     for value in right:
         check(**{field: value})
+
+
+def test_searches_of_all_running_requests_are_bounded() -> None:
+    def starts(manager: Any, rid: str, **given: Any) -> None:
+        request = asked()
+        manager.rid_to_state[rid] = SimpleNamespace(obj=request)
+        try:
+            check_tokenized(manager, request, tokenized([3], given))
+        except ValueError:
+            del manager.rid_to_state[rid]
+            raise
+
+    spaces = "(?: | ){11}b"  # counted as 4,096 ways at each of 8 * 13 characters
+    manager: Any = Manager()
+    for rid in ("a", "b"):
+        starts(manager, rid, stop_regex=spaces)
+    starts(manager, "cheap", stop_regex="b")
+    with pytest.raises(ValueError, match="beside those of the requests that run now"):
+        starts(manager, "c", stop_regex=spaces)
+    del manager.rid_to_state["a"]
+    starts(manager, "c", stop_regex=spaces)
+    for other, more in ((Manager(128), {}), (Manager(num_workers=3), {}), (Manager(), {"n": 3})):
+        with pytest.raises(ValueError, match=r"too long to look for\. Give"):
+            starts(other, "a", stop_regex=spaces, **more)
 
 
 @pytest.mark.parametrize(
