@@ -21,6 +21,8 @@ _SAMPLE = 20_000
 # Numbers in this range, the years 2001 to 2100, are taken for seconds since 1970.
 FIRST_S, LAST_S = 1e9, 4.1e9
 _NUMBER = re.compile(r"\s*[-+]?\d+(\.\d*)?([eE][-+]?\d+)?\s*")
+# As Azure's portal writes it: 11/20/2026, 9:00:00.656 AM
+_US_DATE = re.compile(r"(\d\d?)/(\d\d?)/(\d{4}),? (\d\d?)(:\d\d:\d\d(?:\.\d+)?)(?: ([AP]M))?")
 _MALFORMED = "with a time that cannot be read"
 
 
@@ -162,4 +164,8 @@ def _parsed(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text.replace(",", ".", 1))
     except ValueError:
+        if us := _US_DATE.fullmatch(text):
+            month, day, year, hour, rest, half = us.groups()
+            hours = int(hour) % 12 + 12 * (half == "PM") if half else int(hour)
+            return datetime.fromisoformat(f"{year}-{month:0>2}-{day:0>2}T{hours:02}{rest}")
         raise RowError(_MALFORMED, f"{text!r:.60}") from None

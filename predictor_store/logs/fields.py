@@ -69,9 +69,14 @@ class Row:
 
 
 def value_at(data: Any, path: str) -> Any:
-    """Return the value at a path; None if it is missing or empty."""
+    """Return the value at a path; None if it is missing or empty. In the path, * stands for the
+    first key or element with a value."""
     if isinstance(data, Mapping) and path in data:
         value = data[path]
+    elif path == "*" or path.startswith("*."):
+        values = data.values() if isinstance(data, Mapping) else data
+        found = (value_at(each, path[2:]) for each in values or ()) if path[2:] else values
+        return next((each for each in found if each is not None), None)
     elif "." in path:
         head, _, rest = path.partition(".")
         inner = data.get(head) if isinstance(data, Mapping) else None

@@ -18,12 +18,14 @@ class Context:
     clock: reads the file's times.
     tokenizer: decodes token ids; None if there is none.
     asked: by id, the requests of all files so far whose answers are in other rows or files.
+    held: requests that later rows may complete; they follow the file's last row.
     notes: remarks on the whole file, shown to the user.
     """
 
     clock: Clock
     tokenizer: Any = None
     asked: dict[str, LoggedRequest] = field(default_factory=dict)
+    held: dict[str, LoggedRequest] = field(default_factory=dict)
     notes: set[str] = field(default_factory=set)
 
 
@@ -36,7 +38,8 @@ class Format:
     example: one row.
     gives: the facts that it contains, shown to the user.
     recognizes: whether a row is of this format.
-    read: returns the request of a record; raises RowError, NoRequestError or MALFORMED.
+    read: returns the request of a record, None if it is held; raises RowError, NoRequestError or
+        MALFORMED.
     records: yields the records of a row, each with one request, if a row may have several. A record
         that is no mapping is left out.
     """
@@ -46,5 +49,5 @@ class Format:
     example: str
     gives: str
     recognizes: Callable[[Mapping[str, Any]], bool]
-    read: Callable[[Row, Context], LoggedRequest]
+    read: Callable[[Row, Context], LoggedRequest | None]
     records: Callable[[Mapping[str, Any]], Iterable[Any]] = lambda row: [row]

@@ -96,6 +96,8 @@ class Source:
                 except MALFORMED as error:
                     self.counts.leave_out(place, RowError("that are malformed", repr(error)[:120]))
 
+        yield from ((self.path, request) for request in self.context.held.values())
+
     def _records_of(self, raw: Any) -> Iterator[Any]:
         """Yield what may be a request each, or a RowError."""
         for row in rows_within(raw, self.format) if isinstance(raw, Mapping) else [raw]:

@@ -6,45 +6,48 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from predictor_store.logs.declared import formats
+from predictor_store.logs.fields import parsed
 from predictor_store.logs.format import Format
 from predictor_store.logs.formats import (
-    aiperf,
-    azure,
     bailian,
     bench_serving,
-    burstgpt,
+    claude_code,
     dynamo,
-    guidellm,
-    inference_perf,
+    genai_perf,
     langfuse,
-    litellm,
-    lmsys,
     mooncake,
     openai_batch,
     openai_chat,
     otel,
     sglang,
     shadow,
-    sharegpt,
     table,
-    ultrachat,
     weka,
-    wildchat,
 )
 
+_OF_CODE = {
+    each.name: each
+    for each in (
+        bailian.FORMAT, bench_serving.FORMAT, claude_code.FORMAT, dynamo.FORMAT, genai_perf.FORMAT,
+        langfuse.FORMAT, mooncake.FORMAT, openai_batch.INPUT, openai_batch.OUTPUT,
+        openai_chat.FORMAT, otel.FORMAT, sglang.FORMAT, sglang.EXPORTED, shadow.FORMAT,
+        table.FORMAT, weka.FORMAT,
+    )
+}  # fmt: skip
 # If several formats recognise a row, the first one reads it.
-FORMATS: tuple[Format, ...] = (
-    sglang.FORMAT, shadow.FORMAT, bench_serving.FORMAT, aiperf.FORMAT, guidellm.FORMAT,
-    inference_perf.FORMAT, dynamo.FORMAT, bailian.FORMAT, mooncake.FORMAT, weka.FORMAT,
-    burstgpt.FORMAT, azure.FORMAT, litellm.FORMAT, langfuse.FORMAT, otel.FORMAT,
-    openai_batch.OUTPUT, openai_batch.INPUT, wildchat.FORMAT, lmsys.FORMAT,
-    ultrachat.FORMAT, openai_chat.FORMAT, sharegpt.FORMAT, table.FORMAT,
+_ORDER = (
+    "sglang", "sglang-export", "shadow", "bench-serving", "aiperf", "genai-perf", "guidellm",
+    "inference-perf", "dynamo", "bailian", "mooncake", "weka", "claude-code", "burstgpt", "azure",
+    "apim", "bedrock", "kong", "litellm", "datadog", "langfuse", "otel", "openai-batch",
+    "openai-batch-input", "wildchat", "lmsys", "ultrachat", "openai-chat", "sharegpt", "table",
 )  # fmt: skip
+FORMATS: tuple[Format, ...] = tuple((_OF_CODE | formats())[name] for name in _ORDER)
 BY_NAME = {each.name: each for each in FORMATS}
 # The names of objects and lists that exports put around rows.
 _AROUND = (
     "row", "_source", "hits", "event", "standard_logging_object", "record", "log", "json",
-    "jsonPayload", "data", "value",
+    "jsonPayload", "data", "value", "attributes", "message",
 )  # fmt: skip
 _MOST_LEVELS = 4
 
@@ -71,6 +74,8 @@ def rows_within(row: Mapping[str, Any], wanted: Format | None = None, level: int
         return [row]
     found: list[Any] = []
     for name, value in row.items():
+        if name in _AROUND:  # exports may write a row as text
+            value = parsed(value)
         values = value if isinstance(value, list) else [value] if name in _AROUND else []
         inner = [
             each

@@ -52,7 +52,9 @@ def _text_rows(path: Path) -> Rows:
     line = 0
     try:
         with opened_lines(path) as lines:
-            numbered = ((line, text) for line, text in enumerate(lines, 1) if text.strip())
+            numbered = server_lines.unwrapped(
+                (line, text) for line, text in enumerate(lines, 1) if text.strip()
+            )
             line, first = next(numbered, (0, ""))
             if "\0" in first:
                 raise DatasetError(f"{path} is neither text, Parquet, gzip nor zstd")

@@ -6,6 +6,7 @@ files of --log-requests-target (sglang/srt/utils/request_logger.py and log_utils
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -17,6 +18,34 @@ _LINE = re.compile(r"\[\d{4}-\d\d-\d\d ")
 # At most this many characters of possible noise are held back; each line costs _STRAY_CHARS more.
 _MOST_STRAY_CHARS, _STRAY_CHARS = 2**24, 200
 _TEXT_FORMAT = "] Finish: obj="
+
+
+# What CRI, kubectl, docker compose and systemd's journal put before a container's line.
+_PREFIX = re.compile(
+    r"(?:\[pod/\S+\] |[\w.-]+ +\| |\d{4}-\d\d-\d\dT[\d:.,]+(?:Z|[+-]\d\d:?\d\d) )+"
+    r"(?:std(?:out|err) (?P<part>[FP])(?::\S*)? )?"
+)
+
+
+def unwrapped(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """Yield numbers and lines without the prefixes of containers' logs, and those that were split
+    as one."""
+    begun = ""
+    for number, line in numbered:
+        prefix = _PREFIX.match(line)
+        text = line[prefix.end() :] if prefix else line
+        is_whole = not (prefix and prefix["part"] == "P")
+        if text.startswith('{"log":'):  # Docker's json-file, which splits long lines too
+            with contextlib.suppress(ValueError, RecursionError):
+                row = json.loads(text)
+                if "stream" in row and isinstance(row["log"], str):
+                    text, is_whole = row["log"], row["log"].endswith("\n")
+        begun += text if is_whole else text.rstrip("\n")
+        if is_whole:
+            yield number, begun
+            begun = ""
+    if begun:
+        yield number, begun
 
 
 def is_line(line: str) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from predictor_store.logs.errors import NoRequestError
-from predictor_store.logs.fields import Row, cap
+from predictor_store.logs.errors import NoRequestError, RowError
+from predictor_store.logs.fields import Row, cap, parsed
 from predictor_store.logs.format import Context, Format
 from predictor_store.logs.messages import was_cut
 from predictor_store.logs.request import LoggedRequest
@@ -47,6 +47,21 @@ def _read(row: Row, context: Context) -> LoggedRequest:
     )
 
 
+def _read_exported(row: Row, context: Context) -> LoggedRequest:
+    """Return the request of a row that has what the log's "obj" has in request_parameters, and what
+    the log has in "meta_info" itself."""
+    parameters = parsed(row.data["request_parameters"])
+    received = row.find("arrival", "request_received_ts")
+    end = row.find("arrival", "response_sent_to_client_ts")
+    event = {"event": "request.finished", "obj": parameters, "out": {"meta_info": row.data}}
+    if end is None:
+        raise RowError("without an arrival time", "it has no response_sent_to_client_ts")
+    request = _read(Row({**event, "timestamp": end}, row.usage), context)
+    if received is not None:
+        request.arrival = context.clock.read(received, "s")
+    return request
+
+
 def _cap_of(asked: Mapping[str, Any]) -> int | None:
     # As in sglang/srt/sampling/sampling_params.py: a missing cap is 128, and null is no cap.
     sampling = asked.get("sampling_params")
@@ -56,6 +71,17 @@ def _cap_of(asked: Mapping[str, Any]) -> int | None:
     return 0 if given is None else cap(given, "max_new_tokens")
 
 
+EXPORTED = Format(
+    "sglang-export",
+    "SGLang's own export of requests: `--export-metrics-to-file`; prompts and caps with "
+    "`--log-requests-level 2`",
+    r"""{"request_parameters": "{\"text\": \"Why?\", \"sampling_params\": {}}", """
+    '"prompt_tokens": 12, "completion_tokens": 30, "e2e_latency": 2.5, "finish_reason": {"type": '
+    '"stop"}, "response_sent_to_client_ts": 1790000002.5}',
+    "arrivals, lengths, caps, prompts",
+    lambda row: {"request_parameters", "completion_tokens", "e2e_latency"} <= row.keys(),
+    _read_exported,
+)
 FORMAT = Format(
     "sglang",
     "SGLang's request log: `--log-requests --log-requests-level 2 --log-requests-format json`, or "

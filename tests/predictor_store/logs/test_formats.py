@@ -17,7 +17,7 @@ from predictor_store.logs.registry import FORMATS, format_of
 from predictor_store.logs.request import LoggedRequest
 from predictor_store.logs.rows import raw_rows
 from predictor_store.logs.summary import lines_of
-from tests.predictor_store.logs.variants import VARIANTS, filled, made
+from tests.predictor_store.logs.variants import VARIANTS, date, filled, made
 from tests.predictor_store.samples import lines
 
 ASKED = made()
@@ -186,6 +186,82 @@ def test_a_batch_takes_its_prompts_from_the_input_file(tmp_path: Path) -> None:
     lines(tmp_path / "b_input.jsonl", *bodies)
     found = [each for source in LogReader([str(tmp_path)]).sources() for _, each in source]
     assert [(each.prompt, each.cap_tokens) for each in found] == [(a.text, 800) for a in ASKED]
+
+
+def test_a_request_of_several_rows_counts_once(tmp_path: Path) -> None:
+    logged = VARIANTS["API Management"].changed(A, '{"CorrelationId": "c"}')
+    found, source, _ = read(
+        lines(tmp_path / "log", *[logged | {"SequenceNumber": n} for n in (0, 1)])
+    )
+    assert (len(found), source.counts.other) == (1, 1)
+
+
+def said(uuid: str, parent: str, at_s: float, **more: Any) -> dict[str, Any]:
+    """A row of a session of Claude Code."""
+    message = {"role": "user", "content": more.pop("text", "")}
+    return {"type": "user", "sessionId": "s", "uuid": uuid, "parentUuid": parent or None,
+            "timestamp": date(A.start_s + at_s), "message": message, **more}  # fmt: skip
+
+
+def answer(num_out: int, **more: Any) -> dict[str, Any]:
+    usage = {"input_tokens": 7, "cache_read_input_tokens": 100, "cache_creation_input_tokens": 3}
+    message = {"id": "m", "usage": {**usage, "output_tokens": num_out}, **more}
+    return {"type": "assistant", "message": message}
+
+
+def test_turns_of_an_agent_wait_for_tools_and_count_once(tmp_path: Path) -> None:
+    """Parts of an answer are rows of their own, and the last has its length. A subagent runs beside
+    its session."""
+    log_file = lines(
+        tmp_path / "log", {"type": "summary", "summary": "Hello", "leafUuid": "f"},
+        said("a", "", 0.0, text="Why?"),
+        said("b", "a", 2.0, **answer(1), requestId="one"),
+        said("c", "b", 3.0, **answer(50, stop_reason="tool_use"), requestId="one"),
+        said("d", "c", 9.0),  # what the tool has found
+        said("e", "d", 12.0, **answer(20, stop_reason="max_tokens"), requestId="two"),
+        said("f", "e", 13.0, **answer(0, model="<synthetic>"), isApiErrorMessage=True),
+        said("x", "", 4.0, text="Look!", isSidechain=True, agentId="sub"),
+        said("y", "x", 6.0, **answer(30), requestId="three", isSidechain=True, agentId="sub"),
+    )  # fmt: skip
+    found, source, _ = read(log_file)
+    begin_s = A.start_s
+    assert [
+        (r.arrival and round(r.arrival - begin_s, 3), r.end and round(r.end - begin_s, 3),
+         r.input_tokens, r.output_tokens, r.is_cut, r.prompt, r.session, r.id, r.parent)
+        for r in found
+    ] == [
+        (0.0, 3.0, 110, 50, False, "Why?", "s", "one", ""),
+        (9.0, 12.0, 110, 20, True, "Why?", "s", "two", "one"),
+        (4.0, 6.0, 110, 30, False, "Look!", "s sub", "three", ""),
+    ]  # fmt: skip
+    assert (source.counts.left_out.total(), source.counts.other) == (1, 4)
+
+
+def test_a_stream_of_genai_perf_has_lengths_if_its_usage_was_asked_for(tmp_path: Path) -> None:
+    def piece(**event: Any) -> dict[str, str]:
+        return {"response": f"data: {json.dumps(event)}\n\n"}
+
+    words = [piece(choices=[{"delta": {"content": text}}]) for text in ("So", ".")]
+    usage = piece(choices=[], usage=A.usage) | {}
+    asked = {
+        "timestamp": 1_790_000_000_000_000_000, "response_timestamps": [1_790_000_002_500_000_000],
+        "request_inputs": {"payload": json.dumps({"messages": A.messages, "max_tokens": 800})},
+    }  # fmt: skip
+    requests = [
+        asked | {"response_outputs": [*words, usage, {"response": "data: [DONE]"}]},
+        asked | {"response_outputs": words},
+        asked | {"response_outputs": [piece(error={"message": "busy"})]},
+    ]
+    whole = log(tmp_path, json.dumps({"experiments": [{"requests": requests}]}))
+    found, source, _ = read(whole)
+    assert [
+        (r.input_tokens, r.output_tokens, r.output, r.prompt, r.cap_tokens, r.arrival, r.end)
+        for r in found
+    ] == [
+        (length_in, length_out, "So.", A.text, 800, 1.79e9, 1.79e9 + 2.5)
+        for length_in, length_out in ((A.inputs, A.outputs), (None, None))
+    ]
+    assert source.counts.left_out.total() == 1
 
 
 def test_a_format_can_be_named(tmp_path: Path) -> None:

@@ -1,0 +1,130 @@
+"""Reads the formats that formats.toml declares."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from predictor_store.logs import conversations
+from predictor_store.logs.errors import NoRequestError, RowError
+from predictor_store.logs.fields import Row, parsed, plain_name, value_at
+from predictor_store.logs.format import Context, Format
+from predictor_store.logs.messages import answer_of, cap_of, prompt_of, was_cut
+from predictor_store.logs.request import LoggedRequest
+
+_FILE = Path(__file__).with_name("formats.toml")
+# The field that a record gets for the place of its list.
+_LIST = "sage_list"
+_SEEN = LoggedRequest()
+
+
+def formats() -> dict[str, Format]:
+    """Return the declared formats by name."""
+    return {
+        name: _format(name, entry)
+        for name, entry in tomllib.loads(_FILE.read_text("utf-8")).items()
+    }
+
+
+def _format(name: str, entry: Mapping[str, Any]) -> Format:
+    about = name, entry["title"], entry["example"], entry["gives"]
+    declared = _Declared(entry)
+    return Format(*about, declared.recognizes, declared.reader, declared.records)
+
+
+class _Declared:
+    """A format, by its entry in formats.toml."""
+
+    def __init__(self, entry: Mapping[str, Any]) -> None:
+        self._entry = entry
+        self._is_chat = entry.get("is_chat", False)
+        self.reader: Callable[[Row, Context], LoggedRequest] = (
+            conversations.read if self._is_chat else self.read
+        )
+
+    def recognizes(self, row: Mapping[str, Any]) -> bool:
+        is_named = all(
+            any(_is_at(row, path) for path in paths.split(" | "))
+            for paths in self._entry.get("has", ())
+        )
+        is_it = is_named and all(_matches(row, *each) for each in self._patterns("is"))
+        return is_it and (not self._is_chat or bool(conversations.chat_of(row)))
+
+    def records(self, row: Mapping[str, Any]) -> Iterator[Any]:
+        lists = self._entry.get("lists")
+        for path in lists or ():
+            for each in _elements(row, path):
+                yield {**each, _LIST: path} if isinstance(each, Mapping) else each
+        if lists is None:
+            yield row
+
+    def read(self, row: Row, context: Context) -> LoggedRequest:
+        """Return the request of a record. Raises RowError, NoRequestError."""
+        entry, data = self._entry, row.data
+        if any(_matches(data, *each) for each in self._patterns("skip")):
+            raise NoRequestError
+        for path, pattern in self._patterns("failed"):
+            if _matches(data, path, pattern):
+                raise RowError("that failed", f"{path} is {value_at(data, path)!r:.60}")
+        if once := row.text(*entry.get("once", ())):
+            if once in context.asked:
+                raise NoRequestError
+            context.asked[once] = _SEEN
+        prompt, answer = (parsed(row.find(of, *entry.get(of, ()))) for of in ("prompt", "answer"))
+        has_session = "session_if" not in entry or _is_at(data, entry["session_if"])
+        request = LoggedRequest(
+            input_tokens=self._tokens(row, "input"),
+            output_tokens=self._tokens(row, "output"),
+            output=answer_of(answer) if answer else None,
+            cap_tokens=cap_of(row, *entry["caps_in"]) if "caps_in" in entry else None,
+            is_cut=was_cut(row.find("finish", *entry.get("finish", ()))),
+            prompt=prompt_of(prompt) if prompt else "",
+            ttlt_s=row.seconds(
+                "time to last token", *entry.get("ttlt", ()), unit=entry.get("ttlt_unit", "s")
+            ),
+            session=row.session(*entry.get("session", ())) if has_session else "",
+        )
+        request.arrival, request.end = (self._time(row, of, context) for of in ("arrival", "end"))
+        return request
+
+    def _time(self, row: Row, meaning: str, context: Context) -> float | None:
+        for path in self._entry.get(meaning, ()):
+            if (value := row.find(meaning, path)) is not None:
+                unit = plain_name(path.rpartition(".")[2])[1]
+                return context.clock.read(value, unit or self._entry.get("time_unit"))
+        return None
+
+    def _patterns(self, key: str) -> Iterator[tuple[str, str]]:
+        yield from self._entry.get(key, {}).items()
+
+    def _tokens(self, row: Row, meaning: str) -> int | None:
+        """Return the first field with the tokens. A field after a + is added if it is there."""
+        for paths in self._entry.get(meaning, ()):
+            first, *others = paths.split(" + ")
+            if (tokens := row.tokens(meaning, first)) is not None:
+                return tokens + sum(row.tokens("", path) or 0 for path in others)
+        return None
+
+
+def _is_at(data: Any, path: str) -> bool:
+    return path in data or value_at(data, path) is not None
+
+
+def _matches(data: Any, path: str, pattern: str) -> bool:
+    """Whether the whole value at the path matches, as text: "" for a missing one, 0 or false."""
+    value = value_at(data, path) or ""
+    return re.fullmatch(pattern, str(value), re.IGNORECASE | re.DOTALL) is not None
+
+
+def _elements(data: Any, path: str) -> Iterator[Any]:
+    """Yield the elements of the lists at a path, in which * stands for any element of a list."""
+    before, star, after = path.partition(".*.")
+    found = value_at(data, before)
+    for each in found if isinstance(found, list) else ():
+        if star:
+            yield from _elements(each, after)
+        else:
+            yield each
