@@ -17,6 +17,7 @@ from patches.hook import AFTER, AROUND, BEFORE, Awaited, Hooks
 from patches.http.answers import learn
 from patches.http.incoming import chat_hooks
 from patches.http.intake import begin, encode, is_encoded, open_body, receive
+from patches.http.keep_open import note_stream
 from patches.http.refused import note_degraded, note_refusal, note_request
 from patches.http.state import HttpState, http_state
 from patches.messages import EarlyAbort
@@ -43,6 +44,7 @@ def _before_generate(self: Manager, obj: GenerateReqInput, request: Any = None) 
     if http_state(self) is not None and isinstance(obj, GenerateReqInput):
         open_body(obj, request)
         note_request(obj, request)
+        note_stream(obj, request)
 
 
 @http_hooks.at(f"{_MANAGER}._init_req_state", BEFORE, "obj", "request")

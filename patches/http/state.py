@@ -8,6 +8,7 @@ from typing import Any
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.server_args import ServerArgs
 
+from patches.http.keep_open import add_comments
 from patches.http.metrics import HttpMetrics
 from patches.http.refused import add_refused_responses
 from patches.http.settings_route import add_settings_route
@@ -29,8 +30,8 @@ class HttpState:
     """
 
     def __init__(self, manager: TokenizerManager, server_args: ServerArgs) -> None:
-        """Add the route /sage/settings and the answers to refused requests, and start the
-        prediction worker."""
+        """Add the route /sage/settings, the answers to refused requests and comments in streams,
+        and start the prediction worker."""
         self.config: SageConfig = server_args._sage_config
         self.predicts: bool = server_args.disaggregation_mode != "prefill"
         model = server_args.served_model_name or server_args.model_path
@@ -42,6 +43,7 @@ class HttpState:
         self.may_refuse = self.config.overload.enabled
         add_settings_route(manager, self._switched)
         add_refused_responses(lambda: self.may_refuse)
+        add_comments(self.config.http.comment_every_ms / 1e3)
         read_outlooks()
         if self.predicts:
             self.client.start()  # the schedulers are loading the model meanwhile

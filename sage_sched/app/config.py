@@ -146,6 +146,15 @@ class DecodeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """What clients of the HTTP server see besides their answers."""
+
+    comment_every_ms: Annotated[float, Meta(ge=100)] = 15_000.0
+    """Streams that are silent for so long get a comment, which clients ignore, so that no proxy
+    closes them. `inf`: none."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepTimeConfig:
     """The duration of this server's steps. Without this section the server learns it.
 
@@ -209,6 +218,7 @@ class SageConfig:
     preemption: PreemptionConfig = field(default_factory=PreemptionConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     overload: OverloadConfig = field(default_factory=OverloadConfig)
+    http: HttpConfig = field(default_factory=HttpConfig)
     step_time: StepTimeConfig | None = None
 
     @classmethod
