@@ -69,15 +69,17 @@ class _Declared:
         for path, pattern in self._patterns("failed"):
             if _matches(data, path, pattern):
                 raise RowError("that failed", f"{path} is {value_at(data, path)!r:.60}")
-        if once := row.text(*entry.get("once", ())):
-            if once in context.asked:
+        output_tokens = self._tokens(row, "output")
+        if "once" in entry:
+            once = row.text(*entry["once"])
+            if output_tokens is None or (once and once in context.asked):
                 raise NoRequestError
             context.asked[once] = _SEEN
         prompt, answer = (parsed(row.find(of, *entry.get(of, ()))) for of in ("prompt", "answer"))
         has_session = "session_if" not in entry or _is_at(data, entry["session_if"])
         request = LoggedRequest(
             input_tokens=self._tokens(row, "input"),
-            output_tokens=self._tokens(row, "output"),
+            output_tokens=output_tokens,
             output=answer_of(answer) if answer else None,
             cap_tokens=cap_of(row, *entry["caps_in"]) if "caps_in" in entry else None,
             is_cut=was_cut(row.find("finish", *entry.get("finish", ()))),

@@ -22,7 +22,7 @@ _TEXT_FORMAT = "] Finish: obj="
 
 # What CRI, kubectl, docker compose and systemd's journal put before a container's line.
 _PREFIX = re.compile(
-    r"(?:\[pod/\S+\] |[\w.-]+ +\| |\d{4}-\d\d-\d\dT[\d:.,]+(?:Z|[+-]\d\d:?\d\d) )+"
+    r"(?:\[pod/\S+\] |[\w.-]+ +\| (?=[{\[])|\d{4}-\d\d-\d\dT[\d:.,]+(?:Z|[+-]\d\d:?\d\d) )+"
     r"(?:std(?:out|err) (?P<part>[FP])(?::\S*)? )?"
 )
 

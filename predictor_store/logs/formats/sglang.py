@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from predictor_store.logs.errors import NoRequestError, RowError
+from predictor_store.logs.errors import NoRequestError
 from predictor_store.logs.fields import Row, cap, parsed
 from predictor_store.logs.format import Context, Format
 from predictor_store.logs.messages import was_cut
@@ -34,9 +34,9 @@ def _read(row: Row, context: Context) -> LoggedRequest:
     elif len(text) == _CUT_TEXT_CHARS:
         text = text[:1024]  # the part before the cut
     ttlt_s = row.seconds("time to last token", "out.meta_info.e2e_latency") or 0.0
-    reason = meta.get("finish_reason")
+    reason, at = meta.get("finish_reason"), row.data["timestamp"]
     return LoggedRequest(
-        arrival=context.clock.read(row.data["timestamp"], "s") - ttlt_s,
+        arrival=None if at is None else context.clock.read(at, "s") - ttlt_s,
         input_tokens=row.tokens("input", "out.meta_info.prompt_tokens"),
         output_tokens=row.tokens("output", "out.meta_info.completion_tokens"),
         cap_tokens=_cap_of(asked),
@@ -52,13 +52,15 @@ def _read_exported(row: Row, context: Context) -> LoggedRequest:
     the log has in "meta_info" itself."""
     parameters = parsed(row.data["request_parameters"])
     received = row.find("arrival", "request_received_ts")
-    end = row.find("arrival", "response_sent_to_client_ts")
+    end = row.find("arrival", "response_sent_to_client_ts", "request_finished_ts")
     event = {"event": "request.finished", "obj": parameters, "out": {"meta_info": row.data}}
-    if end is None:
-        raise RowError("without an arrival time", "it has no response_sent_to_client_ts")
-    request = _read(Row({**event, "timestamp": end}, row.usage), context)
+    request = _read(
+        Row({**event, "timestamp": received if end is None else end}, row.usage), context
+    )
     if received is not None:
         request.arrival = context.clock.read(received, "s")
+    elif end is None:
+        context.notes.add("streams have times only with --enable-metrics")
     return request
 
 
@@ -73,8 +75,8 @@ def _cap_of(asked: Mapping[str, Any]) -> int | None:
 
 EXPORTED = Format(
     "sglang-export",
-    "SGLang's own export of requests: `--export-metrics-to-file`; prompts and caps with "
-    "`--log-requests-level 2`",
+    "SGLang's own export of requests: `--export-metrics-to-file --enable-metrics`; prompts and "
+    "caps with `--log-requests-level 2`",
     r"""{"request_parameters": "{\"text\": \"Why?\", \"sampling_params\": {}}", """
     '"prompt_tokens": 12, "completion_tokens": 30, "e2e_latency": 2.5, "finish_reason": {"type": '
     '"stop"}, "response_sent_to_client_ts": 1790000002.5}',

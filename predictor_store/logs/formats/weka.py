@@ -51,7 +51,9 @@ def _steps(
             before, parent = f"{agent} step {number}", before
             yield {**step, **about, "t": t, _AGENT: agent, _ID: before, _PARENT: parent}
         else:
-            yield step
+            yield RowError(
+                "with a time that cannot be read", f"t of {agent} step {number} is {t!r:.40}"
+            )
 
 
 def _read(row: Row, context: Context) -> LoggedRequest:
