@@ -60,7 +60,6 @@ class Req(Protocol):
     time_stats: Any
     to_finish: object | None
     finished_reason: object | None
-    customized_info: dict[str, list[Any]] | None
     lock: Any
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 
 from sglang.srt.managers.io_struct import AbortReq, BaseReq, hook_custom_types
 
-from sage_sched.overload import Decision, Refusal
+from sage_sched.overload import Refusal
 from sage_sched.overload.waits import Newcomer
 
 
@@ -107,23 +107,18 @@ def in_abort(refusal: Refusal) -> dict[str, str | int]:
     }
 
 
-def times_ms(newcomer: Newcomer, mode: str) -> dict[str, int]:
-    """Return the predicted times that a server of this disaggregation mode knows."""
+def answer_in_abort(newcomer: Newcomer, refusal: Refusal | None, mode: str) -> dict[str, str | int]:
+    """Return the answer to a dry run on a server of this disaggregation mode as the reason of an
+    AbortReq. It holds the predicted times that such a server knows."""
+    refused = {} if refusal is None else in_abort(refusal)
     times_s = {"ttft_ms": newcomer.ttft_s, "ttlt_ms": newcomer.ttlt_s}
     known = {"prefill": ["ttft_ms"], "decode": ["ttlt_ms"]}.get(mode, [*times_s])
-    return {name: round(1e3 * times_s[name]) for name in known}
-
-
-def answer_in_abort(decision: Decision, mode: str = "null") -> dict[str, str | int]:
-    """Return the answer to a dry run as the reason of an AbortReq."""
-    newcomer, refusal = decision.newcomer, decision.refusal
-    refused = {} if refusal is None else in_abort(refusal)
     return {
         **refused,
         "type": "abort",
         "status_code": REFUSED,
         "message": "a dry run",
-        **{f"{_REFUSAL}{name}": ms for name, ms in times_ms(newcomer, mode).items()},
+        **{f"{_REFUSAL}{name}": round(1e3 * times_s[name]) for name in known},
         f"{_REFUSAL}late": int(refusal is not None),
     }
 

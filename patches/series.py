@@ -43,9 +43,6 @@ SERIES: Mapping[str, _Kind] = {
     "refused_total": _Kind(
         "counter", "Requests refused for too long a predicted time (ttft, ttlt).", ("metric",)
     ),
-    "degraded_total": _Kind(
-        "counter", "Requests degraded instead of refused (overload.action).", ("action",)
-    ),
     "predicted_time_ratio": _Kind(
         "gauge", "Real times of the latest 500 requests, divided by predicted ones.", ("metric",)
     ),

@@ -13,11 +13,8 @@ DEFAULT_URGENCY = 3
 LEAST_WEIGHT, MOST_WEIGHT = 1e-3, 1e3
 LEAST_SLO_MS, MOST_SLO_MS = 1e-3, 1e9
 MAX_NAME_CHARACTERS = 256
-# Levels of priorities are at most this far from 0, so that a float holds the sum of a level and
-# BEHIND exactly.
+# Levels of priorities are at most this far from 0, so that a float holds them exactly.
 MOST_LEVEL = 1 << 50
-# Added to the level of a job that is served after all others; more than any two priorities differ.
-BEHIND = 1 << 52
 _RANGES = {
     **dict.fromkeys(("weight", "first_token_weight"), (LEAST_WEIGHT, MOST_WEIGHT)),
     **dict.fromkeys(("ttft_slo_ms", "tpot_slo_ms", "pause_ms"), (LEAST_SLO_MS, MOST_SLO_MS)),
@@ -218,11 +215,6 @@ class Job:
         """Whether others may be preempted for it. If it keeps its memory after its answer, they
         might never get theirs back."""
         return self.is_ranked and not self.keeps_memory
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether it is served after all others, as best effort (sage_sched.overload)."""
-        return self.level >= BEHIND // 2
 
     def pass_starvation_bound(self) -> None:
         self.passed_starvation_bound = True

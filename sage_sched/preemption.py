@@ -140,15 +140,14 @@ def _is_preemptible(
 
     price_s: seconds to move the running job's KV to host memory and back.
 
-    If the waiting job's level is better by more than ServerFacts.level_gap, or only the running job
-    is best effort, the running job is preempted at any price. Within a level the policy decides,
+    If the waiting job's level is better by more than ServerFacts.level_gap, the running job is
+    preempted at any price. Within a level the policy decides,
     unless the waiting job has passed the starvation bound or the swap-out bound (Job.goes_first):
     then the price does not count. A job with a TPOT target is preempted for a job past the swap-out
     bound, but not for one that has only passed the starvation bound.
     """
     if running.level != waiting.level:
-        gap = view.server.level_gap
-        return running.level - waiting.level > gap or running.is_behind > waiting.is_behind
+        return running.level - waiting.level > view.server.level_gap
     if running.goes_first or not (policy.preempts or waiting.goes_first):
         return False
     if waiting.goes_first:

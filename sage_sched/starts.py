@@ -54,12 +54,12 @@ class Starts:
         self.next_s = math.inf
 
     def queued(self, job: Job) -> None:
-        """Note that a job begins to wait. A job that keeps its memory after its answer, or that was
-        set behind, does not start early."""
+        """Note that a job begins to wait. A job that keeps its memory after its answer does
+        not start early."""
         if (
             self._ttft_s < math.inf
             and job.is_ranked
-            and not (job.generated_tokens or job.keeps_memory or job.is_behind)
+            and not (job.generated_tokens or job.keeps_memory)
         ):
             self._fresh[job] = None
 

@@ -165,11 +165,9 @@ class Node:
         if not overload.config.enabled or not isinstance(self._policy, Policy):
             return False
         state.running_jobs()  # brings their ages up to date
-        now_s, any_waits = self.now_s, bool(state.queue)
-        decision = overload.decide(
-            job, self._policy, state.server, now_s, any_waits=any_waits, knows_steps=True
-        )
-        return decision.refusal is not None
+        newcomer = overload.newcomer(job, self._policy, state.server, self.now_s)
+        refusal = overload.refuses(job, newcomer, self.now_s, may_refuse=bool(state.queue))
+        return refusal is not None
 
     def _refused(self, index: int, job: Job) -> None:
         if isinstance(self._policy, Policy):

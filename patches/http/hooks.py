@@ -18,7 +18,7 @@ from patches.http.answers import learn
 from patches.http.incoming import chat_hooks
 from patches.http.intake import begin, encode, is_encoded, open_body, receive
 from patches.http.keep_open import note_stream
-from patches.http.refused import note_degraded, note_refusal, note_request
+from patches.http.refused import note_refusal, note_request
 from patches.http.state import HttpState, http_state
 from patches.messages import EarlyAbort
 from predictor_store.service.supervisor import SharedWorker
@@ -122,21 +122,6 @@ def _before_abort_req(self: Manager, recv_obj: AbortReq) -> None:
 def _before_output(self: Manager, recv_obj: BatchStrOutput) -> None:
     if (ours := http_state(self)) is not None:
         learn(self, ours.client, recv_obj)
-
-
-@http_hooks.at(f"{_MANAGER}.update_request_meta_info", AROUND, "state", "customized_info", "index")
-def _around_meta_info(
-    original: Any,
-    self: Manager,
-    meta_info: dict[str, Any],
-    state: Any,
-    customized_info: dict[str, Any],
-    index: int,
-    finish_reason: dict[str, Any] | None,
-) -> None:
-    if http_state(self) is not None:
-        customized_info = note_degraded(state, customized_info, index)
-    original(self, meta_info, state, customized_info, index, finish_reason)
 
 
 @http_hooks.at(f"{_MANAGER}.get_internal_state", AROUND)

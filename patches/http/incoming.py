@@ -39,8 +39,8 @@ class Incoming:
         back), by time.monotonic. 0 until then.
     is_internal: see is_internal().
     is_dry_run: whether it only asks how long it would take.
-    told: the place for a refusal, or for a note that the request was degraded, until its HTTP
-        answer is sent (patches/http/refused.py); None if it needs none.
+    told: the place for a refusal until its HTTP answer is sent (patches/http/refused.py); None if
+        it needs none.
     num_regex_steps: the steps of a matcher that its stop_regex may take in each decode step.
     tell_at_tokens: the age in tokens at which the history is told that the answer goes on.
     """

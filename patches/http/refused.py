@@ -1,6 +1,5 @@
 """Answers refused requests with status 429, a Retry-After header and the reason, in the form of
-errors that the route's clients know. It also answers dry runs, and adds a header to the answers of
-degraded requests.
+errors that the route's clients know. It also answers dry runs.
 
 SGLang's own answer to an aborted request has no such header. For a stream it comes too late,
 because the stream has begun by then, with status 200. While requests may be refused, the head of an
@@ -19,14 +18,12 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from starlette.middleware import Middleware
 
 from patches.http.incoming import incoming, route_of
-from patches.loads import DEGRADED
 from patches.messages import REFUSED, refusal_in
 
 DRY_RUN_HEADER = "x-sage-dry-run"
 _HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 _TOLD = "sage.told"
 _REFUSAL, _ROUTE = "refusal", "route"
-_DEGRADED_HEADER = b"x-sage-overload"
 # A stream of /v1/responses has these events before SGLang begins with the request.
 _EARLY_EVENTS = (b"event: response.created\n", b"event: response.in_progress\n")
 # The functions of entrypoints/http_server.py whose clients expect other errors than OpenAI's.
@@ -37,10 +34,9 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 class RefusedResponses:
-    """Middleware that replaces SGLang's answer to a refused request or a dry run, and adds a header
-    to that of a degraded one.
+    """Middleware that replaces SGLang's answer to a refused request or a dry run.
 
-    may_refuse: whether requests may be refused or degraded at present.
+    may_refuse: whether requests may be refused at present.
     """
 
     def __init__(self, app: Any, may_refuse: Callable[[], bool]) -> None:
@@ -91,9 +87,6 @@ class _Answer:
 
     async def _begin(self) -> None:
         self._has_begun = True
-        if DEGRADED in self._told:
-            degraded = (_DEGRADED_HEADER, str(self._told[DEGRADED]).encode())
-            self._held[0]["headers"] = [*self._held[0]["headers"], degraded]
         for message in self._held:
             await self._send(message)
         self._held.clear()
@@ -165,18 +158,3 @@ def note_refusal(manager: TokenizerManager, abort: AbortReq) -> bool:
     if state is not None and (told := incoming(state.obj).told) is not None:
         told.setdefault(_REFUSAL, refusal)
     return "late" not in refusal
-
-
-def note_degraded(state: Any, info: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """Record whether a request was degraded. Return the scheduler's additions that SGLang is to put
-    into its meta_info.
-
-    state: the request's ReqState. info: the additions for a batch, as lists by name. index: the
-        place of the request in these lists.
-    """
-    how = info[DEGRADED][index] if DEGRADED in info else []
-    told = incoming(state.obj).told
-    if how and told is not None:
-        told[DEGRADED] = how[0]
-    # Otherwise all requests of the batch would have the field.
-    return {name: values for name, values in info.items() if how or name != DEGRADED}

@@ -13,7 +13,6 @@ from patches.http.metrics import HttpMetrics
 from patches.http.refused import add_refused_responses
 from patches.http.settings_route import add_settings_route
 from patches.http.urgency import UrgencyGuess
-from patches.loads import read_outlooks
 from predictor_store.service.client import PredictorClient
 from sage_sched.app.config import SageConfig
 from sage_sched.slo import SloClaims
@@ -26,7 +25,7 @@ class HttpState:
         of each answer; the decode server, which gets the same request, sees all.
     client: asks the prediction worker.
     claims: decides which SLO a request may claim.
-    may_refuse: whether requests may be refused or degraded, as far as this process knows.
+    may_refuse: whether requests may be refused, as far as this process knows.
     """
 
     def __init__(self, manager: TokenizerManager, server_args: ServerArgs) -> None:
@@ -44,7 +43,6 @@ class HttpState:
         add_settings_route(manager, self._switched)
         add_refused_responses(lambda: self.may_refuse)
         add_comments(self.config.http.comment_every_ms / 1e3)
-        read_outlooks()
         if self.predicts:
             self.client.start()  # the schedulers are loading the model meanwhile
 

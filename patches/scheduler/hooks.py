@@ -12,7 +12,6 @@ from sglang.utils import TypeBasedDispatcher
 from patches import carrier
 from patches.engine_types import Batch, Req, Scheduler
 from patches.hook import AFTER, AROUND, BEFORE, Hooks
-from patches.loads import DEGRADED, with_outlook
 from patches.messages import EarlyAbort, Scores, SetSettings, StepTimes, Tick
 from patches.probe.scores import Probing
 from patches.probe.setup import install_tap
@@ -51,9 +50,6 @@ class _Process:
     def probing(self) -> Probing | None:
         """Return the probe, or None. The model's first step asks before there is a scheduler."""
         return self.state.probing if hasattr(self, "state") else None
-
-    def outlook(self) -> dict[str, int] | None:
-        return self.state.overload.outlook if hasattr(self, "state") else None
 
 
 def scheduler_hooks(config: SageConfig) -> Hooks:
@@ -223,19 +219,6 @@ def _steps(hooks: Hooks, process: _Process) -> None:
     @hooks.at(f"{_SCHEDULER}.process_batch_result", AFTER, "batch", "result")
     def after_step(_: None, self: Scheduler, batch: Batch, result: Any, *args: Any) -> None:
         self.sage.stepped(batch, result)
-
-    @hooks.at(f"{_COMPONENTS}.load_inquirer.SchedulerLoadInquirer.get_loads", AROUND)
-    def around_loads(original: Any, self: object) -> Any:
-        return with_outlook(original(self), process.outlook())
-
-    @hooks.at(
-        f"{_COMPONENTS}.output_streamer.SchedulerOutputStreamer"
-        ".is_request_level_customized_info_key",
-        AROUND,
-        "key",
-    )
-    def around_is_request_level(original: Any, self: object, key: str) -> bool:
-        return key == DEGRADED or bool(original(self, key))
 
     @hooks.at(f"{_SCHEDULER}.get_internal_state", AFTER, "recv_req")
     def after_internal_state(result: Any, self: Scheduler, recv_req: object) -> None:

@@ -89,11 +89,6 @@ class Jobs(Listener):
     def _needs_clock(self) -> bool:
         return self._policy.uses_clock or self._limits.needs_clock
 
-    def rank_anew(self, job: Job) -> None:
-        """Rank a job that does not wait yet, because its cap or its level has changed."""
-        self._on_end(job)
-        self._rank(job)
-
     def _rank(self, job: Job) -> None:
         try:
             job.is_ranked = self._policy.on_arrival(job)

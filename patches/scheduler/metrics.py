@@ -72,8 +72,6 @@ class SchedulerMetrics(Listener):
         series.set("headroom_steps", stats["headroom_steps"])
         for metric, number in state.overload.num_refused.items():
             series.count("refused_total", number, metric=metric)
-        for action, number in state.overload.num_degraded.items():
-            series.count("degraded_total", number, action=action)
         for metric, ratio in state.overload.ratios().items():
             series.set("predicted_time_ratio", ratio, metric=metric)
         for kind, error in stats["step_time"]["errors"].items():

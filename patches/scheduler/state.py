@@ -167,7 +167,6 @@ class SchedulerState:
     def ticked(self, now_s: float, clock: str) -> None:
         """Take in rank 0's clock. All ranks call this."""
         self.jobs.ticked(now_s, clock)
-        self.overload.ticked(now_s)
 
     def stepped(self, batch: Batch, result: Any) -> None:
         """Take in a batch's results. All ranks get the same ones between the same two passes."""

@@ -1,7 +1,7 @@
-"""Refuses or degrades requests whose answers would come too late, by their predicted waits in the
-policy's order."""
+"""Refuses requests whose answers would come too late, by their predicted waits in the policy's
+order."""
 
-from sage_sched.overload.config import Action, OverloadConfig
-from sage_sched.overload.overload import Decision, Overload, Refusal
+from sage_sched.overload.config import OverloadConfig
+from sage_sched.overload.overload import Overload, Refusal
 
-__all__ = ["Action", "Decision", "Overload", "OverloadConfig", "Refusal"]
+__all__ = ["Overload", "OverloadConfig", "Refusal"]

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta
 
-from sage_sched.fields import MOST
 from sage_sched.job import LEAST_SLO_MS, Hints
 
-Action = Literal["refuse", "cap", "behind"]
 _DeadlineMs = Annotated[float, Meta(ge=LEAST_SLO_MS)]
 
 
@@ -21,13 +19,8 @@ class OverloadConfig:
     """The section `[overload]`."""
 
     enabled: bool = False
-    """Act on requests predicted to miss the deadlines of their class, or else `max_ttft_ms` and
+    """Refuse requests predicted to miss the deadlines of their class, or else `max_ttft_ms` and
     `max_tpot_ms`. Clients can only tighten these."""
-    action: Action = "refuse"
-    """`refuse`; `cap`: cut the answer at cap_tokens, or else refuse; `behind`: serve after all
-    others."""
-    cap_tokens: Annotated[int, Meta(ge=1, le=MOST)] = 256
-    """Longest answer of a capped request."""
     max_ttft_ms: _DeadlineMs = math.inf
     """TTFT deadline of requests that have none. `inf`: no deadline."""
     max_tpot_ms: _DeadlineMs = math.inf

@@ -7,9 +7,8 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sage_sched.distribution import Floats
-from sage_sched.job import BEHIND, Job
-from sage_sched.overload.config import Action, OverloadConfig
+from sage_sched.job import Job
+from sage_sched.overload.config import OverloadConfig
 from sage_sched.overload.waits import Newcomer
 from sage_sched.overload.work import Arrivals, Pace, Unfinished, Work, row_of
 from sage_sched.policy import Policy
@@ -52,19 +51,6 @@ class Refusal:
         return min(max(self.predicted_s - self.limit_s, _LEAST_RETRY_S), _MOST_RETRY_S)
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """The decision about a newcomer.
-
-    refusal: why it is refused; None if it is admitted.
-    degraded: what was done to admit it nevertheless; None if nothing.
-    """
-
-    newcomer: Newcomer
-    refusal: Refusal | None
-    degraded: Action | None
-
-
 class Overload:
     """Refuses newcomers that would miss their deadlines in the policy's order.
 
@@ -75,8 +61,7 @@ class Overload:
     later requests delay its other tokens.
 
     No request is refused while no other waits, while step times or lengths are unknown, or because
-    it is slow by itself. Where tenants take turns, a request waits for no more than its tenant's
-    own work in each turn: the heaviest tenant is refused first.
+    it is slow by itself.
     """
 
     def __init__(
@@ -97,10 +82,7 @@ class Overload:
     def arrived(self, job: Job) -> None:
         """Note that a job has come, or that these settings have been changed while it is in the
         server."""
-        config = self.config
-        if job.is_behind and not (config.enabled and config.action == "behind"):
-            job.level -= BEHIND
-        if config.enabled:
+        if self.config.enabled:
             self._unfinished.add(job)
 
     def prefilled(self, num_requests: int) -> None:
@@ -116,42 +98,28 @@ class Overload:
         rows = self._unfinished.rows(now_s, policy, server, but=job)
         if not len(rows):
             self._arrivals.clear()
-        share = 1.0
-        if job.hints.shares_fairly:
-            share -= self._unfinished.num_spared(job) / max(1, len(rows))
-        return self._newcomer(row_of(job, policy, server), rows, share, policy, server, now_s)
-
-    def _newcomer(
-        self,
-        row: Floats,
-        rows: Floats,
-        share: float,
-        policy: Policy,
-        server: ServerFacts,
-        now_s: float,
-    ) -> Newcomer:
+        row = row_of(job, policy, server)
         own, total = Work.of_quantum(row[None]), Work.of_quantum(rows)
-        before = Work.ahead_of(row, rows, ties=True) * share
+        before = Work.ahead_of(row, rows, ties=True)
         latest, span_s = Work(), self._arrivals.span_s(now_s)
         admitted = self._arrivals.admitted()
         rate = admitted.jobs / max(span_s, _LEAST_SPAN_S) if policy.starts_early else None
         pace = Pace.of(total + own, server, self._together, rate)
         if pace.busy_s(self._arrivals.offered()) >= _MARGIN * span_s:
-            latest = self._arrivals.ahead_of(row) * (_MARGIN * share)
+            latest = self._arrivals.ahead_of(row) * _MARGIN
         fresh = Work.started_with(row, rows) if policy.starts_early else None
         early = admitted if policy.starts_early else Work()
         return Newcomer(row, own, before, fresh, latest, span_s, early, pace)
 
     def refuses(
-        self, job: Job, newcomer: Newcomer, now_s: float, *, any_waits: bool, knows_steps: bool
+        self, job: Job, newcomer: Newcomer, now_s: float, *, may_refuse: bool
     ) -> Refusal | None:
-        """Decide about a newcomer; None admits it.
+        """Decide about the latest job; None admits it.
 
-        any_waits: whether another request waits. knows_steps: whether the step times are those of
-        this server.
+        may_refuse: whether another request waits, and the step times are those of this server.
         """
         self._predicted.append(job.distribution is not None and job.distribution.source != "prior")
-        refusal = self.would_refuse(job, newcomer) if any_waits and knows_steps else None
+        refusal = self.would_refuse(job, newcomer) if may_refuse else None
         if refusal is not None:
             self._num_within = 0
             self._num_over += 1
@@ -159,59 +127,14 @@ class Overload:
                 refusal = None
         else:
             self._num_within += 1
-        deadlines_s = self.config.deadlines_s(job.hints, self._classes_ms)
-        self._arrivals.add(now_s, newcomer.row, deadlines_s, admitted=refusal is None)
+        self._arrivals.add(now_s, newcomer.row, admitted=refusal is None)
         return refusal
-
-    def decide(
-        self,
-        job: Job,
-        policy: Policy,
-        server: ServerFacts,
-        now_s: float,
-        *,
-        any_waits: bool,
-        knows_steps: bool,
-    ) -> Decision:
-        """Refuse, admit or degrade the latest job, which has been ranked and does not wait yet; see
-        refuses(). Its cap and its level are set here."""
-        newcomer = self.newcomer(job, policy, server, now_s)
-        degraded: Action | None = None
-        action = self.config.action
-        if (
-            action == "cap"
-            and any_waits
-            and knows_steps
-            and job.max_new_tokens > self.config.cap_tokens
-            and self.would_refuse(job, newcomer) is not None
-        ):
-            job.max_new_tokens, degraded = self.config.cap_tokens, action
-            _rank_anew(job, policy, now_s)
-            newcomer = self.newcomer(job, policy, server, now_s)
-        refusal = self.refuses(job, newcomer, now_s, any_waits=any_waits, knows_steps=knows_steps)
-        if refusal is not None and action == "behind":
-            job.level += BEHIND
-            _rank_anew(job, policy, now_s)
-            refusal, degraded = None, action
-        return Decision(newcomer, refusal, degraded)
 
     def would_refuse(self, job: Job, newcomer: Newcomer) -> Refusal | None:
         """Return the refusal of a newcomer if others wait, without the floor. Changes nothing."""
         if not job.is_ranked or job.distribution is None:
             return None
         return self._over(newcomer, self.config.deadlines_s(job.hints, self._classes_ms))
-
-    def typical(
-        self, policy: Policy, server: ServerFacts, now_s: float
-    ) -> tuple[Newcomer, Refusal | None] | None:
-        """Return the newcomer, and its refusal if any, for a request that is the median of the
-        latest ones and comes now; None if no request has come. All ranks call this alike."""
-        if (found := self._arrivals.median()) is None:
-            return None
-        row, ttft_s, tpot_s = found
-        rows = self._unfinished.rows(now_s, policy, server)
-        newcomer = self._newcomer(row, rows, 1.0, policy, server, now_s)
-        return newcomer, self._over(newcomer, (ttft_s, tpot_s))
 
     def _over(self, newcomer: Newcomer, deadlines_s: tuple[float, float]) -> Refusal | None:
         if sum(self._predicted) < _LEAST_PREDICTED * len(self._predicted):
@@ -233,9 +156,3 @@ class Overload:
         if predicted_s > limit_s:
             return Refusal("ttlt", predicted_s, limit_s, in_time_s)
         return None
-
-
-def _rank_anew(job: Job, policy: Policy, now_s: float) -> None:
-    """Rank a job that does not wait yet, because its cap or its level has changed."""
-    policy.on_end(job, now_s)
-    job.is_ranked = policy.on_arrival(job)

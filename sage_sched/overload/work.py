@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -176,8 +175,6 @@ class Unfinished:
         self._rows: Floats = np.zeros((_MOST_ARRIVALS, NUM_COLUMNS))
         self._made_with: list[tuple[int, int] | None] = []
         self._looked_s = -math.inf
-        # By class, the number of each tenant's jobs.
-        self._num_of: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def add(self, job: Job) -> None:
         if len(self._jobs) == len(self._rows):
@@ -185,7 +182,6 @@ class Unfinished:
         self._place_of[job] = len(self._jobs)
         self._jobs.append(job)
         self._made_with.append(None)
-        self._num_of[job.hints.slo_class][job.hints.tenant] += 1
 
     def remove(self, job: Job) -> None:
         if job not in self._place_of:
@@ -193,10 +189,6 @@ class Unfinished:
         self._to_end(job)
         del self._place_of[self._jobs.pop()]
         self._made_with.pop()
-        counts = self._num_of[job.hints.slo_class]
-        counts[job.hints.tenant] -= 1
-        if not counts[job.hints.tenant]:
-            del counts[job.hints.tenant]
 
     def rows(
         self, now_s: float, policy: Policy, server: ServerFacts, *, but: Job | None = None
@@ -221,13 +213,6 @@ class Unfinished:
                     self._made_with[place] = made_with
         return self._rows[:number]
 
-    def num_spared(self, newcomer: Job) -> int:
-        """Return for how many other jobs of its class a newcomer does not wait if the tenants take
-        turns: its own tenant's jobs and as many of each other tenant go before it."""
-        counts = self._num_of[newcomer.hints.slo_class]
-        num_theirs = counts[newcomer.hints.tenant] - 1
-        return max(0, counts.total() - 1 - num_theirs * len(counts))
-
     def _to_end(self, job: Job) -> None:
         """Swap a job with the last."""
         place, last = self._place_of[job], len(self._jobs) - 1
@@ -243,17 +228,14 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._came_s: Floats = np.zeros(_MOST_ARRIVALS)
-        # A row, and the deadlines (OverloadConfig.deadlines_s).
-        self._about: Floats = np.zeros((_MOST_ARRIVALS, NUM_COLUMNS + 2))
+        self._rows: Floats = np.zeros((_MOST_ARRIVALS, NUM_COLUMNS))
         self._admitted = np.zeros(_MOST_ARRIVALS, bool)
         self._number = 0
 
-    def add(
-        self, now_s: float, row: Floats, deadlines_s: tuple[float, float], *, admitted: bool
-    ) -> None:
+    def add(self, now_s: float, row: Floats, *, admitted: bool) -> None:
         at = self._number % _MOST_ARRIVALS
         self._came_s[at], self._admitted[at] = now_s, admitted
-        self._about[at] = *row, *deadlines_s
+        self._rows[at] = row
         self._number += 1
 
     def clear(self) -> None:
@@ -261,10 +243,6 @@ class Arrivals:
         rate."""
         self._number = 0
         self._admitted[:] = False
-
-    @property
-    def _rows(self) -> Floats:
-        return self._about[:, :NUM_COLUMNS]
 
     def span_s(self, now_s: float) -> float:
         """Return the seconds since the first remembered arrival."""
@@ -283,13 +261,3 @@ class Arrivals:
     def ahead_of(self, place: Floats) -> Work:
         """Return the work that admitted arrivals bring before a newcomer."""
         return Work.ahead_of(place, self._rows[self._admitted], ties=False)
-
-    def median(self) -> tuple[Floats, float, float] | None:
-        """Return the median of each column of the arrivals' rows, and of each deadline; None if
-        there are no arrivals."""
-        if not self._number:
-            return None
-        # Not the mean of two middle values, because two infinities may have none.
-        about = np.sort(self._about[: self._number], axis=0)
-        found = about[(len(about) - 1) // 2]
-        return found[:NUM_COLUMNS], float(found[-2]), float(found[-1])

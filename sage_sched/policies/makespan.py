@@ -148,9 +148,7 @@ class Makespan(Policy):
         if not order:
             return None
         first = view.waiting[order[0]]
-        if first.goes_first or any(
-            first.level < job.level and not job.is_behind for job in view.running
-        ):
+        if first.goes_first or any(first.level < job.level for job in view.running):
             return None
         step_time = view.server.step_time
         step_s = step_time.decode_s(num_running, view.running_kv_tokens)

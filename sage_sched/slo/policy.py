@@ -109,7 +109,7 @@ class Proserve(Policy):
     def on_arrival(self, job: Job) -> bool:
         is_ranked = self._others.on_arrival(job)
         job.memo = None
-        if is_ranked and job.hints.has_slo and not job.is_behind:
+        if is_ranked and job.hints.has_slo:
             deadlines = Deadlines.of(job.hints)
             job.memo = SloState(deadlines, self._worth(job), self._prefill_s(job))
         return is_ranked

@@ -118,7 +118,7 @@ class StarvedShare:
 
         def may_be_first(job: Job) -> bool:
             return (
-                not (job.generated_tokens or job.is_behind)
+                not job.generated_tokens
                 and job in line  # it may have been aborted
                 and self._is_starved(job, view)
                 and view.has_adapter(line.positions.of(job))

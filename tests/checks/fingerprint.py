@@ -42,10 +42,8 @@ RECORDED = Path(__file__).with_name("fingerprints.json")
 _NUM_REQUESTS = 200
 _CAP_TOKENS = 2048
 _SEEDS = range(3)
-_OVERLOAD = {"enabled": True, "max_ttft_ms": 2000.0, "max_tpot_ms": 60.0}
 _SETTINGS: dict[str, dict[str, Any]] = {
-    "overload": {"overload": _OVERLOAD},
-    "behind": {"overload": {**_OVERLOAD, "action": "behind"}},
+    "overload": {"overload": {"enabled": True, "max_ttft_ms": 2000.0, "max_tpot_ms": 60.0}},
 }
 
 # Each makes something scarce: KV, slots, KV in pages, prefill with short chunks, or time.
@@ -58,10 +56,9 @@ _REGIMES: dict[str, tuple[Engine, float]] = {
     ),
     "overload": (replace(H800_QWEN3_32B, max_running_requests=24), 5.0),
 }  # fmt: skip
-# For some policies alone: classes of deadlines, late requests set behind, and prefills in slices.
+# For some policies alone: classes of deadlines, and prefills in slices.
 _OTHERS: dict[str, tuple[Engine, float]] = {
     "classes": (replace(H800_80GB_QWEN3_32B, kv_pool_tokens=12_000, mixed_chunk=True), 6.0),
-    "behind": _REGIMES["overload"],
     "slices": (replace(H800_QWEN3_32B, slices=10, slice_overhead_s=0.002), 6.0),
 }
 # Simulated only: with classes of deadlines, and with sessions.
@@ -78,8 +75,6 @@ def cases() -> dict[str, Callable[[], Result]]:
         **{f"{name} {regime}": partial(_in_regime, name, regime)
            for regime in _REGIMES for name in names},
         **{f"{name} classes": partial(_in_regime, name, "classes") for name in _OF_CLASSES},
-        **{f"{name} behind": partial(_in_regime, name, "behind")
-           for name in ("fcfs-fill", "proserve", "sage", "urgency")},
         "qllm slices": partial(_in_regime, "qllm", "slices"),
         **{f"{name} sessions": partial(_in_regime, name, "sessions") for name in programs.RIVALS},
         **{f"{name} {reports} reports": partial(_in_cluster, name, reports)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,9 +15,6 @@ from tests.engine.kinds import settings
 from tests.engine.serving import LONG_PROMPT, SageServer
 
 MANY_TOKENS = 60
-# A prediction is 47 to 53 tokens, by what the server has learned before. So five whole answers are
-# predicted to take longer, and four beside eight that are cut are not.
-FIFTH_IS_LATE = {"max_ttft_ms": 2.27e5, "max_tpot_ms": 1.0}
 ROUTES: dict[str, dict[str, Any]] = {
     "/generate": {
         "text": LONG_PROMPT,
@@ -34,7 +30,7 @@ ROUTES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def server(one_slot: SageServer) -> Iterator[SageServer]:
-    overload = {"enabled": True, "action": "refuse", "max_ttft_ms": 2000.0}
+    overload = {"enabled": True, "max_ttft_ms": 2000.0}
     settings(one_slot, {"schedule_policy": "fcfs-fill", "overload": overload})
     yield one_slot
     settings(one_slot, {"overload": {"enabled": False}})
@@ -48,9 +44,7 @@ def post(server: SageServer, path: str, stream: bool, **headers: str) -> request
 @pytest.mark.parametrize(
     ("path", "stream"), [(path, stream) for path in ROUTES for stream in (False, True)]
 )
-def test_late_requests_are_refused_or_degraded_and_hear_so(
-    server: SageServer, path: str, stream: bool
-) -> None:
+def test_late_requests_are_refused_and_hear_so(server: SageServer, path: str, stream: bool) -> None:
     one = partial(post, server, path, stream)
     dry = partial(one, **{"X-Sage-Dry-Run": "1"})
     alone = dry().json()
@@ -66,18 +60,6 @@ def test_late_requests_are_refused_or_degraded_and_hear_so(
         assert (answer.status_code, error["code"], error["metric"]) == (429, 429, "ttft")
         assert error["predicted_ms"] > 0.9 * error["limit_ms"] == 1800
     assert server.stats()["overload"]["num_refused"]["ttft"] == before + 11
-    for action, shortest in (("cap", 1), ("behind", MANY_TOKENS)):
-        settings(server, {"overload": {"action": action, **FIFTH_IS_LATE}})
-        answers = stage.together(server, [one] * 12)
-        assert {answer.status_code for answer in answers} == {200}
-        said = [answer.headers.get("x-sage-overload") for answer in answers]
-        assert said == [None] * 4 + [action] * 8
-        if path == "/generate":
-            in_text = [f'"sage_overload":["{action}"]' in answer.text for answer in answers]
-            assert in_text == [False] * 4 + [True] * 8
-        if path == "/generate" and not stream:
-            lengths = [answer.json()["meta_info"]["completion_tokens"] for answer in answers]
-            assert lengths == [MANY_TOKENS] * 4 + [shortest] * 8
     settings(server, {"overload": {"enabled": False}})
     unknown = dry()
     assert unknown.status_code == (200 if stream else 503)
@@ -85,7 +67,7 @@ def test_late_requests_are_refused_or_degraded_and_hear_so(
     assert ("abort" if stream else "no times are predicted") in unknown.text
 
 
-def test_after_a_burst_in_which_the_predictor_died_an_idle_server_admits_and_says_how_soon(
+def test_after_a_burst_in_which_the_predictor_died_an_idle_server_admits(
     server: SageServer,
 ) -> None:
     def ask(_: int = 0) -> int:
@@ -98,6 +80,3 @@ def test_after_a_burst_in_which_the_predictor_died_an_idle_server_admits_and_say
     assert {*statuses} == {200, 429}
     assert [ask() for _ in range(5)] == [200] * 5
     assert server.stats()["overload"]["real_to_predicted"]["ttft"] > 0
-    load = {"format": "prometheus", "include": "sage"}
-    told = requests.get(f"{server.url}/v1/loads", load, timeout=300).text
-    assert float(re.findall(r'sglang_sage_ttft_ms\{dp_rank="0"\} (\S+)', told)[0]) > 0

@@ -130,7 +130,7 @@ def test_what_is_given_changes_and_all_else_stays() -> None:
     assert (changed.schedule_policy, sage.regret, sage.ttft_ms) == ("ssjf", 4.0, 500.0)
     assert (preemption.enabled, preemption.host_pool_gib) == (False, 7)
     assert START.changed({}) == START
-    assert START.shown()["overload"]["action"] == "refuse"
+    assert START.shown()["overload"]["enabled"] is False
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from sage_sched.job import BEHIND
 from tests.sage_sched.situations import ByInput, decided
 
 _TEXT = Path(__file__).with_name("decisions.txt").read_text(encoding="utf-8")
@@ -16,7 +15,7 @@ _TEXT = Path(__file__).with_name("decisions.txt").read_text(encoding="utf-8")
 def decisions() -> Iterator[tuple[str, str, str]]:
     """The policy with its parameters, the situation and the plan of each line."""
     policy = ""
-    for line in _TEXT.format(BEHIND=BEHIND, WORSE=BEHIND + 9).splitlines():
+    for line in _TEXT.splitlines():
         if line.startswith("["):
             policy = line.strip("[]")
         elif line and not line.startswith("#"):

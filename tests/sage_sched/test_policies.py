@@ -20,7 +20,7 @@ from sage_sched.app.registry import (
     section_of,
 )
 from sage_sched.distribution import Refined
-from sage_sched.job import BEHIND, Job
+from sage_sched.job import Job
 from sage_sched.policy import Policy
 from sage_sched.slo import Proserve, ProserveParameters
 from tests.sage_sched.situations import Story, decided, order_of
@@ -122,7 +122,6 @@ WAIT = "wait " + " ".join(f"{n}:100%200" for n in range(20, 40))
         (f"{WAIT.replace('20:100', '20:100!')}; slots 1", True),
         (f"{WAIT} 50:100%200~+5; slots 1", True),
         (f"{WAIT}; chunk 50:9000%200/512; slots 1", True),
-        (f"{RUN.replace('19:100', f'19:100@{BEHIND}')}; {WAIT}; slots 1", False),
     ],
 )
 def test_starts_wait_for_several_slots(facts: str, starts: bool) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
-from sglang.srt.managers import load_snapshot
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
@@ -21,7 +20,6 @@ from starlette.testclient import TestClient
 from patches.carrier import CLOCK
 from patches.http import hooks, settings_route
 from patches.http.hooks import router_hooks
-from patches.loads import SageLoad
 from patches.messages import SettingsNow
 from sage_sched.app.config import SageConfig
 from tests.patches.http.conftest import HTTP_SERVER, Client, Manager, generate, http_hook
@@ -39,7 +37,6 @@ def test_a_process_counts_for_its_model(
             {"served_model_name": name}, urgency={"model": "builtin"}, slo={"trust": "header"}
         )
         assert client.model == model
-    assert load_snapshot.snapshot_decoder.type is SageLoad
     manager.receive(generate("My father has crushing chest pain and cannot breathe!"))
     assert REGISTRY.get_sample_value("sage:predictor_records", labels) == 8
 

@@ -164,8 +164,6 @@ SITUATIONS = {
         "sage",
         [
             *crowd(80, dry_now_and_then),
-            (80, change(overload={"action": "cap", "cap_tokens": 5})),
-            (120, change(overload={"action": "behind"})),
             (150, change(schedule_policy="fcfs")),
         ],
         [

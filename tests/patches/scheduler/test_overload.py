@@ -80,30 +80,3 @@ def test_a_call_is_not_refused_for_its_own_prompts() -> None:
         server.scheduler.waiting_queue.append(req)
     # An admitted request stays, whichever requests wait by now.
     assert not refuses(server, server.scheduler.waiting_queue[0])
-
-
-def test_a_late_answer_is_capped_and_refused_if_that_is_not_enough(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    overload = {"max_ttft_ms": 1e6, "max_tpot_ms": 1.0, "action": "cap", "cap_tokens": 5}
-    sections = {**KNOWN, "overload": {**ON["overload"], **overload}}
-    server = Server(schedule_policy="sage", sections=sections)
-    server.queue(*(make_request([900], rid=f"{number}") for number in range(600)))
-    late, short = server.arrive(make_request([900]), make_request([900], max_new_tokens=5))
-    late.customized_info = {"others": [1]}
-    assert not refuses(server, late)
-    assert late.sampling_params.max_new_tokens == late.sage.job.max_new_tokens == 5
-    assert late.customized_info == {"others": [1], "sage_overload": ["cap"]}
-    assert server.ordered([short, late]) == [late, short]  # by arrival, as both are as short
-    assert not refuses(server, short)
-    assert short.customized_info is None
-    # A prediction that fails after the cap leaves the request as it came.
-    monkeypatch.setattr(server.state.limits.overload, "refuses", fail)
-    later, shorter = server.arrive(make_request([900]), make_request([600]))
-    assert not refuses(server, later)
-    assert later.sampling_params.max_new_tokens == later.sage.job.max_new_tokens > 5
-    assert later.customized_info is None
-    assert server.ordered([later, shorter]) == [shorter, later]
-    server, aborts = server_of({**KNOWN, "overload": {**ON["overload"], "action": "cap"}})
-    assert refuses(server, *server.arrive(make_request([900])))
-    assert len(aborts) == 1

@@ -1,4 +1,4 @@
-"""Which requests overload protection refuses or degrades: one line a situation."""
+"""Which requests overload protection refuses: one line a situation."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import pytest
 
 from sage_sched.app.config import SageConfig
 from sage_sched.distribution import LengthDistribution
-from sage_sched.job import BEHIND, NO_HINTS, Hints, Job
-from sage_sched.overload import Decision, Overload, OverloadConfig, Refusal
+from sage_sched.job import NO_HINTS, Hints, Job
+from sage_sched.overload import OverloadConfig, Refusal
 from sage_sched.overload.overload import FLOOR, NUM_WITHIN, STRICT
 from sage_sched.overload.waits import Newcomer
 from sage_sched.overload.work import Pace, Work
-from sage_sched.slo.slo_state import slo_state_of
 from tests.sage_sched.strategies import SERVER, named
 
 CLASSES = {
@@ -39,31 +38,26 @@ class Door:
 
     def ask(
         self, *lengths: int, hints: Hints = NO_HINTS, source: str = "history", **about: Any
-    ) -> tuple[Job, Decision]:
-        """about: the facts of decide(), the tokens of the prompt, and the level."""
+    ) -> tuple[Job, Newcomer, Refusal | None]:
+        """about: may_refuse, and the tokens of the prompt."""
         known = LengthDistribution.from_samples(list(lengths) * 100, source) if lengths else None
-        about = {"input_tokens": 100, "any_waits": True, "knows_steps": True} | about
+        about = {"input_tokens": 100, "may_refuse": True} | about
         job = Job(self.num_asked, about.pop("input_tokens"), 4096, known, 0, hints=hints)
-        job.level = about.pop("level", 0)
         self.num_asked += 1
         self.limits.arrived(job)
         job.is_ranked = self.policy.on_arrival(job)
-        decision = self.overload.decide(job, self.policy, SERVER, self.now_s, **about)
-        if decision.refusal is not None:
+        newcomer = self.overload.newcomer(job, self.policy, SERVER, self.now_s)
+        refusal = self.overload.refuses(job, newcomer, self.now_s, **about)
+        if refusal is not None:
             self.limits.ended(job, self.now_s)
-        return job, decision
+        return job, newcomer, refusal
 
     def refusal(self, *lengths: int, **about: Any) -> Refusal | None:
-        return self.ask(*lengths, **about)[1].refusal
-
-    def typical(self) -> tuple[float, Refusal | None]:
-        """The predicted time to the last token of a typical request, and its refusal."""
-        found = self.overload.typical(self.policy, SERVER, self.now_s)
-        return (0.0, None) if found is None else (found[0].ttlt_s, found[1])
+        return self.ask(*lengths, **about)[2]
 
     def fill(self, num: int, *lengths: int, **about: Any) -> list[Job]:
         """Requests that come while none waits, and have begun."""
-        jobs = [self.ask(*lengths, any_waits=False, **about)[0] for _ in range(num)]
+        jobs = [self.ask(*lengths, may_refuse=False, **about)[0] for _ in range(num)]
         for job in jobs:
             job.grow(1)
         self.now_s += 1.0
@@ -79,7 +73,6 @@ LOOSE = Hints(ttft_slo_ms=1e6, tpot_slo_ms=1e6)
 LOOSER = Hints(ttft_slo_ms=1e6, tpot_slo_ms=1e6, slo_class="any")
 HASTY = Hints(ttft_slo_ms=300.0)
 HASTIER = Hints(ttft_slo_ms=1.0, tpot_slo_ms=1.0, slo_class="patient")
-HEAVY, LIGHT = (Hints(tenant=name, shares_fairly=True) for name in ("heavy", "light"))
 
 
 @pytest.mark.parametrize(
@@ -91,8 +84,7 @@ HEAVY, LIGHT = (Hints(tenant=name, shares_fairly=True) for name in ("heavy", "li
         ("sage", (300, 500), 5, {}, None),  # goes first
         ("sage", (300, 5), 500, {"source": "prior"}, None),  # most others are short
         ("sage", (300, 500), 500, {"source": "prior"}, "ttlt"),
-        ("sage", (300, 500), 500, {"any_waits": False}, None),
-        ("sage", (300, 500), 500, {"knows_steps": False}, None),
+        ("sage", (300, 500), 500, {"may_refuse": False}, None),
         ("sage", (300, 500), None, {}, None),
         ("sage", (300, 500), 500, {"hints": PATIENT}, None),
         ("sage", (300, 500), 500, {"hints": LOOSE}, "ttlt"),  # claims loosen no limit
@@ -128,60 +120,17 @@ def test_whom_it_refuses(
         assert refusal.retry_after_s == min(max(1.0, excess_s), 60.0)
 
 
-@pytest.mark.parametrize(
-    ("policy", "action", "about", "decided"),
-    [
-        ("sage", {"action": "cap"}, {}, (None, "cap", 256, 0)),
-        ("sage", {"action": "cap", "cap_tokens": 4096}, {}, ("ttlt", None, 4096, 0)),
-        ("sage", {"action": "cap"}, {"any_waits": False}, (None, None, 4096, 0)),
-        ("fcfs-fill", {"action": "cap"}, {}, ("ttft", "cap", 256, 0)),
-        ("fcfs-fill", {"action": "cap"}, {"hints": PATIENT}, (None, None, 4096, 0)),
-        ("sage", {"action": "behind"}, {}, (None, "behind", 4096, BEHIND)),
-        ("sage", {"action": "behind"}, {"level": 7}, (None, "behind", 4096, BEHIND + 7)),
-        ("sage", {"action": "behind"}, {"hints": PATIENT}, (None, None, 4096, 0)),
-        ("proserve", {"action": "behind"}, {"hints": HASTIER}, (None, "behind", 4096, BEHIND)),
-        ("makespan", {"action": "behind"}, {"hints": HASTIER}, (None, "behind", 4096, BEHIND)),
-    ],
-)
-def test_late_requests_are_degraded_and_ranked_anew(
-    policy: str, action: dict[str, Any], about: dict[str, Any], decided: tuple[object, ...]
-) -> None:
-    door = Door(policy, replace(SECOND_SLOS, **action))
-    door.fill(300, 500)
-    job, decision = door.ask(500, **about)
-    metric = decision.refusal and decision.refusal.metric
-    assert (metric, decision.degraded, job.max_new_tokens, job.level) == decided
-    assert job.is_ranked
-    assert slo_state_of(job) is None  # the deadlines of one set behind no longer count
-
-
-@pytest.mark.parametrize(("action", "level"), [("behind", BEHIND), ("refuse", 0), ("cap", 0)])
-def test_requests_set_behind_delay_no_first_token_and_come_back_with_the_settings(
-    action: Any, level: int
-) -> None:
-    door = Door(config=replace(SECOND_SLOS, action="behind"))
-    door.fill(20, 500)
-    alone_s = door.ask(500, any_waits=False)[1].newcomer.ttft_s
-    for _ in range(200):
-        job, _ = door.ask(500, any_waits=False)
-        job.level += BEHIND
-    door.now_s += 1.0
-    assert door.ask(500)[1].newcomer.ttft_s < 2 * alone_s
-    Overload(replace(SECOND_SLOS, action=action)).arrived(job)
-    assert job.level == level
-
-
 def test_a_crowd_that_starts_ahead_of_the_order_takes_several_prefills() -> None:
     door = Door()
     for _ in range(1000):
-        door.ask(5, any_waits=False, input_tokens=1)
+        door.ask(5, may_refuse=False, input_tokens=1)
     refusal = door.refusal(5)
     assert (refusal and refusal.metric) == "ttft"
 
 
 def test_prompts_that_are_cached_or_prefilled_take_less_time() -> None:
     door = Door()
-    crowd = [door.ask(50, any_waits=False, input_tokens=5000)[0] for _ in range(30)]
+    crowd = [door.ask(50, may_refuse=False, input_tokens=5000)[0] for _ in range(30)]
     assert door.refusal(50) is not None
     for job in crowd[:15]:
         job.find(5000)
@@ -196,7 +145,7 @@ def test_requests_that_share_prefills_start_in_less_time() -> None:
     for _ in range(1000):
         door.limits.prefilled(8, 800, 0.0)
     start_s = SERVER.step_time.prefill_base_s / 8
-    assert door.ask(50)[1].newcomer.pace.start_s == pytest.approx(start_s)
+    assert door.ask(50)[1].pace.start_s == pytest.approx(start_s)
 
 
 @pytest.mark.parametrize("idle_s", [0.0, 1e5])
@@ -204,10 +153,10 @@ def test_idle_time_does_not_make_the_next_arrivals_few(idle_s: float) -> None:
     door = Door()
     door.end(door.fill(100, 50))
     door.now_s += idle_s
-    newcomer = door.ask(500, any_waits=False)[1].newcomer
+    newcomer = door.ask(500, may_refuse=False)[1]
     assert newcomer.latest == newcomer.early == Work()
     for _ in range(300):  # short ones that overtake it
-        door.end([door.ask(50, any_waits=False)[0]])
+        door.end([door.ask(50, may_refuse=False)[0]])
         door.now_s += 0.02
     assert door.refusal(500) is not None
 
@@ -217,13 +166,13 @@ def test_later_arrivals_count_if_they_are_more_than_the_server_serves() -> None:
 
     def asked(span_s: float) -> tuple[Work, Newcomer]:
         door = Door("urgency")
-        offered = door.ask(500)[1].newcomer.own
+        offered = door.ask(500)[1].own
         for _ in range(99):
-            job, decision = door.ask(50, any_waits=False)
-            offered += decision.newcomer.own
+            job, newcomer, _ = door.ask(50, may_refuse=False)
+            offered += newcomer.own
             door.end([job])
         door.now_s = span_s
-        return offered, door.ask(400, any_waits=False)[1].newcomer
+        return offered, door.ask(400, may_refuse=False)[1]
 
     offered, newcomer = asked(1.0)
     busy_s = newcomer.pace.busy_s(offered)
@@ -271,7 +220,6 @@ def test_the_floor_admits_some_of_those_over_the_limit() -> None:
     door = Door("fcfs-fill")
     door.fill(300, 500)
     for number in range(1, 3 * FLOOR):
-        door.typical()  # changes no decision
         assert (door.refusal(500) is None) == (number % FLOOR == 0)
 
 
@@ -289,26 +237,10 @@ def test_limits_are_stricter_after_a_refusal_until_all_are_within(policy: str, l
         door.end(crowd)
         for _ in range(NUM_WITHIN):
             door.now_s += 1.0
-            job, decision = door.ask(length)
-            assert decision.refusal is None
+            job, _, refusal = door.ask(length)
+            assert refusal is None
             door.end([job])
     assert limits_s == pytest.approx(2 * [limits_s[0], STRICT * limits_s[0]])
-
-
-def test_the_heaviest_tenant_is_refused_first() -> None:
-    door = Door()
-    door.fill(300, 500, hints=HEAVY)
-    gone = door.fill(3, 500, hints=replace(LIGHT, tenant="gone"))
-    door.fill(1, 500, hints=LIGHT)
-    door.end(gone)
-    assert door.refusal(500, hints=HEAVY) is not None
-    assert door.refusal(500, hints=LIGHT) is None
-    assert door.refusal(500, hints=replace(LIGHT, slo_class="another")) is not None
-    # Among three alike none is the heaviest.
-    alike = Door()
-    for name in "abc":
-        alike.fill(40, 500, hints=replace(LIGHT, tenant=name))
-    assert alike.refusal(500, hints=replace(LIGHT, tenant="a")) is not None
 
 
 @pytest.mark.parametrize("policy", ["sage", "fcfs-fill"])
@@ -321,23 +253,3 @@ def test_after_a_clock_jump_it_goes_on(policy: str, jump_s: float) -> None:
     door.end(jobs)
     door.now_s += 1.0
     assert door.refusal(500) is None
-
-
-@pytest.mark.parametrize("policy", ["sage", "fcfs-fill"])
-def test_a_typical_request_is_one_as_the_latest_are(policy: str) -> None:
-    door = Door(policy)
-    assert (door.typical(), door.limits.needs_clock) == ((0.0, None), True)
-    crowd = [*door.fill(100, 5), *door.fill(300, 500)]
-    asked = door.ask(500)[1]
-    ttlt_s, refusal = door.typical()
-    assert ttlt_s == pytest.approx(asked.newcomer.ttlt_s)
-    assert refusal is not None
-    assert asked.refusal is not None
-    assert refusal.metric == asked.refusal.metric
-    assert refusal.limit_s == pytest.approx(STRICT * asked.refusal.limit_s)  # after a refusal
-    assert refusal.deadline_s == asked.refusal.deadline_s == 2.0
-    door.end(crowd)
-    door.now_s += 60.0
-    alone_s, refusal = door.typical()
-    assert alone_s < ttlt_s
-    assert refusal is None

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from sage_sched.job import BEHIND
 from sage_sched.steps import StepTime
 from tests.sage_sched.situations import Story
 from tests.sage_sched.strategies import SERVER
@@ -47,7 +46,6 @@ def server(*, mixed: bool = True, **parameters: object) -> Story:
         (f"run 0:100%200+50=400; wait 1:300{SOON} 2:900{SOON}; full", {}, "-0 +1 2"),
         (f"run 0:100{LATER}+50=400; wait 1:300{SOON} 2:900{SOON}; full", {}, "1 2"),
         (f"run 0:100%200+50=400; wait 1:300{LATER}; full", {}, "1"),
-        (f"run 0:100%200+50=400; wait 1:300{SOON}@{BEHIND} 2:900{SOON}@{BEHIND}; full", {}, "1 2"),
     ],
 )  # fmt: skip
 def test_who_goes_first(situation: str, parameters: dict[str, object], plan: str) -> None:
