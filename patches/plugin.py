@@ -111,6 +111,7 @@ def _in_one_line(call: Callable[[], None]) -> None:
 def _prepare(server_args: Any, config_path: str | None, trace_path: str | None) -> None:
     from patches.http.urgency import refuse_urgency
     from patches.probe.setup import refuse_probe
+    from sage_sched.app.switch import Settings
 
     check_release()
     ours = f"--schedule-policy {server_args.schedule_policy}"
@@ -121,6 +122,7 @@ def _prepare(server_args: Any, config_path: str | None, trace_path: str | None) 
         refusals.refuse_place("--sage-trace", server_args._sage_trace)
     refuse_probe(server_args, config)
     refuse_urgency(config.urgency)
+    Settings(server_args.schedule_policy, config)  # raises if they do not go together
 
 
 def _prepare_shadow(server_args: Any, file: str, config_path: str | None) -> None:

@@ -114,6 +114,7 @@ class Job:
         job, when it entered. was_looked_up: whether there was a look-up. recall_tokens: the time to
         load the cached KV that was only in host memory, as the number of tokens that could be
         prefilled in that time.
+    shared_tokens: the part of its cached prompt that other jobs held when it arrived.
     held_tokens: while it runs, the KV that its end will free.
     served_tokens: the server's work for it so far, prefill and decode, recomputed tokens included.
         The sum over all jobs is SchedulerView.served_tokens.
@@ -124,7 +125,9 @@ class Job:
     refined: the prediction of its length, refined by its answer so far; None until it is refined.
     revision: how often it was refined.
     ranked_at: the revision of its policy when it was ranked; see Policy.on_server.
+    ttft_s: the deadline of its first token, from its arrival; inf: none.
     watch: its waiting queue's set of changed jobs. It adds itself when its place may have changed.
+    column_watch: the same of sage_sched.overload.
     index_state, evidence, memo: private to sage_sched.index, to the sage_sched.probe.Refiner and to
         the policy.
     """
@@ -144,7 +147,9 @@ class Job:
     cached_tokens: int = 0
     was_looked_up: bool = False
     recall_tokens: int = 0
+    shared_tokens: int = 0
     held_tokens: int = 0
+    ttft_s: float = math.inf
     served_tokens: int = 0
     num_preemptions: int = 0
     passed_starvation_bound: bool = False
@@ -154,6 +159,7 @@ class Job:
     revision: int = 0
     ranked_at: int = 0
     watch: dict[Job, None] | None = field(default=None, repr=False)
+    column_watch: dict[Job, None] | None = field(default=None, repr=False)
     index_state: object = field(default=None, repr=False)
     evidence: object = field(default=None, repr=False)
     memo: object = field(default=None, repr=False)
@@ -162,10 +168,18 @@ class Job:
         """Note that its place may have changed."""
         if self.watch is not None:
             self.watch[self] = None
+        if self.column_watch is not None:
+            self.column_watch[self] = None
 
     def grow(self, generated_tokens: int) -> None:
         if generated_tokens != self.generated_tokens:
             self.generated_tokens = generated_tokens
+            self.changes()
+
+    def prefill(self, num_tokens: int) -> None:
+        """Set how much of its prompt is prefilled."""
+        if num_tokens != self.prefilled_tokens:
+            self.prefilled_tokens = num_tokens
             self.changes()
 
     def find(self, cached_tokens: int, recall_tokens: int = 0) -> bool:
@@ -203,7 +217,8 @@ class Job:
         self.is_ranked = True
         self.refined = None
         self.revision = self.ranked_at = 0
-        self.watch = self.index_state = self.evidence = self.memo = None
+        self.watch = self.column_watch = None
+        self.index_state = self.evidence = self.memo = None
         self.passed_swap_out_bound = False
 
     @property

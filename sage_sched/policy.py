@@ -38,6 +38,7 @@ class Policy(ABC):
     has_deadlines: whether it orders by deadlines, and weighs TPOT targets itself.
     bounds_time_away: whether swapped-out jobs come back in time (sage_sched.swap_out_bound).
     starts_early: whether new jobs start ahead of its order, for their first tokens.
+    predicts_waits: whether lasting_key is its order. If not, `[overload]` is refused.
     uses_clock: whether it reads SchedulerView.now_s or Job.arrival_s, which rank 0 then broadcasts.
     refiner: makes a sage_sched.probe.Refiner from the edges of a probe's bins; then servers need a
         probe. None: the policy uses no scores.
@@ -60,6 +61,7 @@ class Policy(ABC):
     moves: ClassVar[bool] = False
     has_deadlines: ClassVar[bool] = False
     bounds_time_away: ClassVar[bool] = True
+    predicts_waits: ClassVar[bool] = False
     retention: ClassVar[type[SessionReturns] | None] = None
     starts_early: bool = False
     uses_clock: bool = False
@@ -195,6 +197,8 @@ class FcfsFill(Policy):
 
     A pass falls back to it if its policy fails.
     """
+
+    predicts_waits = True
 
     def key(self, job: Job, view: SchedulerView) -> float:
         """Return the same key for all jobs, so that arrival decides."""

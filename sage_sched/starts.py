@@ -28,6 +28,8 @@ class Starts:
     running job is preempted for it if the running job's own index is larger than that by more than
     the time to move its KV.
 
+    A job's own deadline is its target if it comes sooner (Job.ttft_s).
+
     Until their start is due, jobs without a first token are held: they are ordered behind all
     others. Meanwhile, preempted jobs resume without a prefill step. A prefill step delays every
     running job by its fixed time b, and holding a job delays that job. If each delay is divided by
@@ -101,7 +103,8 @@ class Starts:
         waited = sum(s * weight for s, weight in zip(waited_s, weights, strict=True))
         running = sum([self._weight(job) for job in view.running if job.is_ranked])
         costs = step_time.prefill_base_s * running
-        left_s = self._ttft_s - max(waited_s) - step_s - decode_s - sum(prompts_s.values())
+        most_s = min(job.arrival_s + self._within_s(job) for job in prompts_s) - now_s
+        left_s = most_s - step_s - decode_s - sum(prompts_s.values())
         if waited < costs and left_s > 0:
             self._held.update(prompts_s)
             wait_s = min((costs - waited) / sum(weights), left_s)
@@ -125,7 +128,7 @@ class Starts:
                 late.append(job)
                 continue
             prompt_s = float(view.server.step_time.prompt_s(cached_tokens, new_tokens))
-            due_s = job.arrival_s + self._ttft_s
+            due_s = job.arrival_s + self._within_s(job)
             if first_s + prompt_s < due_s:
                 if not job.goes_first:
                     found[job] = prompt_s
@@ -136,6 +139,10 @@ class Starts:
         for job in late:
             del self._fresh[job]
         return found
+
+    def _within_s(self, job: Job) -> float:
+        """Return the target of a job, in seconds from its arrival."""
+        return min(self._ttft_s, job.ttft_s)
 
     def _weight(self, job: Job) -> float:
         """Return the inverse of the expected length of the job's answer."""

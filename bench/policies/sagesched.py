@@ -70,6 +70,7 @@ class SageSched(Policy):
     """
 
     Parameters = SageSchedParameters
+    predicts_waits = True
     max_preemptions = sys.maxsize
 
     def __init__(self, parameters: SageSchedParameters, server: ServerFacts) -> None:

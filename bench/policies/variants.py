@@ -23,6 +23,8 @@ class UrgencyOrder(Urgency):
 class UrgencyArrival(Urgency):
     """The policy urgency with the jobs of a bucket in order of arrival."""
 
+    predicts_waits = False
+
     def key(self, job: Job, view: SchedulerView) -> float:
         return self._bucket(job)
 

@@ -150,21 +150,25 @@ class Node:
             state.num_arrivals += 1
             state.limits.arrived(job)
             job.is_ranked = self._policy.on_arrival(job)
-            if self._refuses(job):
-                self._refused(index, job)
-                continue
             hints = request.hints
             deadlines = Deadlines.of(hints) if hints.has_slo else self._options.due
-            state.queue.append(Progress(request, index, job, deadlines=deadlines))
+            progress = Progress(request, index, job, deadlines=deadlines)
+            if self._refuses(progress):
+                self._refused(index, job)
+                continue
+            state.queue.append(progress)
 
-    def _refuses(self, job: Job) -> bool:
-        state, overload = self.state, self.state.limits.overload
+    def _refuses(self, progress: Progress) -> bool:
+        state, overload, job = self.state, self.state.limits.overload, progress.job
         most = state.engine.max_queued_requests
         if most is not None and sum(not each.swapped for each in state.queue) >= most:
             return True
         if not overload.config.enabled or not isinstance(self._policy, Policy):
             return False
         state.running_jobs()  # brings their ages up to date
+        found = state.pool.found_tokens(progress), state.pool.host_tokens(progress)
+        job.shared_tokens = state.pool.shared_tokens(progress)
+        overload.found(job, *found, self._policy, state.server)
         newcomer = overload.newcomer(job, self._policy, state.server, self.now_s)
         refusal = overload.refuses(job, newcomer, self.now_s, may_refuse=bool(state.queue))
         return refusal is not None

@@ -208,7 +208,7 @@ class EngineState:
         adapters = self.adapters
         evictable_tokens = self.pool.evictable_pages * self.pool.page_size
         if self.chunked is not None:
-            self.chunked.job.prefilled_tokens = self.chunked.prefilled_tokens
+            self.chunked.job.prefill(self.chunked.prefilled_tokens)
         return SchedulerView(
             now_s=self.now_s,
             served_tokens=self.served_tokens,

@@ -3,6 +3,7 @@ real ones."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from typing import Any
@@ -13,7 +14,9 @@ from patches.carrier import decode_asked, is_dry_run
 from patches.engine_types import Batch, Req, Scheduler
 from patches.listener import Listener
 from patches.messages import answer_in_abort, in_abort
+from patches.scheduler import queues
 from patches.scheduler.request import PredictedTimes
+from patches.scheduler.view import Prompts
 
 # The ratios cover this many of the latest requests.
 _NUM_COMPARED = 500
@@ -32,6 +35,9 @@ class OverloadGate(Listener):
         self._scheduler = scheduler
         self._mode: str = scheduler.server_args.disaggregation_mode
         self.num_refused = {"ttft": 0, "ttlt": 0}
+        self._read_s = -math.inf
+        # A call and a time, and how many requests of the queue are of that call.
+        self._looked_at: tuple[tuple[float | None, float], int] = (None, -math.inf), 0
         self._compared = {
             name: deque[tuple[float, float]](maxlen=_NUM_COMPARED) for name in self.num_refused
         }
@@ -69,6 +75,12 @@ class OverloadGate(Listener):
         call = decode_asked(req.sampling_params.custom_params)
         came_s = call and call[1]
         overload, now_s = state.limits.overload, state.jobs.now_s
+        self._look_up(req)
+        if now_s != self._read_s:  # once per broadcast
+            self._read_s = now_s
+            scheduler = self._scheduler
+            for other in (*scheduler.running_batch.reqs, *queues.held(scheduler)):
+                other.sage.job.grow(len(other.output_ids))
         acts = self._knows_steps and self._mode == "null" and self._any_waits(came_s)
         newcomer = overload.newcomer(job, state.policy, state.server, now_s)
         if is_dry:
@@ -83,10 +95,30 @@ class OverloadGate(Listener):
             self.num_refused[refusal.metric] += 1
         return reason
 
+    def _look_up(self, req: Req) -> None:
+        """Look a request up in the cache, as a plan does (sage_sched.decide)."""
+        state, job = self._scheduler.sage, req.sage.job
+        if job.keeps_memory or queues.only_decodes(self._scheduler):
+            return
+        prompts = Prompts(self._scheduler, [req], ())
+        found = prompts.cached_tokens(0), req.host_hit_length
+        job.shared_tokens = prompts.shared_tokens(0) if found[0] else 0
+        state.limits.overload.found(job, *found, state.policy, state.server)
+
     def _any_waits(self, came_s: float | None) -> bool:
-        """Whether a request waits that belongs to another API call than the one that came then."""
-        queue = self._scheduler.waiting_queue
-        return any(other.sage.is_of_other_call(came_s) for other in queue)
+        """Whether a request waits that belongs to another API call than the one that came then.
+
+        The prompts of a long list come one after another. Until the next broadcast the queue only
+        grows, so each of them looks only at what has come since the one before.
+        """
+        queue, about = self._scheduler.waiting_queue, (came_s, self._scheduler.sage.jobs.now_s)
+        if self._looked_at[0] != about:
+            self._looked_at = about, 0
+        for place in range(self._looked_at[1], len(queue)):
+            if queue[place].sage.is_of_other_call(came_s):
+                return True
+            self._looked_at = about, place + 1
+        return False
 
     @property
     def _knows_steps(self) -> bool:

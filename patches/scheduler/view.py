@@ -27,7 +27,7 @@ def view_of(scheduler: Scheduler, running_batch: Batch) -> SchedulerView:
     free_tokens = scheduler.token_to_kv_pool_allocator.available_size()
     evictable_tokens = scheduler.tree_cache.evictable_size()
     if chunked is not None:
-        chunked.sage.job.prefilled_tokens = chunked.prefix_len
+        chunked.sage.job.prefill(chunked.prefix_len)
     state.waiting.look(waiting)
     in_host_memory = swapped(state.waiting.begun)
     served = running_batch.reqs if chunked is None else [*running_batch.reqs, chunked]

@@ -233,7 +233,9 @@ class SageConfig:
         return cls(**parsed)
 
     def limits(self, policy: Policy) -> Limits:
-        """Return the limits of a server that runs this policy."""
+        """Return the limits of a server that runs this policy. Raises ConfigError if it cannot keep
+        them."""
+        require_predicts_waits(self.overload, type(policy), type(policy).__name__)
         decode = self.decode
         most_away_s = decode.max_swapped_ms / 1e3 if policy.bounds_time_away else math.inf
         classes_ms = {
@@ -251,6 +253,13 @@ class SageConfig:
         """Return these settings as a mapping that parse accepts."""
         sections = dataclasses.asdict(self)
         return {name: section for name, section in sections.items() if section is not None}
+
+
+def require_predicts_waits(overload: OverloadConfig, policy: type[Policy], name: str) -> None:
+    """Raise ConfigError if overload protection would predict waits in another order than the
+    policy's."""
+    allowed = f"false under schedule_policy {name}, in whose order no waits are predicted"
+    require(policy.predicts_waits or not overload.enabled, "overload.enabled", True, allowed)
 
 
 def _policies(sections: object) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from sage_sched.app.config import SageConfig
+from sage_sched.app.config import SageConfig, require_predicts_waits
 from sage_sched.app.registry import SGLANG_POLICIES, policy_names, policy_type, section_of
 from sage_sched.fields import ConfigError, require_known
 
@@ -37,6 +37,12 @@ class Settings:
 
     schedule_policy: str
     config: SageConfig
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError if the two do not go together."""
+        if not self.is_stock:
+            policy = policy_type(self.schedule_policy)
+            require_predicts_waits(self.config.overload, policy, self.schedule_policy)
 
     @property
     def is_stock(self) -> bool:

@@ -5,16 +5,30 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from sage_sched.job import Job
+import numpy as np
+
+from sage_sched.job import Hints, Job
 from sage_sched.overload.config import OverloadConfig
-from sage_sched.overload.waits import Newcomer
-from sage_sched.overload.work import Arrivals, Pace, Unfinished, Work, row_of
+from sage_sched.overload.pace import Pace
+from sage_sched.overload.waits import Newcomer, Repeated
+from sage_sched.overload.work import (
+    Arrivals,
+    Unfinished,
+    ahead_of,
+    column_of,
+    level_of,
+    revise,
+    work_in_place,
+    work_of,
+)
 from sage_sched.policy import Policy
 from sage_sched.steps import ServerFacts
 
-# One of this many requests that would be refused is admitted.
+# One that would be refused is admitted after this many others, while limits are stricter. So the
+# history learns even of requests that seem hopeless.
 FLOOR = 50
 # After a refusal, limits are multiplied by STRICT until NUM_WITHIN requests in a row were within
 # them.
@@ -28,8 +42,9 @@ _MOST_SLOWDOWN = 2.0
 _MARGIN = 1.15
 # Weight of the latest prefill step in the mean number of requests that share one.
 _RECENT = 1 / 64
-# Arrivals within less time than this give no rate.
-_LEAST_SPAN_S = 1e-3
+# The least time in which arrivals give a rate, and the least number of them.
+_LEAST_SPAN_S, _LEAST_NUM = 1e-3, 16
+# OpenAI's clients ignore a longer Retry-After.
 _LEAST_RETRY_S, _MOST_RETRY_S = 1.0, 60.0
 
 
@@ -38,17 +53,14 @@ class Refusal:
     """Says why a newcomer is refused: its predicted TTFT or TTLT is above the limit.
 
     metric: ttft or ttlt. deadline_s: as it was set. The limit may be lower by a margin, or higher.
+    retry_after_s: when it may come back.
     """
 
     metric: str
     predicted_s: float
     limit_s: float
     deadline_s: float
-
-    @property
-    def retry_after_s(self) -> float:
-        """Return the time until the prediction would be within the limit, if no others came."""
-        return min(max(self.predicted_s - self.limit_s, _LEAST_RETRY_S), _MOST_RETRY_S)
+    retry_after_s: float = 0.0
 
 
 class Overload:
@@ -62,6 +74,8 @@ class Overload:
 
     No request is refused while no other waits, while step times or lengths are unknown, or because
     it is slow by itself.
+
+    Refused requests are told to come back one after another, as the server has time for them.
     """
 
     def __init__(
@@ -73,15 +87,18 @@ class Overload:
         self.config = config
         self._classes_ms = classes_ms
         self._unfinished = Unfinished()
-        self._arrivals = Arrivals()
+        self._offered, self._admitted = Arrivals(), Arrivals()
         self._predicted = deque[bool](maxlen=_NUM_LATEST)
         self._together = 1.0
-        self._num_over = 0
+        self._num_admitted = 0
         self._num_within = NUM_WITHIN
+        self._next_return_s = -math.inf
+        self._revision = 0
 
     def arrived(self, job: Job) -> None:
         """Note that a job has come, or that these settings have been changed while it is in the
         server."""
+        job.ttft_s = self._deadlines_s(job.hints)[0]
         if self.config.enabled:
             self._unfinished.add(job)
 
@@ -93,23 +110,61 @@ class Overload:
         """Note that a job has ended, was aborted, or was refused."""
         self._unfinished.remove(job)
 
+    def _deadlines_s(self, hints: Hints) -> tuple[float, float]:
+        config = self.config if self.config.enabled else OverloadConfig()
+        return config.deadlines_s(hints, self._classes_ms if self.config.enabled else {})
+
+    def found(
+        self, job: Job, cached_tokens: int, host_tokens: int, policy: Policy, server: ServerFacts
+    ) -> None:
+        """Note what the radix tree has of the latest job's prompt (see SchedulerView)."""
+        if job.find(cached_tokens, server.recall_tokens(host_tokens)) and job.is_ranked:
+            policy.on_prediction(job)
+
     def newcomer(self, job: Job, policy: Policy, server: ServerFacts, now_s: float) -> Newcomer:
         """Return the latest job with the facts for its predicted times. The job has been ranked."""
-        rows = self._unfinished.rows(now_s, policy, server, but=job)
-        if not len(rows):
-            self._arrivals.clear()
-        row = row_of(job, policy, server)
-        own, total = Work.of_quantum(row[None]), Work.of_quantum(rows)
-        before = Work.ahead_of(row, rows, ties=True)
-        latest, span_s = Work(), self._arrivals.span_s(now_s)
-        admitted = self._arrivals.admitted()
-        rate = admitted.jobs / max(span_s, _LEAST_SPAN_S) if policy.starts_early else None
-        pace = Pace.of(total + own, server, self._together, rate)
-        if pace.busy_s(self._arrivals.offered()) >= _MARGIN * span_s:
-            latest = self._arrivals.ahead_of(row) * _MARGIN
-        fresh = Work.started_with(row, rows) if policy.starts_early else None
-        early = admitted if policy.starts_early else Work()
-        return Newcomer(row, own, before, fresh, latest, span_s, early, pace)
+        if policy.revision != self._revision:
+            self._revision = policy.revision
+            rise = self._unfinished.revise(policy, server.step_time)
+            for arrivals in (self._offered, self._admitted):
+                revise(arrivals.table, rise, server.step_time)
+        table = self._unfinished.table(now_s, policy, server.step_time, but=job)
+        if not table.size:
+            self._offered.clear()
+            self._admitted.clear()
+        column = column_of(job, policy, server.step_time, now_s)
+        own = work_in_place(column[:, None])
+        before = work_of(table, *ahead_of(column, table, ties=True)).sum()
+        admitted = self._admitted.table
+        span_s = np.maximum(now_s - self._admitted.came_s, _LEAST_SPAN_S)
+        rate = 0.0
+        if policy.starts_early:
+            counts = np.arange(len(span_s), 0, -1)
+            rate = float((counts / span_s)[: max(1, len(span_s) - _LEAST_NUM)].max(initial=0.0))
+        pace = Pace.of(work_in_place(table) + own, server, self._together, rate)
+        later = work_of(admitted, *ahead_of(column, admitted, ties=False)).since_each()
+        later_s = _MARGIN * pace.busy_s(later) * self._is_beyond(pace, now_s)
+        fresh, starts = None, Repeated(np.zeros(0), np.zeros(0))
+        if policy.starts_early:
+            fresh = work_in_place(table, level_of(column, table))
+            early = work_of(admitted).since_each()
+            # No faster than the server serves them.
+            starts = Repeated(pace.starts_s(early), np.maximum(span_s, pace.busy_s(early)))
+        return Newcomer(
+            column, own, before, fresh, Repeated(later_s, span_s), starts, pace, job.ttft_s
+        )
+
+    def _is_beyond(self, pace: Pace, now_s: float) -> Any:
+        """Return, for the time since each admitted arrival, whether more work has come than the
+        server serves, refused or not. Of n arrivals, twice the root of n may be
+        chance."""
+        offered, came_s = self._offered, self._offered.came_s
+        if not came_s.size:
+            return np.zeros(0, bool)
+        places = np.searchsorted(came_s, self._admitted.came_s).clip(0, len(came_s) - 1)
+        chance = 2 / np.sqrt(np.arange(len(came_s), 0, -1))
+        busy_s = pace.busy_s(work_of(offered.table).since_each()) * (1 - chance)
+        return (busy_s >= _MARGIN * (now_s - came_s))[places]
 
     def refuses(
         self, job: Job, newcomer: Newcomer, now_s: float, *, may_refuse: bool
@@ -120,21 +175,26 @@ class Overload:
         """
         self._predicted.append(job.distribution is not None and job.distribution.source != "prior")
         refusal = self.would_refuse(job, newcomer) if may_refuse else None
-        if refusal is not None:
-            self._num_within = 0
-            self._num_over += 1
-            if self._num_over % FLOOR == 0:
-                refusal = None
-        else:
-            self._num_within += 1
-        self._arrivals.add(now_s, newcomer.row, admitted=refusal is None)
-        return refusal
+        self._num_within = 0 if refusal is not None else self._num_within + 1
+        is_strict = self._num_within < NUM_WITHIN
+        self._num_admitted = self._num_admitted + (refusal is None) if is_strict else 0
+        if refusal is not None and self._num_admitted >= FLOOR:
+            refusal, self._num_admitted = None, 0
+        self._offered.add(newcomer.column)
+        if refusal is None:
+            self._admitted.add(newcomer.column)
+            self._unfinished.put(job, newcomer.column)
+            return None
+        wait_s = max(refusal.predicted_s - refusal.limit_s, _LEAST_RETRY_S)
+        return_s = min(max(now_s + wait_s, self._next_return_s), now_s + _MOST_RETRY_S)
+        self._next_return_s = return_s + float(newcomer.pace.busy_s(newcomer.own))
+        return replace(refusal, retry_after_s=return_s - now_s)
 
     def would_refuse(self, job: Job, newcomer: Newcomer) -> Refusal | None:
         """Return the refusal of a newcomer if others wait, without the floor. Changes nothing."""
         if not job.is_ranked or job.distribution is None:
             return None
-        return self._over(newcomer, self.config.deadlines_s(job.hints, self._classes_ms))
+        return self._over(newcomer, self._deadlines_s(job.hints))
 
     def _over(self, newcomer: Newcomer, deadlines_s: tuple[float, float]) -> Refusal | None:
         if sum(self._predicted) < _LEAST_PREDICTED * len(self._predicted):
@@ -142,7 +202,7 @@ class Overload:
         strict = STRICT if self._num_within < NUM_WITHIN else 1.0
         ttft_s, tpot_s = deadlines_s
         limit_s = strict * max(ttft_s, _MOST_SLOWDOWN * newcomer.first_s)
-        predicted_s = newcomer.ttft_s
+        predicted_s = newcomer.start_s  # a job is not held beyond its deadline
         if newcomer.fresh is None:
             predicted_s = newcomer.first_s + newcomer.waited_s(limit_s - newcomer.first_s)
         if predicted_s > limit_s:
@@ -151,7 +211,7 @@ class Overload:
             return None
         in_time_s = ttft_s + newcomer.own.steps * tpot_s
         limit_s = strict * max(in_time_s, _MOST_SLOWDOWN * newcomer.alone_s)
-        served_s = newcomer.alone_s + newcomer.stopped_s(limit_s)
+        served_s = newcomer.alone_s + newcomer.starts.within(limit_s)
         predicted_s = served_s + newcomer.waited_s(limit_s - served_s)
         if predicted_s > limit_s:
             return Refusal("ttlt", predicted_s, limit_s, in_time_s)

@@ -4,31 +4,62 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sage_sched.distribution import Floats
-from sage_sched.overload.work import Pace, Work
+import numpy as np
 
-_ROUNDS = 8
+from sage_sched.distribution import Floats
+from sage_sched.overload.pace import Pace, Work
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """Work that the latest arrivals brought, and that the next ones are expected to bring again.
+
+    Each period of the past until now tells a rate. A rate is not extrapolated beyond its period: a
+    burst is no rate. So the most that any period tells counts. After a quiet time, periods that
+    begin with the rush tell its rate.
+
+    work_s: the work of the arrivals in each period. span_s: the periods' lengths, all above 0. Both
+        have shape (periods,).
+    """
+
+    work_s: Floats
+    span_s: Floats
+
+    def within(self, seconds: float) -> float:
+        """Return the work that arrives within this time."""
+        shares = np.minimum(seconds / self.span_s, 1.0)
+        return float((self.work_s * shares).max(initial=0.0))
+
+    def delayed_s(self, seconds: float) -> float:
+        """Return how long this much work takes if what arrives meanwhile goes first."""
+        if not seconds or not self.work_s.size:
+            return seconds
+        # For each period it is the solution of t = seconds + work * min(1, t / span). These
+        # functions of t are concave, so the largest solution solves their maximum.
+        rest = np.maximum(1.0 - self.work_s / self.span_s, 1e-9)
+        return float(np.minimum(seconds / rest, seconds + self.work_s).max())
 
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
     """A request that has just come, with the facts for its predicted times. Times are from now on.
 
-    row: its row (sage_sched.overload.work). own, before: its work, and the work before it. fresh:
-    the work of the jobs that start with it, ahead of the order; None if it starts in its turn.
-    latest, span_s: the work before it that the latest arrivals brought, and the seconds in which
-        they came.
-    early: the work of all those arrivals if they start ahead of the order, which stops decoding.
+    column: its column (sage_sched.overload.work). own, before: its work, and the work before it.
+    fresh: the work of the jobs that start with it, ahead of the order; None if it starts in its
+        turn.
+    later: the work of later arrivals that overtake it. starts: the time for which later arrivals
+        stop decoding to start ahead of the order.
+    target_s: the deadline of its first token, until which it may be held.
     """
 
-    row: Floats
+    column: Floats
     own: Work
     before: Work
     fresh: Work | None
-    latest: Work
-    span_s: float
-    early: Work
+    later: Repeated
+    starts: Repeated
     pace: Pace
+    target_s: float
 
     @property
     def first_s(self) -> float:
@@ -40,40 +71,34 @@ class Newcomer:
         """Return the time until its last token if it never waits, in a full batch."""
         return self.pace.alone_s(self.own)
 
-    def waited_s(self, within_s: float) -> float:
-        """Return how long the server works on other jobs until a batch has room for this one: on
-        the jobs before it, and on jobs that arrive within within_s and overtake it, at the latest
-        rate. If the latest arrivals span less time than within_s, they count once: a burst is no
-        rate."""
+    @property
+    def room_s(self) -> float:
+        """Return how long the server works on the jobs before it until a batch has room for it."""
         num_batches = self.pace.num_batches(self.before + self.own)
-        room_s = self.pace.busy_s(self.before) * max(0.0, 1 - 1 / num_batches)
-        if within_s <= 0.0:
-            return room_s
-        return room_s + self.pace.busy_s(self.latest) * (within_s / max(self.span_s, within_s))
+        return float(self.pace.busy_s(self.before)) * max(0.0, 1 - 1 / num_batches)
 
-    def stopped_s(self, within_s: float) -> float:
-        """Return how long its decoding stops within this time for the starts of others, at the rate
-        of the latest arrivals, but no faster than the server serves them."""
-        span_s = max(self.span_s, self.pace.busy_s(self.early), within_s)
-        return self.pace.starts_s(self.early) * (within_s / span_s)
+    def waited_s(self, within_s: float) -> float:
+        """Return how long it waits for room if it has to wait for this long anyway."""
+        return self.room_s + self.later.within(max(0.0, within_s))
 
     @property
     def wait_s(self) -> float:
         """Return the time until its last token in which other jobs are served instead."""
-        wait_s = 0.0
-        for _ in range(_ROUNDS):
-            wait_s = self.waited_s(wait_s)
-        return wait_s
+        return self.later.delayed_s(self.room_s)
 
     @property
-    def ttft_s(self) -> float:
+    def start_s(self) -> float:
+        """Return the time until its first token if it starts as soon as it can."""
         if self.fresh is not None:
             return self.pace.first_s(self.fresh + self.own)
         return self.wait_s + self.first_s
 
     @property
+    def ttft_s(self) -> float:
+        if self.fresh is None:
+            return self.start_s
+        return self.start_s + max(0.0, min(self.pace.held_s, self.target_s - self.start_s))
+
+    @property
     def ttlt_s(self) -> float:
-        undisturbed_s = ttlt_s = self.wait_s + self.alone_s
-        for _ in range(_ROUNDS):
-            ttlt_s = undisturbed_s + self.stopped_s(ttlt_s)
-        return ttlt_s
+        return self.starts.delayed_s(self.wait_s + self.alone_s)

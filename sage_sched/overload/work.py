@@ -1,45 +1,55 @@
-"""Sums the work of unfinished requests and of the latest arrivals, by their places in the order."""
+"""Keeps the work of unfinished requests and of the latest arrivals, by their places in the
+order."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
 from sage_sched.distribution import Floats
 from sage_sched.job import Job
+from sage_sched.overload.pace import Work
 from sage_sched.policy import Policy
-from sage_sched.starts import MOST_TOGETHER
-from sage_sched.steps import ServerFacts
+from sage_sched.steps import StepTime
 
-# The columns of a job's row: level and key, as in sage_sched.waiting_queue; the seconds that its
-# prompt adds to a prefill; the number of prefills to come, 1 or 0; the decode steps while it keeps
-# its place, and those to its end; its tokens so far.
-NUM_COLUMNS = 7
-_LEVEL, _KEY, _PROMPT, _PREFILLS, _QUANTUM, _MEAN, _TOKENS = range(NUM_COLUMNS)
-# A row is made again after this many more tokens of the answer, or if more of the prompt is cached
-# or prefilled. Both are looked at again after this many seconds.
+# The rows of a table, which has a column for each job: level and key, as in
+# sage_sched.waiting_queue; the seconds that its prompt adds to a prefill; the number of prefills to
+# come, 1 or 0; the decode steps while it keeps its place, and those to its end; its tokens so far,
+# without those that it shares; the number of jobs, because one column may stand for many that are
+# alike; the cached and the other tokens of its prompt; and when it came.
+NUM_ROWS = 11
+(
+    _LEVEL, _KEY, _PROMPT, _PREFILLS, _QUANTUM, _MEAN, _TOKENS, _JOBS, _CACHED, _NEW, _CAME,
+) = range(NUM_ROWS)  # fmt: skip
+# A column is made again after this many more tokens of the answer, or if more of the prompt is
+# cached or prefilled. Both are looked at again after this many seconds.
 _INTERVAL_TOKENS, _KEPT_S = 128, 0.25
 # Bounds the logarithm of an index, which may be infinite.
 _MOST_RISE = 100.0
-# The number of remembered arrivals.
-_MOST_ARRIVALS = 512
+# The number of remembered arrivals, and of columns for unfinished jobs.
+_MOST = 512
+# Columns for more jobs are made when their number has changed by this share.
+_FEW = 1 / 32
+# From so many jobs is it learned how other step times change keys.
+_NUM_ASKED = 16
 
 
-def row_of(job: Job, policy: Policy, server: ServerFacts) -> Floats:
-    """Return the row of a job, shape (NUM_COLUMNS,). If the policy preempts no requests, running
+def column_of(job: Job, policy: Policy, step_time: StepTime, now_s: float = 0.0) -> Floats:
+    """Return the column of a job, shape (NUM_ROWS,). If the policy preempts no requests, running
     jobs go first."""
     level, key = float(job.level), policy.lasting_key(job) if job.is_ranked else -math.inf
-    if job.generated_tokens and not policy.preempts:
+    has_begun = job.generated_tokens > 0
+    if has_begun and not policy.preempts:
         level = key = -math.inf
-    prompt_s, prefills = 0.0, 0.0
-    if not job.generated_tokens:
-        done_tokens = _done_tokens(job)
-        prompt_s = server.step_time.prompt_s(done_tokens, job.input_tokens - done_tokens)
-        prefills = 1.0
-    tokens = job.input_tokens + job.generated_tokens
-    return np.array([level, key, prompt_s, prefills, *policy.quantum_steps(job), tokens])
+    cached_tokens = _done_tokens(job)
+    new_tokens = 0 if has_begun else job.input_tokens - cached_tokens
+    prompt_s = 0.0 if has_begun else step_time.prompt_s(cached_tokens, new_tokens)
+    tokens = job.input_tokens + job.generated_tokens - min(job.shared_tokens, job.input_tokens - 1)
+    return np.array([
+        level, key, prompt_s, not has_begun, *policy.quantum_steps(job), max(1, tokens), 1.0,
+        cached_tokens, new_tokens, now_s,
+    ])  # fmt: skip
 
 
 def _done_tokens(job: Job) -> int:
@@ -47,217 +57,185 @@ def _done_tokens(job: Job) -> int:
     return min(max(job.cached_input_tokens, job.prefilled_tokens), job.input_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Sums the work of jobs: the seconds of their prompts, and the numbers of prefills, of decode
-    steps, of KV tokens times decode steps, of jobs, and of KV tokens halfway through."""
+def ahead_of(place: Floats, table: Floats, *, ties: bool) -> tuple[Floats, Floats]:
+    """Return the number of jobs that go before a newcomer in each column, and the decode steps that
+    each of them takes meanwhile, both of shape (columns,).
 
-    prompts_s: float = 0.0
-    prefills: float = 0.0
-    steps: float = 0.0
-    kv_steps: float = 0.0
-    jobs: float = 0.0
-    kv: float = 0.0
+    A job leaves its place as its answer grows. Until its index has risen to the newcomer's, it
+    takes the work of its place, multiplied at most by the ratio of the two indices, and no more
+    than the work to its end.
 
-    @classmethod
-    def ahead_of(cls, place: Floats, rows: Floats, *, ties: bool) -> Work:
-        """Return the work that jobs take before a newcomer.
-
-        A job leaves its place as its answer grows. Until its index has risen to the newcomer's, it
-        takes the work of its place, multiplied at most by the ratio of the two indices, and no more
-        than the work to its end.
-
-        place: a row. rows: shape (jobs, NUM_COLUMNS). ties: whether jobs of the same place go
-        before.
-        """
-        level, key = place[_LEVEL], place[_KEY]
-        keys = rows[:, _KEY]
-        before = (rows[:, _LEVEL] < level) | (
-            (rows[:, _LEVEL] == level) & ((keys <= key) if ties else (keys < key))
-        )
-        rows = rows[before]
-        rises = np.exp(np.minimum(key - np.maximum(rows[:, _KEY], -_MOST_RISE), _MOST_RISE))
-        return cls.of(rows, np.minimum(rows[:, _MEAN], rows[:, _QUANTUM] * rises))
-
-    @classmethod
-    def of(cls, rows: Floats, steps: Floats) -> Work:
-        """Return the work of jobs that take these decode steps, shape (jobs,)."""
-        kv = rows[:, _TOKENS] + steps / 2
-        sums = rows[:, _PROMPT], rows[:, _PREFILLS], steps, steps * kv, np.ones(len(rows)), kv
-        return cls(*(float(column.sum()) for column in sums))
-
-    @classmethod
-    def of_quantum(cls, rows: Floats) -> Work:
-        """Return the work that jobs take at their places."""
-        return cls.of(rows, rows[:, _QUANTUM])
-
-    @classmethod
-    def started_with(cls, place: Floats, rows: Floats) -> Work:
-        """Return the work of jobs that may start with a newcomer: none of a worse level."""
-        return cls.of_quantum(rows[rows[:, _LEVEL] <= place[_LEVEL]])
-
-    def __add__(self, other: Work) -> Work:
-        return Work(*(a + b for a, b in zip(self._all(), other._all(), strict=True)))
-
-    def __mul__(self, times: float) -> Work:
-        return Work(*(times * each for each in self._all()))
-
-    def _all(self) -> tuple[float, ...]:
-        return self.prompts_s, self.prefills, self.steps, self.kv_steps, self.jobs, self.kv
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """Tells how fast a server works in full batches.
-
-    step_s: the time of a decode step. start_s: the time that the start of a job takes besides its
-    prompt: its share of a prefill, and the swap of a job that makes room.
+    place: a column. ties: whether jobs of the same place go before.
     """
+    level, key = place[_LEVEL], place[_KEY]
+    levels, keys = table[_LEVEL], table[_KEY]
+    before = keys <= key if ties else keys < key
+    before = (levels < level) | ((levels == level) & before)
+    rises = np.exp(np.minimum(key - np.maximum(keys, -_MOST_RISE), _MOST_RISE))
+    return before * table[_JOBS], np.minimum(table[_MEAN], table[_QUANTUM] * rises)
 
-    server: ServerFacts
-    step_s: float
-    start_s: float
 
-    @classmethod
-    def of(cls, work: Work, server: ServerFacts, together: float, rate: float | None) -> Pace:
-        """Return the pace of a server whose batches consist of such jobs. work: of at least one
-        job. together: how many jobs have shared a prefill of late. rate: the rate of jobs that
-        start ahead of the order, each in place of another job; None if jobs start in turn.
+def level_of(place: Floats, table: Floats) -> Floats:
+    """Return the number of jobs in each column that may start with a newcomer: none of a worse
+    level."""
+    chosen: Floats = (table[_LEVEL] <= place[_LEVEL]) * table[_JOBS]
+    return chosen
 
-        In a full batch such jobs are held until many share a prefill (sage_sched.starts). In a
-        batch with room they are not, so each start costs more.
-        """
-        kv_tokens, step_time = work.kv / work.jobs, server.step_time
-        batch = max(1.0, min(server.max_running_requests, server.kv_pool_tokens / kv_tokens))
-        step_s = step_time.decode_s(int(batch), int(batch * kv_tokens))
-        move_s = 0.0
-        if rate is not None:
-            held = math.sqrt(2 * rate * batch * step_time.prefill_base_s)
-            together = max(together, min(MOST_TOGETHER, held))
-            move_s = server.swap_s(int(kv_tokens))
-        return cls(server, step_s, step_time.prefill_base_s / together + move_s)
 
-    def busy_s(self, work: Work) -> float:
-        """Return how long this work takes."""
-        by_slots = work.steps / self.server.max_running_requests
-        by_pool = work.kv_steps / self.server.kv_pool_tokens
-        return self.starts_s(work) + max(by_slots, by_pool) * self.step_s
+def work_of(table: Floats, jobs: Floats | None = None, steps: Floats | None = None) -> Work:
+    """Return the work of each column, as arrays of shape (columns,).
 
-    def starts_s(self, work: Work) -> float:
-        """Return how long these jobs take to start."""
-        return work.prompts_s + work.prefills * self.start_s
+    jobs: how many of its jobs; all if left out. steps: the decode steps of each job; those to its
+    end if left out. Both have shape (columns,).
+    """
+    jobs = table[_JOBS] if jobs is None else jobs
+    steps = table[_MEAN] if steps is None else steps
+    taken, kv = jobs * steps, table[_TOKENS] + steps / 2
+    prompts_s, prefills = jobs * table[_PROMPT : _PREFILLS + 1]
+    return Work(prompts_s, prefills, taken, taken * kv, jobs, jobs * kv)
 
-    def first_s(self, work: Work) -> float:
-        """Return how long new jobs take to their first tokens, with a decode step after each
-        prefill."""
-        most_together = min(MOST_TOGETHER, self.server.max_running_requests)
-        num_prefills = max(1.0, work.prefills / most_together)
-        return work.prompts_s + num_prefills * (self.server.step_time.prefill_base_s + self.step_s)
 
-    def alone_s(self, work: Work) -> float:
-        """Return how long one new job takes in a full batch."""
-        return self.first_s(work) + work.steps * self.step_s
-
-    def num_batches(self, work: Work) -> float:
-        """Return how many batches the jobs fill."""
-        by_slots = work.jobs / self.server.max_running_requests
-        return max(by_slots, work.kv / self.server.kv_pool_tokens)
+def work_in_place(table: Floats, jobs: Floats | None = None) -> Work:
+    """Return the sum of the work of jobs at their places; see work_of."""
+    return work_of(table, jobs, table[_QUANTUM]).sum()
 
 
 class Unfinished:
-    """Keeps a row for each unfinished job."""
+    """Keeps a column for each unfinished job."""
 
     def __init__(self) -> None:
         self._jobs: list[Job] = []
         self._place_of: dict[Job, int] = {}
-        # By place: a row, and the interval of the answer and the done part of the prompt with which
-        # it was made; None if the row has to be made.
-        self._rows: Floats = np.zeros((_MOST_ARRIVALS, NUM_COLUMNS))
-        self._made_with: list[tuple[int, int] | None] = []
+        self._table: Floats = np.zeros((NUM_ROWS, _MOST))
+        # With what a job's column was made (_made_with). New jobs have none yet.
+        self._made_with: dict[Job, tuple[int, int, int]] = {}
+        self._new: dict[Job, None] = {}
+        self._changed: dict[Job, None] = {}
         self._looked_s = -math.inf
+        self._merged: tuple[int, Floats] = 0, self._table
 
     def add(self, job: Job) -> None:
-        if len(self._jobs) == len(self._rows):
-            self._rows = np.concatenate((self._rows, np.zeros_like(self._rows)))
-        self._place_of[job] = len(self._jobs)
-        self._jobs.append(job)
-        self._made_with.append(None)
+        self._new[job] = None
+        job.column_watch = self._changed
 
     def remove(self, job: Job) -> None:
-        if job not in self._place_of:
+        self._new.pop(job, None)
+        self._changed.pop(job, None)
+        if (place := self._place_of.pop(job, None)) is None:
             return
-        self._to_end(job)
-        del self._place_of[self._jobs.pop()]
-        self._made_with.pop()
+        job.column_watch = None
+        last = self._jobs.pop()
+        del self._made_with[job]
+        if last is not job:
+            self._jobs[place], self._place_of[last] = last, place
+            self._table[:, place] = self._table[:, len(self._jobs)]
 
-    def rows(
-        self, now_s: float, policy: Policy, server: ServerFacts, *, but: Job | None = None
-    ) -> Floats:
-        """Return the rows of all jobs but one, shape (jobs, NUM_COLUMNS)."""
-        number = len(self._jobs)
-        if but is not None:
-            if but not in self._place_of:
-                self.add(but)
-            self._to_end(but)
-            number = len(self._jobs) - 1
-        looks = not 0 <= now_s - self._looked_s < _KEPT_S
-        if looks:
+    def table(self, now_s: float, policy: Policy, step_time: StepTime, but: Job) -> Floats:
+        """Return the columns of all jobs but a new one, shape (NUM_ROWS, columns). If there are too
+        many jobs, each column is the mean of several that are next to each other in the order."""
+        for job in [*self._new]:
+            if job is not but:
+                self.put(job, column_of(job, policy, step_time))
+        if not 0 <= now_s - self._looked_s < _KEPT_S:
             self._looked_s = now_s
-        for place, known in enumerate(self._made_with[:number]):
-            if known is None or looks:
-                job = self._jobs[place]
-                interval = -(-job.generated_tokens // _INTERVAL_TOKENS)
-                made_with = interval, 0 if interval else _done_tokens(job)
-                if known != made_with:
-                    self._rows[place] = row_of(job, policy, server)
-                    self._made_with[place] = made_with
-        return self._rows[:number]
+            self._look(policy, step_time)
+            self._merged = 0, self._table
+        number = len(self._jobs)
+        if number <= _MOST:
+            return self._table[:, :number]
+        if abs(number - self._merged[0]) > _FEW * number:
+            self._merged = number, _merged(self._table[:, :number])
+        return self._merged[1]
 
-    def _to_end(self, job: Job) -> None:
-        """Swap a job with the last."""
-        place, last = self._place_of[job], len(self._jobs) - 1
-        self._place_of[self._jobs[last]], self._place_of[job] = place, last
-        jobs, made_with = self._jobs, self._made_with
-        jobs[place], jobs[last] = jobs[last], jobs[place]
-        made_with[place], made_with[last] = made_with[last], made_with[place]
-        self._rows[[place, last]] = self._rows[[last, place]]
+    def put(self, job: Job, column: Floats) -> None:
+        """Set the column of a job that is not new any more."""
+        place = self._place_of.setdefault(job, len(self._jobs))
+        if place == len(self._jobs):
+            self._new.pop(job, None)
+            self._jobs.append(job)
+            if place == self._table.shape[1]:
+                self._table = np.concatenate((self._table, np.zeros_like(self._table)), axis=1)
+        self._table[:, place] = column
+        self._made_with[job] = _made_with(job)
+
+    def _look(self, policy: Policy, step_time: StepTime) -> None:
+        """Make the columns of jobs again that have changed."""
+        changed = [*self._changed]
+        self._changed.clear()
+        for job in changed:
+            if job in self._place_of and self._made_with[job] != _made_with(job):
+                self.put(job, column_of(job, policy, step_time))
+
+    def revise(self, policy: Policy, step_time: StepTime) -> float:
+        """Make all columns fit other step times, and return by how much keys have risen.
+
+        Step times change the keys of all jobs alike, or nearly so. So some jobs tell the change,
+        and each column is made again later, when its job is ranked anew.
+        """
+        number, rises = len(self._jobs), list[float]()
+        table = self._table[:, :number]
+        for job in self._jobs[:: max(1, number // _NUM_ASKED)]:
+            # The key of a job with tokens may have changed since its column was made.
+            if job.is_ranked and not job.generated_tokens:
+                job.changes()
+                policy.on_prediction(job)
+                rises.append(policy.lasting_key(job) - float(table[_KEY, self._place_of[job]]))
+        rise = sorted(rises)[len(rises) // 2] if rises else 0.0
+        revise(table, rise, step_time)
+        self._merged = 0, self._table
+        return rise
+
+
+def revise(table: Floats, rise: float, step_time: StepTime) -> None:
+    """Make columns fit other step times. rise: by how much keys have risen."""
+    table[_KEY] += rise
+    prompts_s = step_time.prompt_s(table[_CACHED], table[_NEW])
+    table[_PROMPT] = np.where(table[_PREFILLS] > 0, prompts_s, 0.0)
+
+
+def _made_with(job: Job) -> tuple[int, int, int]:
+    interval = -(-job.generated_tokens // _INTERVAL_TOKENS)
+    return interval, 0 if interval else _done_tokens(job), job.ranked_at
+
+
+def _merged(table: Floats) -> Floats:
+    """Return a table of fewer columns for the same jobs, at least _MOST."""
+    number = table.shape[1]
+    order = np.lexsort((table[_KEY], table[_LEVEL]))
+    ends = np.linspace(0, number, _MOST + 1).astype(np.int64)
+    jobs = np.diff(ends)
+    merged: Floats = np.add.reduceat(table[:, order], ends[:-1], axis=1) / jobs
+    # All of them go before a newcomer if the last does.
+    merged[: _KEY + 1] = table[: _KEY + 1, order[ends[1:] - 1]]
+    merged[_JOBS] = jobs
+    return merged
 
 
 class Arrivals:
     """Remembers the latest arrivals, from which the next arrivals are predicted."""
 
     def __init__(self) -> None:
-        self._came_s: Floats = np.zeros(_MOST_ARRIVALS)
-        self._rows: Floats = np.zeros((_MOST_ARRIVALS, NUM_COLUMNS))
-        self._admitted = np.zeros(_MOST_ARRIVALS, bool)
-        self._number = 0
+        self._table: Floats = np.zeros((NUM_ROWS, 2 * _MOST))
+        self._first = self._end = 0
 
-    def add(self, now_s: float, row: Floats, *, admitted: bool) -> None:
-        at = self._number % _MOST_ARRIVALS
-        self._came_s[at], self._admitted[at] = now_s, admitted
-        self._rows[at] = row
-        self._number += 1
+    def add(self, column: Floats) -> None:
+        if self._end == 2 * _MOST:
+            self._table[:, :_MOST] = self._table[:, _MOST:]
+            self._first, self._end = self._first - _MOST, _MOST
+        self._table[:, self._end] = column
+        self._end += 1
+        self._first = max(self._first, self._end - _MOST)
 
     def clear(self) -> None:
-        """Forget all arrivals, because the server is idle. Otherwise idle time would count as a low
-        rate."""
-        self._number = 0
-        self._admitted[:] = False
+        """Forget all arrivals, because the server is idle."""
+        self._first = self._end = 0
 
-    def span_s(self, now_s: float) -> float:
-        """Return the seconds since the first remembered arrival."""
-        return max(0.0, now_s - float(self._came_s[: self._number].min(initial=now_s)))
+    @property
+    def table(self) -> Floats:
+        """The columns, in order of arrival."""
+        return self._table[:, self._first : self._end]
 
-    def offered(self) -> Work:
-        """Return the work of all arrivals to the ends of their answers, refused or not."""
-        rows = self._rows[: self._number]
-        return Work.of(rows, rows[:, _MEAN])
-
-    def admitted(self) -> Work:
-        """Return the work of the admitted arrivals to the ends of their answers."""
-        rows = self._rows[self._admitted]
-        return Work.of(rows, rows[:, _MEAN])
-
-    def ahead_of(self, place: Floats) -> Work:
-        """Return the work that admitted arrivals bring before a newcomer."""
-        return Work.ahead_of(place, self._rows[self._admitted], ties=False)
+    @property
+    def came_s(self) -> Floats:
+        came_s: Floats = self.table[_CAME]
+        return came_s

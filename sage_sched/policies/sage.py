@@ -47,6 +47,7 @@ class Sage(Policy):
     """
 
     Parameters = SageParameters
+    predicts_waits = True
     retention = SessionReturns
     # No limit is needed, because a request preempts others only while its start is due or if it has
     # passed a bound. With a limit, long requests that have reached it would fill the memory.

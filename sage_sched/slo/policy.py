@@ -88,6 +88,7 @@ class Proserve(Policy):
     Parameters = ProserveParameters
     variants: ClassVar = {"proserve-expected": {"density": "expected"}}
     has_deadlines = True
+    predicts_waits = True
     retention = Sage.retention
     starts_early = True
     uses_clock = True

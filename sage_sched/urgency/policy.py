@@ -55,6 +55,7 @@ class Urgency(Policy):
     """
 
     Parameters = UrgencyParameters
+    predicts_waits = True
 
     def __init__(self, parameters: UrgencyParameters, server: ServerFacts) -> None:
         self._indices = Indices(server)

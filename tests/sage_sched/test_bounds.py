@@ -45,8 +45,9 @@ def test_the_bound_is_that_of_an_account_that_forgets_nothing_and_it_is_kept(
 def test_finished_jobs_behind_an_unfinished_one_are_not_kept(name: str) -> None:
     """By no policy and no limit, though each has waited, run, been swapped out, and been aborted
     while it waited."""
-    config = SageConfig.parse({"overload": {"enabled": True}})
-    story, alive = Story(name, config.limits(named(name))), weakref.WeakSet[Job]()
+    policy = named(name)
+    config = SageConfig.parse({"overload": {"enabled": policy.predicts_waits}})
+    story, alive = Story(name, config.limits(policy)), weakref.WeakSet[Job]()
     for number in range(1, 100):
         comes = f"{number}:5%9,40[c/t{number}]{'u1' * (number % 2)}{'d900p90' * (number % 3 > 0)}"
         story.plan(f"wait 0:5%9 {comes}; slots 0")

@@ -54,6 +54,17 @@ def test_requests_start_together_as_soon_as_waiting_costs_more_than_a_prefill_st
     assert story.plan(f"{queue}; now {due_s}; planned") == "-9 +11 -8 +12 10"
 
 
+def test_a_request_is_held_no_longer_than_its_own_deadline() -> None:
+    held_until_s = []
+    for deadline_s in (math.inf, 0.5):
+        story = server()
+        story.plan(f"{FULL} 11:100%5000")
+        story.jobs[11].ttft_s = deadline_s
+        assert story.plan(f"{FULL} 11:100%5000") == "10 11"
+        held_until_s.append(story.policy.plan_by_s)
+    assert held_until_s[0] > 0.5 > held_until_s[1] > 0.2
+
+
 @pytest.mark.parametrize(
     ("now_s", "facts", "plan"),
     [

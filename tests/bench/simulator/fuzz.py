@@ -80,14 +80,14 @@ def draw(seed: int, policy: str = "") -> Case:
         at_s = sorted(rng.uniform(0, 2) * requests[-1].arrival_s for _ in range(2))
         switches = {when_s: rng.choice(_POLICIES) for when_s in at_s}
     config = _config(rng, {policy, *switches.values()})
-    # The next turn of a refused request never comes.
-    if rng.random() < 0.3 and not any(each.follows is not None for each in requests):
+    predicts_waits = all(policy_type(name).predicts_waits for name in (policy, *switches.values()))
+    if rng.random() < 0.3 and predicts_waits:
         overload = OverloadConfig(
             enabled=True,
             max_ttft_ms=rng.choice([1.0, 1000.0, 60_000.0]),
             max_tpot_ms=rng.choice([1.0, 100.0, math.inf]),
         )
-        config = replace(config, overload=overload)
+        config, requests = replace(config, overload=overload), _in_a_rush(rng, requests)
     return Case(engine, config, requests, rng.random() < 0.8, policy, switches)
 
 
@@ -163,6 +163,19 @@ def _requests(rng: random.Random, engine: Engine) -> list[SimRequest]:
         )  # fmt: skip
         requests.append(asked)
     return requests
+
+
+def _in_a_rush(rng: random.Random, requests: list[SimRequest]) -> list[SimRequest]:
+    """A quiet time, and then a flood. The next turn of a refused request never comes, so no request
+    waits for another's answer."""
+    since_s = rng.choice(requests).arrival_s
+    slower, faster = rng.choice([1.0, 10.0, 1000.0]), rng.choice([1.0, 0.1, 1e-3, 0.0])
+
+    def comes_s(request: SimRequest) -> float:
+        late_s = max(0.0, request.arrival_s - since_s)
+        return slower * min(request.arrival_s, since_s) + faster * late_s
+
+    return [replace(each, arrival_s=comes_s(each), follows=None) for each in requests]
 
 
 def _spans(rng: random.Random, input_tokens: int) -> tuple[tuple[int, int, int], ...]:

@@ -18,7 +18,7 @@ OTHER, REFUSED, DRY = (
     AbortReq(rid="a", finished_reason=reason)
     for reason in (
         {"type": "abort"},
-        in_abort(Refusal("ttft", 5.0, 1.75, 2.0)),
+        in_abort(Refusal("ttft", 5.0, 1.75, 2.0, 3.25)),
         answer_in_abort(NEWCOMER, None, "null"),
     )
 )

@@ -7,6 +7,8 @@ import pytest
 
 from patches.carrier import encode_asked
 from patches.messages import REFUSED
+from patches.scheduler.request import RequestState
+from patches.scheduler.view import Prompts
 from sage_sched.overload import Refusal
 from tests.patches.scheduler.test_state import fail
 from tests.patches.schedulers import Server, make_request
@@ -80,3 +82,49 @@ def test_a_call_is_not_refused_for_its_own_prompts() -> None:
         server.scheduler.waiting_queue.append(req)
     # An admitted request stays, whichever requests wait by now.
     assert not refuses(server, server.scheduler.waiting_queue[0])
+
+
+def test_a_request_is_looked_up_and_running_ages_are_read_before_the_decision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = Server(schedule_policy="fcfs-fill", sections=KNOWN)
+    server.scheduler.running_batch.reqs = server.arrive(make_request([900], rid="runs"))
+    (running,) = server.scheduler.running_batch.reqs
+    running.output_ids.extend([1] * 300)
+    seen = list[tuple[int, int, int]]()
+    overload = server.state.limits.overload
+    original = overload.newcomer
+
+    def newcomer(job: Any, *args: Any) -> Any:
+        seen.append((job.cached_tokens, job.shared_tokens, running.sage.job.generated_tokens))
+        return original(job, *args)
+
+    monkeypatch.setattr(overload, "newcomer", newcomer)
+    monkeypatch.setattr(Prompts, "cached_tokens", lambda prompts, position: 15)
+    monkeypatch.setattr(Prompts, "shared_tokens", lambda prompts, position: 12)
+    (req,) = server.arrive(make_request([900]))
+    assert not refuses(server, req)
+    assert seen == [(15, 12, 300)]
+    # A streaming session's prompt would lend its KV to whoever looks it up.
+    (turn,) = server.arrive(make_request([900]))
+    turn.sage.job.keeps_memory = True
+    assert not refuses(server, turn)
+    assert seen[1:] == [(0, 0, 300)]
+
+
+def test_a_long_list_of_prompts_looks_at_each_waiting_request_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server, looked_at = Server(schedule_policy="fcfs-fill", sections=KNOWN), list[Any]()
+    original = RequestState.is_of_other_call
+
+    def is_of_other_call(state: RequestState, came_s: float | None) -> bool:
+        looked_at.append(state)
+        return original(state, came_s)
+
+    monkeypatch.setattr(RequestState, "is_of_other_call", is_of_other_call)
+    for _ in range(50):
+        (req,) = server.arrive(make_request([900], carried=encode_asked("a call", 1.0, 1.0)))
+        assert not refuses(server, req)
+        server.scheduler.waiting_queue.append(req)
+    assert len(looked_at) == 49

@@ -92,6 +92,10 @@ def test_a_stock_policy_reserves_what_the_flag_says(server: Server) -> None:
     ("changes", "why"),
     [
         ({"schedule_policy": "ssjf", "preemption": {"host_pool_gib": -1}}, "host_pool_gib is -1"),
+        (
+            {"schedule_policy": "makespan", "overload": {"enabled": True}},
+            "overload.enabled is True, allowed: false under schedule_policy makespan",
+        ),
         ({"schedule_policy": "trail"}, "none was loaded at the start (probe.file)"),
         ({"schedule_policy": "shortest-prefill-first"}, "it needs prefix caching"),
         ({"store": {"capacity": 5}}, "store cannot change while the server runs"),

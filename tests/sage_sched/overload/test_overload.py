@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import astuple, replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from sage_sched.distribution import LengthDistribution
 from sage_sched.job import NO_HINTS, Hints, Job
 from sage_sched.overload import OverloadConfig, Refusal
 from sage_sched.overload.overload import FLOOR, NUM_WITHIN, STRICT
-from sage_sched.overload.waits import Newcomer
-from sage_sched.overload.work import Pace, Work
+from sage_sched.overload.pace import Pace, Work
+from sage_sched.overload.waits import Newcomer, Repeated
+from sage_sched.steps import StepTime
 from tests.sage_sched.strategies import SERVER, named
 
 CLASSES = {
@@ -33,20 +35,24 @@ class Door:
         settings = replace(SageConfig.parse({"slo": {"classes": CLASSES}}), overload=config)
         self.limits = settings.limits(self.policy)
         self.overload = self.limits.overload
+        self.server = SERVER
         self.now_s = 0.0
         self.num_asked = 0
 
     def ask(
         self, *lengths: int, hints: Hints = NO_HINTS, source: str = "history", **about: Any
     ) -> tuple[Job, Newcomer, Refusal | None]:
-        """about: may_refuse, and the tokens of the prompt."""
+        """about: may_refuse, and the tokens of the prompt, also cached and shared ones."""
         known = LengthDistribution.from_samples(list(lengths) * 100, source) if lengths else None
         about = {"input_tokens": 100, "may_refuse": True} | about
         job = Job(self.num_asked, about.pop("input_tokens"), 4096, known, 0, hints=hints)
+        job.ranked_at = self.policy.revision
         self.num_asked += 1
         self.limits.arrived(job)
         job.is_ranked = self.policy.on_arrival(job)
-        newcomer = self.overload.newcomer(job, self.policy, SERVER, self.now_s)
+        job.shared_tokens = about.pop("shared_tokens", 0)
+        self.overload.found(job, about.pop("cached_tokens", 0), 0, self.policy, self.server)
+        newcomer = self.overload.newcomer(job, self.policy, self.server, self.now_s)
         refusal = self.overload.refuses(job, newcomer, self.now_s, **about)
         if refusal is not None:
             self.limits.ended(job, self.now_s)
@@ -105,7 +111,6 @@ HASTIER = Hints(ttft_slo_ms=1.0, tpot_slo_ms=1.0, slo_class="patient")
         ("fcfs-fill", (60, 20), 5, {"hints": Hints(slo_class="quick")}, "ttft"),
         ("fcfs-fill", (100, 20), 5, {"hints": HASTY}, "ttft"),
         ("fcfs-fill", (60, 20), 5, {"input_tokens": 9000}, None),  # is slow by itself
-        ("ssjf", (300, 500), 5, {}, "ttft"),  # those that run run to their ends
     ],
 )  # fmt: skip
 def test_whom_it_refuses(
@@ -117,7 +122,7 @@ def test_whom_it_refuses(
     assert (refusal and refusal.metric) == refused
     if refusal is not None:
         assert (excess_s := refusal.predicted_s - refusal.limit_s) > 0
-        assert refusal.retry_after_s == min(max(1.0, excess_s), 60.0)
+        assert refusal.retry_after_s == pytest.approx(min(max(1.0, excess_s), 60.0))
 
 
 def test_a_crowd_that_starts_ahead_of_the_order_takes_several_prefills() -> None:
@@ -135,7 +140,7 @@ def test_prompts_that_are_cached_or_prefilled_take_less_time() -> None:
     for job in crowd[:15]:
         job.find(5000)
     for job in crowd[15:]:
-        job.prefilled_tokens = 5000
+        job.prefill(5000)
     door.now_s += 1.0
     assert door.refusal(50) is None
 
@@ -154,11 +159,28 @@ def test_idle_time_does_not_make_the_next_arrivals_few(idle_s: float) -> None:
     door.end(door.fill(100, 50))
     door.now_s += idle_s
     newcomer = door.ask(500, may_refuse=False)[1]
-    assert newcomer.latest == newcomer.early == Work()
+    assert newcomer.later.within(1e9) == newcomer.starts.within(1e9) == 0.0
     for _ in range(300):  # short ones that overtake it
         door.end([door.ask(50, may_refuse=False)[0]])
         door.now_s += 0.02
     assert door.refusal(500) is not None
+
+
+@pytest.mark.parametrize("num_before", [0, 20, 600])
+def test_after_a_quiet_time_a_rush_counts_at_once(num_before: int) -> None:
+    door = Door()
+    door.fill(1, 2000)  # it runs all the time, so that the server is never idle
+    for _ in range(num_before):
+        door.end([door.ask(50, may_refuse=False)[0]])
+        door.now_s += 1.3
+    for _ in range(200):
+        door.end([door.ask(50, may_refuse=False)[0]])
+        door.now_s += 0.02
+    newcomer = door.ask(500, may_refuse=False)[1]
+    rush_s, within_s = 200 * newcomer.pace.busy_s(door.ask(50, may_refuse=False)[1].own), 2.0
+    assert newcomer.later.within(within_s) == pytest.approx(1.15 * rush_s / 4 * within_s, rel=0.1)
+    # It is expected to go on for as long as it has lasted.
+    assert newcomer.later.within(1e9) == pytest.approx(1.15 * rush_s, rel=0.2)
 
 
 def test_later_arrivals_count_if_they_are_more_than_the_server_serves() -> None:
@@ -166,8 +188,9 @@ def test_later_arrivals_count_if_they_are_more_than_the_server_serves() -> None:
 
     def asked(span_s: float) -> tuple[Work, Newcomer]:
         door = Door("urgency")
-        offered = door.ask(500)[1].own
-        for _ in range(99):
+        offered = door.ask(500)[1].own  # it goes on, so that the server is never idle
+        for number in range(99):
+            door.now_s = span_s * number / 100
             job, newcomer, _ = door.ask(50, may_refuse=False)
             offered += newcomer.own
             door.end([job])
@@ -176,34 +199,109 @@ def test_later_arrivals_count_if_they_are_more_than_the_server_serves() -> None:
 
     offered, newcomer = asked(1.0)
     busy_s = newcomer.pace.busy_s(offered)
-    counted = [asked(busy_s / load)[1].latest.jobs for load in (1.1, 1.2)]
-    assert counted == [0.0, pytest.approx(1.15 * 99)]
+    counted = [asked(busy_s / load)[1].later.within(1e9) / busy_s for load in (1.3, 1.6)]
+    assert counted[0] < 0.2  # of short periods
+    assert counted[1] == pytest.approx(1.15, rel=0.1)
 
 
 # Ten slots, and 1000 tokens of KV; a step takes 0.1 s, a start 0.5 s. The jobs before take 3 s to
-# start and 2 s of steps, and fill two batches. Those that came in the last 3 s bring 6 s of work.
-# To start, they stop decoding for 4 s, but all they bring takes 8 s.
+# start and 2 s of steps, and fill two batches.
 PACE = Pace(replace(SERVER, kv_pool_tokens=1000, max_running_requests=10), 0.1, 0.5)
 BEFORE = Work(prompts_s=1.0, prefills=4, steps=200, kv_steps=9000, jobs=20, kv=1500)
-EARLY = Work(prompts_s=4.0, steps=400)
-WAITS = Newcomer(np.zeros(0), Work(), BEFORE, None, Work(prompts_s=6.0), 3.0, EARLY, PACE)
-LONG = replace(WAITS, before=replace(BEFORE, kv_steps=40_000, kv=4000))
+NEVER = Repeated(np.zeros(0), np.zeros(0))
+# In the last 3 s came 6 s of work, 2 s of them in the last 0.5 s.
+LATER = Repeated(np.array([6.0, 2.0]), np.array([3.0, 0.5]))
+WAITS = Newcomer(np.zeros(0), Work(), BEFORE, None, LATER, NEVER, PACE, math.inf)
+LONG = replace(WAITS, before=BEFORE._replace(kv_steps=40_000, kv=4000), later=NEVER)
 
 
 @pytest.mark.parametrize(
-    ("newcomer", "within_s", "waited_s", "stopped_s"),
+    ("newcomer", "within_s", "waited_s", "wait_s"),
     [
-        (WAITS, 0.0, 5.0 / 2, 0.0),
-        (WAITS, 2.0, 5.0 / 2 + 6.0 * 2 / 3, 4.0 * 2 / 8),
-        (WAITS, 30.0, 5.0 / 2 + 6.0, 4.0),
-        (LONG, 0.0, 7.0 * 3 / 4, 0.0),  # limited by the pool
+        (WAITS, 0.0, 5.0 / 2, 8.5),
+        (WAITS, 0.25, 5.0 / 2 + 1.0, 8.5),
+        (WAITS, 1.5, 5.0 / 2 + 3.0, 8.5),
+        (WAITS, 30.0, 5.0 / 2 + 6.0, 8.5),
+        (LONG, 30.0, 7.0 * 3 / 4, 7.0 * 3 / 4),  # limited by the pool
     ],
 )
 def test_a_newcomer_waits_for_jobs_before_it_and_for_later_ones(
-    newcomer: Newcomer, within_s: float, waited_s: float, stopped_s: float
+    newcomer: Newcomer, within_s: float, waited_s: float, wait_s: float
 ) -> None:
     assert newcomer.waited_s(within_s) == pytest.approx(waited_s)
-    assert newcomer.stopped_s(within_s) == pytest.approx(stopped_s)
+    assert newcomer.wait_s == pytest.approx(wait_s)
+
+
+@pytest.mark.parametrize(
+    ("work_s", "span_s", "seconds", "delayed_s"),
+    [
+        ([1.0], [4.0], 2.0, 2.0 / 0.75),
+        ([1.0], [4.0], 8.0, 9.0),
+        ([1.0, 0.5], [4.0, 0.5], 2.0, 2.0 / 0.75),
+        ([], [], 2.0, 2.0),
+    ],
+)
+def test_work_takes_longer_if_other_work_comes_first(
+    work_s: list[float], span_s: list[float], seconds: float, delayed_s: float
+) -> None:
+    found = Repeated(np.array(work_s), np.array(span_s)).delayed_s(seconds)
+    assert found == pytest.approx(delayed_s)
+
+
+def test_a_cached_prompt_is_no_work_and_shared_kv_counts_once() -> None:
+    door = Door("fcfs-fill")
+
+    def ask(cached_tokens: int, shared_tokens: int) -> Newcomer:
+        cached = {"cached_tokens": cached_tokens, "shared_tokens": shared_tokens}
+        return door.ask(50, may_refuse=False, input_tokens=5000, **cached)[1]
+
+    whole, cached, shared = ask(0, 0), ask(4900, 0), ask(4900, 4900)
+    prompt_s = SERVER.step_time.prompt_s
+    assert whole.own.prompts_s == pytest.approx(prompt_s(0, 5000))
+    assert cached.own.prompts_s == shared.own.prompts_s == pytest.approx(prompt_s(4900, 100))
+    assert whole.own.kv == cached.own.kv == shared.own.kv + 4900
+
+
+@pytest.mark.parametrize("factor", [0.1, 0.99, 1.01])
+def test_other_step_times_leave_the_order_as_it_is(factor: float) -> None:
+    door = Door()
+    for _ in range(200):
+        door.ask(500, may_refuse=False)
+        door.now_s += 0.01
+    counts = [door.ask(500, may_refuse=False)[1].before.jobs]
+    overtaking = [door.ask(500, may_refuse=False)[1].later.within(1e9)]
+    coefficients = (factor * seconds for seconds in astuple(SERVER.step_time))
+    door.server = replace(SERVER, step_time=StepTime(*coefficients))
+    door.policy.on_server(door.server)
+    newcomer = door.ask(500, may_refuse=False)[1]
+    assert [*counts, newcomer.before.jobs] == [200, 202]
+    assert [*overtaking, newcomer.later.within(1e9)] == [0.0, 0.0]
+    prompts_s = 202 * newcomer.own.prompts_s
+    assert newcomer.before.prompts_s == pytest.approx(prompts_s)
+
+
+def test_an_arrival_looks_at_no_other_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    door, looked_at = Door(), list[Job]()
+    crowd = [door.ask(5 + number % 400, may_refuse=False)[0] for number in range(3000)]
+    original = door.policy.lasting_key
+
+    def lasting_key(job: Job) -> float:
+        looked_at.append(job)
+        return original(job)
+
+    monkeypatch.setattr(door.policy, "lasting_key", lasting_key)
+    newcomers = []
+    for _ in range(20):
+        door.now_s += 0.01
+        newcomers.append(door.ask(100, may_refuse=False)[0])
+    assert looked_at == newcomers
+    crowd[7].grow(1)
+    door.now_s += 1.0
+    late, newcomer, _ = door.ask(100, may_refuse=False)
+    assert looked_at == [*newcomers, crowd[7], late]
+    # Columns of several jobs are as good as a column for each.
+    shorter = sum(1 for number in range(3000) if 5 + number % 400 <= 100)
+    assert newcomer.before.jobs == pytest.approx(shorter + 20, rel=0.05)
 
 
 @pytest.mark.parametrize(("lengths", "source"), [((500,), "prior"), ((), "")])
@@ -216,11 +314,46 @@ def test_while_the_predictor_is_dead_nothing_is_refused(
     assert door.refusal(500) is None  # one prediction is not many
 
 
-def test_the_floor_admits_some_of_those_over_the_limit() -> None:
+def test_the_floor_admits_one_after_so_many_others() -> None:
     door = Door("fcfs-fill")
     door.fill(300, 500)
-    for number in range(1, 3 * FLOOR):
-        assert (door.refusal(500) is None) == (number % FLOOR == 0)
+    assert all(door.refusal(500) for _ in range(3 * FLOOR))  # a flood opens nothing
+    for _ in range(FLOOR):
+        assert door.refusal(500, hints=PATIENT) is None
+    assert [door.refusal(500) is None for _ in range(3)] == [True, False, False]
+
+
+def test_refused_clients_come_back_one_after_another() -> None:
+    door = Door("fcfs-fill")
+    door.fill(100, 20)
+    refusals = [door.refusal(5, hints=HASTY) for _ in range(100)]
+    retries_s = [refusal.retry_after_s for refusal in refusals if refusal is not None]
+    gaps_s = np.diff(retries_s)
+    _, newcomer, _ = door.ask(5, hints=HASTY)
+    assert len(retries_s) == 100
+    first = door.refusal(5, hints=HASTY)
+    assert first is not None
+    assert retries_s[0] == pytest.approx(max(1.0, first.predicted_s - first.limit_s), rel=0.1)
+    busy_s = newcomer.pace.busy_s(newcomer.own)
+    assert gaps_s[0] == pytest.approx(busy_s, rel=0.01)
+    assert (gaps_s >= 0).all()
+    assert retries_s[-1] == pytest.approx(min(60.0, retries_s[0] + 99 * busy_s), rel=0.01)
+    # Once they have come, the next one need not wait for them.
+    door.now_s += 60.0
+    late = door.refusal(5, hints=HASTY)
+    assert late is not None
+    assert late.retry_after_s == pytest.approx(retries_s[0], rel=0.2)
+
+
+def test_the_predicted_first_token_counts_how_long_a_start_is_held() -> None:
+    door = Door(config=OverloadConfig(enabled=True))
+    for _ in range(200):
+        door.ask(500, may_refuse=False)
+        door.now_s += 0.1
+    newcomer = door.ask(500, may_refuse=False)[1]
+    assert newcomer.ttft_s == pytest.approx(newcomer.start_s + newcomer.pace.held_s)
+    hasty = door.ask(500, may_refuse=False, hints=HASTY)[1]
+    assert hasty.start_s <= hasty.ttft_s <= max(hasty.start_s, 0.3)
 
 
 @pytest.mark.parametrize(("policy", "length"), [("fcfs-fill", 5), ("sage", 500)])
