@@ -3,8 +3,8 @@ in a traceback, or in an error of the package that is being imported."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -14,10 +14,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     command begins, Ctrl-C ends the process at once."""
     handler = signal.getsignal(signal.SIGINT)
     begins: Callable[[], object] = lambda: None  # noqa: E731
-    in_main = threading.current_thread() is threading.main_thread()
-    if handler is signal.default_int_handler and in_main:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        begins = partial(signal.signal, signal.SIGINT, handler)
+    if handler is signal.default_int_handler:
+        with contextlib.suppress(ValueError):  # only a process's first thread may set a handler
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            begins = partial(signal.signal, signal.SIGINT, handler)
     from sage_sched.commands import run
 
     return run(argv, begins)

@@ -118,7 +118,7 @@ def test_a_scheduler_measures_its_steps(tmp_path: Path, monkeypatch: pytest.Monk
     scheduler, result = make_bare_scheduler(_sched_idled=False), SimpleNamespace()
     StepTimeFile(kind_of(scheduler)).write(StepTime(*[0.25] * 7))
     batch = StandInBatch([make_request(answer_tokens=3)])
-    batch.forward_mode = ForwardMode.EXTEND
+    batch.forward_mode = ForwardMode.DECODE
 
     def run(*args: Any, **kw: Any) -> Any:
         return result
