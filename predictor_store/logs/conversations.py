@@ -30,9 +30,11 @@ def read(row: Row, context: Context) -> LoggedRequest:
     prompt, output = first_exchange(chat)
     if not prompt:
         raise RowError("without a question from a human", f"{chat!r:.60}")
+    input_tokens, output_tokens = table.recorded_lengths(row)
     return LoggedRequest(
         arrival=_begin_of(row, chat[0], context),
-        output_tokens=table.recorded_lengths(row)[1],
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
         prompt=prompt,
         output=output,
     )
