@@ -58,7 +58,7 @@ class Req(Protocol):
     priority: int | None
     lora_id: str | None
     time_stats: Any
-    to_finish: object | None
+    to_finish: Any
     finished_reason: object | None
     lock: Any
 

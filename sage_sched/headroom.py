@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sage_sched.job import Job
@@ -13,6 +13,9 @@ from sage_sched.view import SchedulerView
 # The share of a busy server's time that decode steps take if sessions evict each other's KV. The
 # rest are prefills of lost KV. Found on the tuning half of the agents' sessions.
 _DECODE_SHARE = 0.6
+# At most this many tokens of a pinned job's answer have memory reserved, as by default in SGLang
+# (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION). Caps may be far larger than answers.
+MOST_RESERVED_TOKENS = 4096
 # The headroom in decode steps if moving KV costs next to nothing, and while no job runs.
 FEWEST_STEPS = 8
 
@@ -22,14 +25,17 @@ class Headroom:
     """Room for some decode steps of all running jobs, and of jobs that are admitted or resumed.
 
     Nothing else is reserved for answers, so admission needs no predicted lengths. Once the room is
-    used up, the last job of the order is preempted (sage_sched.preemption_cost).
+    used up, the last job of the order is preempted (sage_sched.preemption_cost). Only for pinned
+    jobs (Job.is_pinned), which cannot be preempted, the rest of the answer is reserved.
 
+    pool_tokens: the size of the KV pool.
     kept_tokens: cached KV of sessions that will soon be back; no job may be admitted at its
     expense.
     """
 
     num_steps: int
     page_size: int
+    pool_tokens: int
     reserve_tokens: int = 1
     kept_tokens: int = 0
 
@@ -57,11 +63,22 @@ class Headroom:
         fewest = max(FEWEST_STEPS, reserve_tokens)
         most = max(fewest, pool_tokens // (2 * num_running))
         num_steps = min(max(fewest, math.ceil(math.sqrt(worth))), most)
-        return cls(num_steps, view.page_size, reserve_tokens, _kept_tokens(view, sessions))
+        kept_tokens = _kept_tokens(view, sessions)
+        return cls(num_steps, view.page_size, pool_tokens, reserve_tokens, kept_tokens)
 
     def left_tokens(self, job: Job) -> int:
         """Return the tokens that stay free for the rest of an answer, at least as many as a step
         sets aside."""
+        if not job.is_pinned:
+            return self._next_tokens(job)
+        left_tokens = job.max_new_tokens - job.generated_tokens
+        filled = job.input_tokens + job.generated_tokens
+        # More would never be free, and it would wait for ever.
+        most_tokens = self.pool_tokens - filled - 2 * self.page_size
+        left_tokens = min(left_tokens, MOST_RESERVED_TOKENS, most_tokens)
+        return max(self.reserve_tokens, left_tokens)
+
+    def _next_tokens(self, job: Job) -> int:
         left_tokens = job.max_new_tokens - job.generated_tokens
         return max(self.reserve_tokens, min(self.num_steps, left_tokens))
 
@@ -71,13 +88,22 @@ class Headroom:
         return filled + self.left_tokens(job) + self.page_size
 
     def set_aside_tokens(self, running: Sequence[Job]) -> list[int]:
-        """Return the KV to keep free for each running job: the pages that its next steps take."""
-        page, left_tokens = self.page_size, map(self.left_tokens, running)
+        """Return the KV to keep free for each running job: the pages that its next steps take, or
+        all further ones of a pinned job."""
+        return self._paged(running, map(self.left_tokens, running))
+
+    def next_steps_tokens(self, running: Sequence[Job]) -> list[int]:
+        """Return the KV that the next steps of each running job take, in whole pages. If memory
+        runs out, no more is freed: the jobs that are not pinned can go again."""
+        return self._paged(running, map(self._next_tokens, running))
+
+    def _paged(self, running: Sequence[Job], next_tokens: Iterable[int]) -> list[int]:
+        page = self.page_size
         if page == 1:
-            return [*left_tokens]
+            return [*next_tokens]
         return [
-            (-(-(job.held_tokens + left) // page) - -(-job.held_tokens // page)) * page
-            for job, left in zip(running, left_tokens, strict=True)
+            (-(-(job.held_tokens + num_tokens) // page) - -(-job.held_tokens // page)) * page
+            for job, num_tokens in zip(running, next_tokens, strict=True)
         ]
 
 

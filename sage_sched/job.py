@@ -108,6 +108,9 @@ class Job:
     keeps_memory: whether its KV outlives its answer (a streaming session's).
     level: its priority, if the server's operator lets clients set one; smaller levels go before all
         others (sage_sched.order).
+    is_pinned: whether its answer would change if it lost its KV, and its KV cannot be swapped. So
+        memory for the rest of its answer is reserved when it is admitted, as SGLang's `fcfs` does,
+        and it is not preempted.
     generated_tokens: its age, the length of its answer so far. Only grow() sets it.
     prefilled_tokens: how much of its prompt is prefilled, while it is being chunked.
     cached_tokens: how much of its sequence the radix tree had at the last look-up; for a running
@@ -141,6 +144,7 @@ class Job:
     hints: Hints = NO_HINTS
     has_fixed_length: bool = False
     keeps_memory: bool = False
+    is_pinned: bool = False
     level: int = 0
     generated_tokens: int = 0
     prefilled_tokens: int = 0

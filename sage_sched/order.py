@@ -32,12 +32,13 @@ def retention_order(
     """Return the positions of running jobs, from the first to keep to the first to retract.
 
     default: SGLang's own order of them. A job that the policy cannot rank keeps its place in it,
-        within its level and behind the jobs that go first.
+        within its level and behind the jobs that go first. Pinned jobs (Job.is_pinned) come before
+        all others.
     """
     places = [place_of(job, policy, view) for job in jobs]
-    order: list[int] = []
+    order = sorted((p for p in default if jobs[p].is_pinned), key=places.__getitem__)
     for level in sorted({job.level for job in jobs}):
-        same = [p for p in default if jobs[p].level == level]
+        same = [p for p in default if jobs[p].level == level and not jobs[p].is_pinned]
         order += sorted((p for p in same if jobs[p].goes_first), key=places.__getitem__)
         others = [p for p in same if not jobs[p].goes_first]
         ranked = iter(sorted((p for p in others if jobs[p].is_ranked), key=places.__getitem__))

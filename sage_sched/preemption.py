@@ -144,8 +144,11 @@ def _is_preemptible(
     preempted at any price. Within a level the policy decides,
     unless the waiting job has passed the starvation bound or the swap-out bound (Job.goes_first):
     then the price does not count. A job with a TPOT target is preempted for a job past the swap-out
-    bound, but not for one that has only passed the starvation bound.
+    bound, but not for one that has only passed the starvation bound. A pinned job is never
+    preempted.
     """
+    if running.is_pinned:
+        return False
     if running.level != waiting.level:
         return running.level - waiting.level > view.server.level_gap
     if running.goes_first or not (policy.preempts or waiting.goes_first):

@@ -90,7 +90,7 @@ class SageSched(Policy):
         if self.parameters.headroom == "priced":
             return super().headroom(view, sessions)
         reserve_tokens = view.server.reserve_tokens
-        return Headroom(reserve_tokens, view.page_size, reserve_tokens)
+        return Headroom(reserve_tokens, view.page_size, view.server.kv_pool_tokens, reserve_tokens)
 
 
 def _indices(parameters: SageSchedParameters, server: ServerFacts) -> Indices:

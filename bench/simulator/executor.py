@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from bench.simulator.prefill_adder import PassResult, PrefillAdder
 from bench.simulator.request import Progress
 from bench.simulator.state import EngineState
 from bench.simulator.stock import StockPolicy, stock_order
 from sage_sched.decide import decide
-from sage_sched.headroom import Headroom
 from sage_sched.plan import UNLIMITED, Budget, Plan, Preempt
 from sage_sched.policy import Policy
 from sage_sched.scheduling_pass import run_pass
@@ -49,8 +49,9 @@ class PlannedEngine(EngineState):
             return Plan(order=None)
         plan = decide(self.view(), self.policy, self.limits)
         if plan.order is not None:
-            page_size = self.pool.page_size
-            self.headroom = Headroom(plan.headroom_steps, page_size, 1, plan.kept_tokens)
+            self.headroom = replace(
+                self.headroom, num_steps=plan.headroom_steps, kept_tokens=plan.kept_tokens
+            )
         return plan
 
     def is_swapped(self, request: Progress) -> bool:

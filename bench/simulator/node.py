@@ -90,6 +90,7 @@ class Node:
             watch = self._options.watch
             before = [*state.queue] if watch else []
             result = scheduling_pass(state)
+            self._end_lost()
             after = [*state.queue] if watch else []
             self._move(result.moved_tokens + state.pool.tree.take_waited())
             if result.parts:
@@ -143,6 +144,7 @@ class Node:
                 served_at_arrival_tokens=state.served_tokens,
                 arrival_s=request.arrival_s,
                 hints=request.hints,
+                is_pinned=request.is_pinned,
             )
             if isinstance(self._policy, SrptOracle):
                 truth = np.array([request.output_tokens])
@@ -154,7 +156,7 @@ class Node:
             deadlines = Deadlines.of(hints) if hints.has_slo else self._options.due
             progress = Progress(request, index, job, deadlines=deadlines)
             if self._refuses(progress):
-                self._refused(index, job)
+                self._ended_early(index, job)
                 continue
             state.queue.append(progress)
 
@@ -173,7 +175,13 @@ class Node:
         refusal = overload.refuses(job, newcomer, self.now_s, may_refuse=bool(state.queue))
         return refusal is not None
 
-    def _refused(self, index: int, job: Job) -> None:
+    def _end_lost(self) -> None:
+        """End retracted requests whose answers cannot go on, with an error."""
+        while self.state.lost:
+            progress = self.state.lost.pop()
+            self._ended_early(progress.index, progress.job)
+
+    def _ended_early(self, index: int, job: Job) -> None:
         if isinstance(self._policy, Policy):
             self._policy.on_end(job, self.now_s)
         self.state.limits.ended(job, self.now_s)
@@ -258,6 +266,8 @@ class Node:
         retracts = fitting == 0
         if retracts:
             self._retract()
+            if not len(decode):
+                return
             fitting = decode.steps_that_fit(state.pool.room_pages)
         steps = min(fitting, decode.steps_to_finish())
         if state.chunked is not None or (len(state.queue) and not state.is_full):
@@ -323,6 +333,7 @@ class Node:
 
     def _retract(self) -> None:
         self.state.retract()
+        self._end_lost()
 
 
 def _due_s(progress: Progress, token: int) -> float:

@@ -28,6 +28,7 @@ class SimRequest:
         its arrival_s counts for nothing until then. None if it comes at arrival_s.
     hints: the client's.
     adapter: its LoRA adapter; "" for the model itself.
+    is_pinned: see Job.
     """
 
     arrival_s: float
@@ -41,6 +42,7 @@ class SimRequest:
     pause_s: float = 0.0
     hints: Hints = NO_HINTS
     adapter: str = ""
+    is_pinned: bool = False
     prompt: str = ""
 
 

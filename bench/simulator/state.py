@@ -81,6 +81,7 @@ class EngineState:
     queue: waiting requests, as SGLang's waiting_queue.
     chunked: the request in the middle of its prefill, or None.
     parked: requests of a prefill that is between two slices (slices.py).
+    lost: retracted requests whose answers cannot go on (Job.is_pinned).
     served_tokens: prefilled and decoded.
     stale_prefill_tokens: see stock.HrrnPolicy.
     num_arrivals: requests that have come; under stock policies each retraction counts too.
@@ -101,7 +102,7 @@ class EngineState:
         leaves = options.preempt and isinstance(policy, Policy)
         self.can_swap = leaves
         self.now_s = 0.0
-        self.headroom = Headroom(0, engine.page_size)
+        self.headroom = Headroom(0, engine.page_size, engine.kv_pool_tokens)
         self.num_arrivals_planned = -1
         self.pool = KvPool(engine.kv_pool_tokens, engine.page_size, engine.host_tier)
         self.decode = DecodeBatch(engine.page_size)
@@ -109,6 +110,7 @@ class EngineState:
         self.ratio = NewTokenRatio(engine.schedule_conservativeness)
         self.chunked: Progress | None = None
         self.parked: list[Progress] = []
+        self.lost: list[Progress] = []
         self.is_full = False
         self.served_tokens = 0
         self.stale_prefill_tokens = 0
@@ -319,7 +321,10 @@ class EngineState:
             retracted.append(progress)
         self.ratio.estimate(self.decode)
         for progress in retracted:
-            self.requeue(progress)
+            if progress.job.is_pinned and isinstance(self.policy, Policy):
+                self.lost.append(progress)
+            else:
+                self.requeue(progress)
         self.is_full = False
 
     def served(self, num_steps: int) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang.srt.managers.schedule_policy import AddReqResult
+from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS, AddReqResult
 
 from patches.engine_types import Req
 from patches.scheduler.state import SchedulerState
@@ -19,7 +19,8 @@ def add(
 
     SGLang reserves KV by the cap of an answer, so it is shown our headroom as the cap. It must also
     see ignore_eos as False: otherwise, without a prefix cache, it would reserve by another
-    calculation, which ignores the cap.
+    calculation, which ignores the cap. It reserves at most CLIP_MAX_NEW_TOKENS for an answer, so
+    the rest is taken from its budget.
     """
     if state.settings.is_stock:
         return original(adder, req, *args, **kw)
@@ -30,13 +31,17 @@ def add(
     job.grow(len(req.output_ids))
     sampling = req.sampling_params
     cap_tokens = sampling.max_new_tokens
-    asked_tokens = job.generated_tokens + state.headroom.left_tokens(job)
-    sampling.max_new_tokens = min(cap_tokens, asked_tokens)
+    left_tokens = state.headroom.left_tokens(job)
+    beyond_tokens = max(0, left_tokens - CLIP_MAX_NEW_TOKENS)
+    adder.memory_budget.total_offset += beyond_tokens
+    sampling.max_new_tokens = min(cap_tokens, job.generated_tokens + left_tokens)
     ignores_eos, sampling.ignore_eos = sampling.ignore_eos, False
     try:
         return original(adder, req, *args, **kw)
     finally:
         sampling.max_new_tokens, sampling.ignore_eos = cap_tokens, ignores_eos
+        if req not in others:
+            adder.memory_budget.total_offset -= beyond_tokens
 
 
 def correct(state: SchedulerState, adder: Any) -> None:

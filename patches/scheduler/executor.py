@@ -18,6 +18,7 @@ from patches.scheduler.preemption import Preemption
 from patches.scheduler.priorities import follow_settings
 from patches.scheduler.stage import unit_tokens, without
 from patches.scheduler.state import SchedulerState
+from patches.scheduler.survival import why_not_retractable
 from patches.scheduler.view import (
     is_full,
     is_short,
@@ -134,7 +135,7 @@ class Pass:
             self.admit([], Budget(prefill_tokens=0))
 
     def _retract_for_chunk(self, budget: Budget) -> list[Req]:
-        """Retract requests until the next chunk has room, and return them.
+        """Retract requests until the next chunk has room, and return those that wait again.
 
         If the chunk still has no room, the chunked prompt is retracted too. This can happen because
         streaming sessions keep their KV when they are retracted.
@@ -145,10 +146,12 @@ class Pass:
         default = running._get_decode_retraction_order(running.reqs)
         order = [req for req in map(running.reqs.__getitem__, default) if frees_memory(req)]
         gone: list[Req] = []
+        may_preempt = scheduler.server_args.disaggregation_mode == "null"
         while order and not _has_room_for_chunk(scheduler, running, budget):
+            if may_preempt and why_not_retractable(order[-1]) is not None:
+                break  # the prompt has not answered yet
             gone.append(order.pop())
             retract(running, gone[-1])
-        may_preempt = scheduler.server_args.disaggregation_mode == "null"
         if may_preempt and not _has_room_for_chunk(scheduler, running, budget):
             gone.append(retract_chunked(scheduler))
         self.is_full = False

@@ -20,6 +20,7 @@ from patches.scheduler.admission import add, correct
 from patches.scheduler.decode_pass import order_arrived, run_decode_pass
 from patches.scheduler.executor import run_pass, timed_out, without_started
 from patches.scheduler.kv_copy import drop, is_swapped
+from patches.scheduler.penalties import count_again
 from patches.scheduler.state import SchedulerState
 from patches.scheduler.switch import switch
 from sage_sched.app.config import SageConfig
@@ -153,6 +154,20 @@ def _passes(hooks: Hooks, process: _Process) -> None:
     @hooks.at(f"{_BATCH}._get_decode_retraction_order", AROUND, "reqs")
     def around_retraction_order(original: Any, reqs: list[Req]) -> list[int]:
         return process.state.retention_order(reqs, original(reqs))
+
+    @hooks.at(f"{_BATCH}.retract_decode", AFTER)
+    def after_retract(result: Any, self: Batch, *args: Any, **kw: Any) -> Any:
+        retracted, new_token_ratio, aborted = result
+        retracted, lost = process.state.retracted(retracted, aborted)
+        return retracted, new_token_ratio, [*aborted, *lost]
+
+    @hooks.at(
+        "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch",
+        AFTER,
+        "batch",
+    )
+    def after_sampling_info(result: Any, cls: type, batch: Any, *args: Any, **kw: Any) -> None:
+        count_again(result, batch)
 
     @hooks.at(f"{_SCHEDULER}._abort_on_queued_limit", AROUND, "recv_req")
     def around_queue_limit(original: Any, self: Scheduler, recv_req: Req) -> Any:

@@ -14,6 +14,7 @@ from patches.listener import Listener
 from patches.messages import Tick
 from patches.scheduler.priorities import level_of
 from patches.scheduler.request import RequestState, Waits
+from patches.scheduler.survival import why_not_preemptible, why_not_retractable
 from sage_sched.distribution import LengthDistribution
 from sage_sched.followed import Followed
 from sage_sched.job import NO_HINTS, Job
@@ -63,6 +64,7 @@ class Jobs(Listener):
             hints=self._carried(decode_hints, req, NO_HINTS),
             has_fixed_length=req.sampling_params.ignore_eos,
             keeps_memory=req.session is not None,
+            is_pinned=self._is_pinned(req),
             level=level_of(req, self._scheduler),
             ranked_at=self._policy.revision,
         )
@@ -88,6 +90,14 @@ class Jobs(Listener):
     @property
     def _needs_clock(self) -> bool:
         return self._policy.uses_clock or self._limits.needs_clock
+
+    def _is_pinned(self, req: Req) -> bool:
+        """See Job.is_pinned. A decode server resumes what it retracts from a copy of its KV."""
+        if self._mode == "decode" or why_not_retractable(req) is None:
+            return False
+        preemption = self._scheduler.sage.preemption
+        can_swap = preemption is not None and preemption.config.enabled
+        return not can_swap or why_not_preemptible(req) is not None
 
     def _rank(self, job: Job) -> None:
         try:
@@ -118,6 +128,7 @@ class Jobs(Listener):
         for req in unfinished:
             job = req.sage.job
             job.forget_policy()
+            job.is_pinned = self._is_pinned(req)
             limits.arrived(job)
             self._rank(job)
             if self._needs_clock:

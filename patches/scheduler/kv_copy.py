@@ -209,18 +209,11 @@ def swap_in(
         (back if has_room and _restored(scheduler, req) else left).append(req)
     if not back:
         return None, left
-    counting = [req for req in back if counts_tokens(req)]
-    plain = [req for req in back if req not in counting]
-    groups = (plain, *([req] for req in counting))
-    first, *others = [_prebuilt(scheduler, group) for group in groups if group]
-    for batch in others:
-        first.merge_batch(batch)
-    return first, left
+    return _prebuilt(scheduler, back), left
 
 
 def counts_tokens(req: Req) -> bool:
-    """Whether SGLang counts the request's tokens (penalties, min_new_tokens). Each prefill starts
-    the count again."""
+    """Whether SGLang counts the request's tokens (penalties, min_new_tokens)."""
     sampling = req.sampling_params
     return bool(
         sampling.frequency_penalty
@@ -240,12 +233,7 @@ def lost_part(req: Req) -> str | None:
 
 def _prebuilt(scheduler: Scheduler, reqs: list[Req]) -> Any:
     """Return a batch that needs no forward pass, as SGLang's decode servers make one from KV that
-    arrives over the network. A request that counts tokens has to be alone in it.
-
-    Each new batch starts the count again. So this counts all tokens so far except the newest, which
-    the next step counts. Without overlap this restores the count exactly. With overlap, SGLang's
-    own count is one token behind, and a prefill in between makes it skip or repeat a token.
-    """
+    arrives over the network."""
     batch = ScheduleBatch.init_new(
         reqs,
         scheduler.req_to_token_pool,
@@ -266,11 +254,6 @@ def _prebuilt(scheduler: Scheduler, reqs: list[Req]) -> Any:
     finally:
         for req, grammar in zip(reqs, grammars, strict=True):
             req.grammar = grammar
-    counts = batch.sampling_info.penalizer_orchestrator
-    if counts.is_required:
-        said = torch.tensor(reqs[0].output_ids[:-1], dtype=torch.int64, device=batch.device)
-        for token in said.unsqueeze(1):
-            counts.cumulate_output_tokens(token)
     return batch
 
 

@@ -14,7 +14,11 @@ from sglang.srt.utils.rank_consensus_checker import rank_consensus
 from patches.engine_types import Batch, Req, Scheduler
 from patches.scheduler import kv_copy, queues
 from patches.scheduler.host_memory import pool_bytes
-from patches.scheduler.survival import why_none_is_preemptible, why_not_preemptible
+from patches.scheduler.survival import (
+    why_none_is_preemptible,
+    why_not_preemptible,
+    why_not_retractable,
+)
 from patches.scheduler.swap_meter import SwapMeter
 from sage_sched.app.config import PreemptionConfig
 from sage_sched.app.switch import Settings
@@ -133,7 +137,7 @@ class Preemption:
                 # It will find the same prefix in the radix tree as at its start.
                 cached_tokens=min(req.cached_tokens, req.seqlen),
                 freed_tokens=kv_copy.freed_tokens(self._scheduler, req),
-                stays_whole=self._only_decodes or kv_copy.counts_tokens(req),
+                stays_whole=self._only_decodes or why_not_retractable(req) is not None,
             )
 
         return holding

@@ -27,9 +27,11 @@ from patches.scheduler.pass_meter import PassMeter
 from patches.scheduler.preemption import preemption_of
 from patches.scheduler.priorities import level_gap
 from patches.scheduler.request import WaitListener
+from patches.scheduler.retraction import end_lost
 from patches.scheduler.session_kv import SessionKv
 from patches.scheduler.slo_meter import SloMeter
 from patches.scheduler.stage import Stage
+from patches.scheduler.survival import why_not_retractable
 from patches.scheduler.trace import trace_of
 from patches.scheduler.view import view_of
 from patches.scheduler.waiting_jobs import WaitingJobs
@@ -84,7 +86,9 @@ class SchedulerState:
         self.policy = self.policy_of(self.settings)
         self.limits = self.limits_of(self.settings, self.policy)
         _warn_of_tpot(scheduler, config)
-        self.headroom = Headroom(0, scheduler.page_size)
+        self.headroom = Headroom(
+            0, scheduler.page_size, scheduler.max_total_num_tokens, self._server.reserve_tokens
+        )
         self.failures = Failures()
         self.jobs = Jobs(scheduler, self.policy, self.limits, self.failures)
         self.waiting = WaitingJobs()
@@ -199,8 +203,11 @@ class SchedulerState:
             # A new policy each time: a kept one would keep the jobs of this pass alive.
             plan = decide(view, FcfsFill(NoParameters(), self._server), Limits())
         if plan.order is not None:
-            self.headroom = Headroom(
-                plan.headroom_steps, view.page_size, self.reserve_tokens, plan.kept_tokens
+            self.headroom = replace(
+                self.headroom,
+                num_steps=plan.headroom_steps,
+                reserve_tokens=self.reserve_tokens,
+                kept_tokens=plan.kept_tokens,
             )
         self.listeners.planned(plan, time.perf_counter() - started_s)
         return plan
@@ -221,9 +228,18 @@ class SchedulerState:
         except Exception:
             self.failures.count("choose requests to retract")
             order = list(default)
-        # Retract requests with input_embeds last: SGLang restarts their answers, although the
-        # client has seen tokens.
-        return sorted(order, key=lambda position: reqs[position].input_embeds is None)
+        # Those that can be swapped but not retracted are not pinned.
+        return sorted(order, key=lambda position: why_not_retractable(reqs[position]) is None)
+
+    def retracted(
+        self, retracted: Sequence[Req], aborted: Iterable[Req] = ()
+    ) -> tuple[list[Req], list[Req]]:
+        """Take in what SGLang has retracted or aborted because memory ran out. Return the
+        requests that wait again, and those that end too (patches.scheduler.retraction)."""
+        kept, lost = ([*retracted], []) if self.settings.is_stock else end_lost(retracted)
+        for req in (*aborted, *lost):
+            self.end(req, was_aborted=True)
+        return kept, lost
 
     def stats(self) -> dict[str, Any]:
         """Return counters for /server_info."""

@@ -1,9 +1,12 @@
-"""Decides which requests can be preempted, by an allow-list of features known to survive a swap.
+"""Decides which requests can be preempted or retracted, by a list of features known to survive it.
 
 A swapped-out request loses its row and its KV slots, and gets others. Everything else that SGLang
 keeps by row, by slot or by step would be lost or mixed up. So a request is preemptible only if
 survival.toml names everything that it and its server use. Features of later releases are not in the
 list.
+
+SGLang itself retracts a request when memory runs out, and computes its KV again later. That would
+change the answers of requests with features that are not in the list, and of a few others.
 """
 
 from __future__ import annotations
@@ -79,6 +82,19 @@ def why_not_preemptible(req: Req) -> str | None:
             if value is not unused and (type(value) is not type(unused) or value != unused):
                 return name
     return None
+
+
+def why_not_retractable(req: Req) -> str | None:
+    """Return a feature of a request with which its answer might change if it were retracted, or
+    None. With input embeddings, for example, SGLang begins the answer anew, although the client has
+    had a part of it (Req.reset_for_retract)."""
+    reason = why_not_preemptible(req)
+    if reason == "session":  # a session keeps its KV
+        reason = None
+    for name in _ALLOWED["lost_by_retraction"]:
+        if getattr(req, name):
+            reason = name
+    return reason
 
 
 def _set_flags(server_args: Any) -> set[str]:

@@ -9,10 +9,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import requests
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -239,25 +241,67 @@ def chat(server: SageServer, rid: str, prompt: str, max_new_tokens: int) -> None
     post(server, "/v1/chat/completions", body)
 
 
-@pytest.mark.long
-def test_prompts_of_embeddings_are_served_and_stay(model: Path, tmp_path: Path) -> None:
-    # SGLang reads them as bfloat16.
-    flags = ["--disable-radix-cache", "--dtype", "bfloat16"]
+class Stream(NamedTuple):
+    """A streamed answer. ids: as they came; each event repeats those before. num_states: hidden
+    states by event."""
+
+    ids: list[list[int]]
+    num_states: list[int]
+    num_retractions: int
+
+
+def streamed(server: Answering, num_tokens: int, body: Mapping[str, Any]) -> Stream:
+    sampling = {"temperature": 0, "max_new_tokens": num_tokens, "ignore_eos": True}
+    asked = {**body, "stream": True, "sampling_params": sampling | body.get("sampling_params", {})}
+    got = requests.post(f"{server.url}/generate", json=asked, stream=True, timeout=300)
+    lines = [line.removeprefix(b"data: ") for line in got.iter_lines() if line]
+    events = [json.loads(line) for line in lines if line != b"[DONE]"]
+    about = [event["meta_info"] for event in events]
+    num_states = [sum(map(len, each["hidden_states"])) for each in about if "hidden_states" in each]
+    ids = [event["output_ids"] for event in events]
+    return Stream(ids, num_states, about[-1]["num_retractions"])
+
+
+# What SGLang would answer differently after a retraction, or is not known to answer alike.
+PINNED: Mapping[str, Mapping[str, Any]] = {
+    "input_embeds": {},
+    "return_hidden_states": {"return_hidden_states": True},
+    "return_flat_raw_top_logprobs": {
+        "return_logprob": True, "top_logprobs_num": 2, "return_flat_raw_top_logprobs": True,
+    },
+    "return_sampling_mask": {"return_sampling_mask": True, "sampling_params": {"top_k": 1}},
+}  # fmt: skip
+
+
+def test_streams_that_a_retraction_would_change_stay(model: Path, tmp_path: Path) -> None:
+    # SGLang reads embeddings as bfloat16.
+    flags = ["--disable-radix-cache", "--dtype", "bfloat16", "--enable-return-hidden-states"]
     vectors = load_file(model / "model.safetensors")["model.embed_tokens.weight"]
-    prompts = [[100 * i + j for j in range(30)] for i in range(NUM_ASKED)]
-    given = [{"text": None, "input_embeds": vectors[ids].tolist()} for ids in prompts]
+    kinds = [*PINNED, "none"] * 4
+    bodies = []
+    for i, kind in enumerate(kinds):
+        ids = [100 * i + j for j in range(30)]
+        given = {"input_embeds": vectors[ids].tolist()} if i % 5 == 0 else {"input_ids": ids}
+        bodies.append({**given, **PINNED.get(kind, {})})
     with preempting(tmp_path, model, flags) as server:
-        for i, ids in enumerate(prompts):
-            assert answer(server, i, **given[i]) == answer(server, i, text=None, input_ids=ids)
-        # Both kinds in one prefill would end SGLang.
-        given[::2] = [{"text": None, "input_ids": ids} for ids in prompts[::2]]
-        calls = [partial(answer, server, i, **body) for i, body in enumerate(given)]
-        said = stage.together(server, calls)
-        assert [len(ids) for ids in said] == [num_tokens for _, num_tokens in ASKED[:NUM_ASKED]]
-        stats = server.stats()
-        assert stats["preemption"]["num_preemptions"] == stats["preemption"]["num_resumed"] > 0
-        assert stats["num_policy_errors"] == 0
-        assert set(stats["preemption"]["num_not_preemptible"]) == {"input_embeds"}
+        alone = [streamed(server, 60 + i, body) for i, body in enumerate(bodies)]
+        assert [len(each.ids[-1]) for each in alone] == [60 + i for i in range(len(bodies))]
+        calls = [partial(streamed, server, 60 + i, body) for i, body in enumerate(bodies)]
+        swaps = 0
+        for swapping in (True, False):
+            switch(server, {"preemption": {"enabled": swapping}})
+            found = stage.together(server, calls)
+            left = {kind for kind, each in zip(kinds, found, strict=True) if each[2]}
+            assert left == ({"none", "return_hidden_states"} if swapping else {"none"})
+            for kind, one, other in zip(kinds, alone, found, strict=True):
+                # Without swaps it is computed again, and in bfloat16 rounded differently.
+                if swapping or kind not in left:
+                    assert other.ids[-1] == one.ids[-1], kind
+                assert all(b[: len(a)] == a for a, b in pairwise(other.ids)), kind
+                assert other.num_states[-1:] == one.num_states[-1:], kind
+            swaps = server.stats()["preemption"]["num_preemptions"] - swaps
+            assert (swaps > 0) == swapping
+        assert server.stats()["num_policy_errors"] == 0
 
 
 @pytest.mark.long  # four ranks take every step together, and wait busily

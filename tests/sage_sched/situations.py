@@ -2,12 +2,12 @@
 
 A situation: `run 0:500; wait 1:20 2:30!; full`. Jobs are `arrival:input_tokens` with marks:
 `!` has passed the starvation bound, `~` swapped, `?` unranked, `k` keeps its memory, `f` has a
-fixed length, `<N` the cap (10, or 4096 with a prediction), `+N` generated tokens, `/N` prefilled
-tokens, `@N` its level, `#N` how often it was preempted, `=N` the tokens that it frees, `%N,MxK` its
-predicted lengths, M of them K, `sN` the server's work until it came, `vN` the work for it, `aN`
-when it came (ms), `uN` its urgency, `wN` its weight, `FN` that of its first token, `dN` and `pN`
-its TTFT and TPOT targets (ms), `[C/A]` its class and tenant, who take turns. After `gone` come jobs
-that have ended.
+fixed length, `P` is pinned, `<N` the cap (10, or 4096 with a prediction), `+N` generated tokens,
+`/N` prefilled tokens, `@N` its level, `#N` how often it was preempted, `=N` the tokens that it
+frees, `%N,MxK` its predicted lengths, M of them K, `sN` the server's work until it came, `vN` the
+work for it, `aN` when it came (ms), `uN` its urgency, `wN` its weight, `FN` of its first token,
+`dN` and `pN` its TTFT and TPOT targets (ms), `[C/A]` its class and tenant, who take turns. After
+`gone` come jobs that have ended.
 
 A plan: `-0 +1 ^3 2; open 1`. `-` swaps a job out, `=` leaves it to be computed again, `+` admits,
 `^` resumes; bare jobs stay behind, in their order.
@@ -32,7 +32,7 @@ from sage_sched.view import Holding, SchedulerView
 from tests.sage_sched.strategies import SERVER, decide, known, named, waiting
 
 _JOB = re.compile(r"(-?\d+):(\d+)(\S*)")
-_MARK = re.compile(r"([!~?kf])|([<+/@#=svaudpwF])(-?\d+)|%([\d,x]+)|\[([\w/]+)\]")
+_MARK = re.compile(r"([!~?kfP])|([<+/@#=svaudpwF])(-?\d+)|%([\d,x]+)|\[([\w/]+)\]")
 _FIELDS = {
     "<": "max_new_tokens", "+": "generated_tokens", "/": "prefilled_tokens", "@": "level",
     "#": "num_preemptions", "=": "held_tokens", "s": "served_at_arrival_tokens",
@@ -48,6 +48,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "k": {"keeps_memory": True},
     "f": {"has_fixed_length": True},
     "~": {},
+    "P": {"is_pinned": True},
 }
 _NUMBERS = {
     "free": "free_tokens", "slots": "free_slots", "host": "host_free_tokens",

@@ -33,7 +33,7 @@ def test_what_stands_empty_costs_as_much_as_the_departures_that_it_spares() -> N
 )
 def test_what_stays_free_for_an_answer(drafts: int, age: int, left_tokens: int) -> None:
     """No more than its cap leaves, but at least what a speculative step sets aside."""
-    one, headroom = Job(0, 10, 500, None, 0, generated_tokens=age), Headroom(50, 16, drafts)
+    one, headroom = Job(0, 10, 500, None, 0, generated_tokens=age), Headroom(50, 16, 10**6, drafts)
     assert headroom.left_tokens(one) == left_tokens
     assert headroom.needed_tokens(one) == 10 + age + left_tokens + 16
     view = view_of(f"{FOUR}; drafts {drafts}; move 0")
@@ -43,6 +43,6 @@ def test_what_stays_free_for_an_answer(drafts: int, age: int, left_tokens: int) 
 @given(st.integers(1, 200), st.sampled_from([1, 16, 64]), st.integers(1, 3000), st.integers(1, 300))
 def test_tokens_set_aside(num_steps: int, page: int, held_tokens: int, left: int) -> None:
     one = Job(0, 10, 500 + left, None, 0, generated_tokens=500, held_tokens=held_tokens)
-    (aside,) = Headroom(num_steps, page).set_aside_tokens([one])
+    (aside,) = Headroom(num_steps, page, 10**6).set_aside_tokens([one])
     pages = {-(-tokens // page) for tokens in (held_tokens, held_tokens + min(num_steps, left))}
     assert aside == (max(pages) - min(pages)) * page

@@ -141,7 +141,9 @@ def _config(rng: random.Random, policies: set[str]) -> SageConfig:
 
 
 def _requests(rng: random.Random, engine: Engine) -> list[SimRequest]:
-    num_adapters = rng.choice([1, 1, 3])
+    num_adapters = rng.choice([1, 1, 3, 8])
+    # The next turn of a request that ends early never comes.
+    follows, is_pinned = rng.choice([(0.15, 0.0), (0.0, 0.0), (0.0, 0.2)])
     rate = rng.choice([1.0, 5.0, 20.0, 200.0, 5000.0])
     requests: list[SimRequest] = []
     arrival_s = 0.0
@@ -157,9 +159,9 @@ def _requests(rng: random.Random, engine: Engine) -> list[SimRequest]:
         asked = request(
             arrival_s, input_tokens, output_tokens, cap, spans=_spans(rng, input_tokens),
             distribution=predicted if rng.random() < 0.9 else None,
-            follows=rng.randrange(number) if number and rng.random() < 0.15 else None,
+            follows=rng.randrange(number) if number and rng.random() < follows else None,
             pause_s=rng.choice([0.0, 0.01, 1.0, 30.0]), hints=_hints(rng, number),
-            adapter=str(rng.randrange(num_adapters)),
+            adapter=str(rng.randrange(num_adapters)), is_pinned=rng.random() < is_pinned,
         )  # fmt: skip
         requests.append(asked)
     return requests

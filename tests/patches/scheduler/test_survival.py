@@ -25,7 +25,11 @@ from sglang.srt.server_args import ServerArgs
 from patches import compat
 from patches.scheduler import survival
 from patches.scheduler.preemption import Preemption, preemption_of
-from patches.scheduler.survival import why_none_is_preemptible, why_not_preemptible
+from patches.scheduler.survival import (
+    why_none_is_preemptible,
+    why_not_preemptible,
+    why_not_retractable,
+)
 from sage_sched.app.config import PreemptionConfig
 from sage_sched.view import Holding
 from tests.patches.schedulers import Server, make_request
@@ -124,22 +128,42 @@ def test_the_lists_name_what_this_release_has_and_all_else_can_be_looked_up() ->
     assert all(hasattr(request(), name) for name in survival._defaults()[0])
 
 
-# For a request that counts its tokens, a swap has to keep the count.
-COUNTING = ("frequency_penalty", "presence_penalty", "repetition_penalty", "min_new_tokens")
+@pytest.mark.parametrize(
+    ("parameters", "reason", "is_pinned"),
+    [
+        ({}, None, (False, False)),
+        ({"sampling": {"frequency_penalty": 1.0, "min_new_tokens": 3}}, None, (False, False)),
+        ({"session": object()}, None, (False, False)),  # it keeps its KV
+        ({"return_hidden_states": True}, "return_hidden_states", (False, True)),
+        ({"input_embeds": [[0.0]]}, "input_embeds", (True, True)),
+        ({"sampling": {"beam_width": 4}}, "beam_width", (True, True)),
+    ],
+)
+def test_memory_is_reserved_for_what_can_neither_be_swapped_nor_retracted(
+    server: Server, parameters: dict[str, Any], reason: str | None, is_pinned: tuple[bool, bool]
+) -> None:
+    req = request(**parameters)
+    assert why_not_retractable(req) == reason
+    for enabled, pinned in zip((True, False), is_pinned, strict=True):
+        state = server.state
+        settings = state.settings.changed({"preemption": {"enabled": enabled}})
+        state.preemption = state.last_preemption = Preemption(
+            server.scheduler, settings.config.preemption
+        )
+        assert state.jobs._is_pinned(req) == pinned
 
 
 def test_a_request_that_stays_is_counted_once(server: Server) -> None:
     preemption = Preemption(server.scheduler, PreemptionConfig())
-    counting = [make_request([9], answer_tokens=3, **{name: 2}) for name in COUNTING]
-    plain, stays, *_ = reqs = [*(make_request([9], answer_tokens=3) for _ in range(2)), *counting]
+    plain, stays, whole = reqs = [make_request([9], answer_tokens=3) for _ in range(3)]
     for req in server.arrive(*reqs):
         req.beam_group, req.cached_tokens = None, 8
-    stays.session = object()
+    stays.session, whole.return_hidden_states = object(), True
     for _ in range(2):
         holding = preemption.holdings(reqs)
         assert holding(stays.sage.job) is None
         assert holding(plain.sage.job) == Holding(23, 8, 20, stays_whole=False)
-        assert all(holding(req.sage.job).stays_whole for req in counting)  # type: ignore[union-attr]
+        assert holding(whole.sage.job) == Holding(23, 8, 20, stays_whole=True)
     assert preemption.stats()["num_not_preemptible"] == {"session": 1}
     # Under a policy of SGLang's none leaves.
     settings = server.state.settings.changed(
