@@ -16,7 +16,7 @@ from sage_sched.plan import UNLIMITED, Action, Admit, Budget, Plan, Preempt, Res
 from sage_sched.policy import Policy
 from sage_sched.preemption import Admission, admissions_of, may_enter_full
 from sage_sched.preemption_cost import preempt_for_memory
-from sage_sched.view import SchedulerView
+from sage_sched.view import Holding, SchedulerView
 
 # A plan looks up the cached prefixes of this many jobs at the head of the queue.
 _NUM_LOOKED_UP = 8
@@ -25,7 +25,8 @@ _NUM_LOOKED_UP = 8
 def decide(view: SchedulerView, policy: Policy, limits: Limits) -> Plan:
     """Return the plan of one pass. Raises what the policy raises.
 
-    1. If memory runs out, preempt running jobs. The next pass decides which jobs are admitted.
+    1. If memory runs out, preempt running jobs. The next pass decides which jobs are admitted. If
+       another adapter has its turn (Adapters), preempt jobs for it, and go on.
     2. Look the new jobs up in the cache, and order all. If the batch is full and none can enter,
        the plan ends here. Otherwise look up the first jobs, too.
     3. Narrow them to the jobs that may be admitted (Candidates). While a prompt is being chunked,
@@ -41,7 +42,7 @@ def decide(view: SchedulerView, policy: Policy, limits: Limits) -> Plan:
     if not _needs_plan(view, policy):
         return Plan(order=None)
     queue = policy.queue
-    queue.interleaving = limits.interleaving
+    queue.interleaving, queue.adapters = limits.interleaving, limits.adapters
     queue.follow(view, policy)
     queue.rank_anew(view, policy)
     limits.interleaving.look(view)
@@ -55,6 +56,10 @@ def decide(view: SchedulerView, policy: Policy, limits: Limits) -> Plan:
         if preempted:
             budget = limits.gap.within(UNLIMITED, view)
             return replace(plan, actions=tuple(preempted), budget=budget)
+    moved = limits.adapters.look(view)
+    policy.plan_by_s = min(policy.plan_by_s, limits.adapters.plan_by_s)
+    if moved:
+        view = _without(moved, view)
 
     joined = queue.take_joined()
     _look_up([queue.positions.of(job) for job in joined if not job.was_looked_up], policy, view)
@@ -86,6 +91,8 @@ def decide(view: SchedulerView, policy: Policy, limits: Limits) -> Plan:
         plan,
         order=candidates.order,
         places=places,
+        actions=tuple(action for action, _ in moved),
+        has_turn=bool(moved),
         kept_tokens=headroom.kept_tokens,
         num_too_long=candidates.num_too_long,
     )
@@ -113,10 +120,28 @@ def _with_admissions(
     return replace(
         plan,
         budget=budget,
-        actions=tuple(action for one in admissions for action in _actions(one, view)),
+        actions=(
+            *plan.actions,
+            *(action for one in admissions for action in _actions(one, view)),
+        ),
         num_open=0 if view.batch_is_full else candidates.num_open - len(admissions),
         is_new=view.chunked is None and not candidates.has_followers,
         num_without_host_room=num_without_host_room,
+    )
+
+
+def _without(moved: Sequence[tuple[Preempt, Holding]], view: SchedulerView) -> SchedulerView:
+    """Return the view as it will be when these running jobs have been swapped out."""
+    gone = {action.job for action, _ in moved}
+    freed_tokens = sum(holding.freed_tokens for _, holding in moved)
+    return replace(
+        view,
+        running=[job for job in view.running if job not in gone],
+        batch_is_full=False,
+        free_slots=view.free_slots + len(gone),
+        free_tokens=view.free_tokens + freed_tokens,
+        locked_tokens=view.locked_tokens - freed_tokens,
+        host_free_tokens=view.host_free_tokens - sum(holding.kv_tokens for _, holding in moved),
     )
 
 

@@ -111,6 +111,7 @@ class Job:
     is_pinned: whether its answer would change if it lost its KV, and its KV cannot be swapped. So
         memory for the rest of its answer is reserved when it is admitted, as SGLang's `fcfs` does,
         and it is not preempted.
+    adapter: its LoRA adapter; "" for the model itself.
     generated_tokens: its age, the length of its answer so far. Only grow() sets it.
     prefilled_tokens: how much of its prompt is prefilled, while it is being chunked.
     cached_tokens: how much of its sequence the radix tree had at the last look-up; for a running
@@ -145,6 +146,7 @@ class Job:
     has_fixed_length: bool = False
     keeps_memory: bool = False
     is_pinned: bool = False
+    adapter: str = ""
     level: int = 0
     generated_tokens: int = 0
     prefilled_tokens: int = 0

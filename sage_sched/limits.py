@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sage_sched.adapters import Adapters
 from sage_sched.gap import Gap
 from sage_sched.interleaving import Interleaving
 from sage_sched.job import Job
@@ -20,6 +21,7 @@ class Limits:
     gap: bounds the time between two tokens of a running job.
     swap_out: bounds the time between two tokens of a swapped-out job.
     interleaving: may let tenants take turns.
+    adapters: shares the slots of LoRA adapters.
     overload: refuses new requests whose answers would come too late.
     sessions: predicts when sessions come back, to keep their KV; None if no KV is kept for them.
     """
@@ -27,6 +29,7 @@ class Limits:
     gap: Gap = field(default_factory=Gap)
     swap_out: SwapOutBound = field(default_factory=SwapOutBound)
     interleaving: Interleaving = field(default_factory=Interleaving)
+    adapters: Adapters = field(default_factory=Adapters)
     overload: Overload = field(default_factory=lambda: Overload(OverloadConfig()))
     sessions: SessionReturns | None = None
 
@@ -34,11 +37,13 @@ class Limits:
     def needs_clock(self) -> bool:
         """Whether any of them reads SchedulerView.now_s or Job.arrival_s."""
         has_sessions = self.sessions is not None and self.sessions.saw_any
-        return has_sessions or self.overload.config.enabled or self.swap_out.needs_clock
+        has_any = has_sessions or self.adapters.saw_any
+        return has_any or self.overload.config.enabled or self.swap_out.needs_clock
 
     def arrived(self, job: Job) -> None:
         """Note that a job has arrived, or that these limits apply to it because the policy was
         switched."""
+        self.adapters.arrived(job)
         self.overload.arrived(job)
         if self.sessions is not None and job.hints.session:
             self.sessions.came(job.hints.session, job.arrival_s)

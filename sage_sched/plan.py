@@ -85,6 +85,7 @@ class Plan:
     swapped_go_first: whether no job behind a swapped one is admitted before it.
     decode_only: whether nothing is prefilled, not even the next chunk.
     headroom_steps, kept_tokens: see sage_sched.headroom.Headroom.
+    has_turn: whether running jobs leave because another adapter has its turn.
     is_new: whether candidates were looked at; if not, the last plan still stands.
     num_without_host_room: how many jobs were not preempted because host memory has no room for
         their KV.
@@ -100,6 +101,7 @@ class Plan:
     budget: Budget = UNLIMITED
     headroom_steps: int = 0
     kept_tokens: int = 0
+    has_turn: bool = False
     is_new: bool = False
     num_without_host_room: int = 0
     num_too_long: int = 0

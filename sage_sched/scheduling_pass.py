@@ -135,8 +135,7 @@ def _make_room(plan: Plan, engine: Engine[Request]) -> tuple[list[Request], list
     """Return the requests that may be admitted or resumed, and the preempted ones, up to an action
     that fails.
 
-    If requests were preempted because memory runs out, the next plan decides which requests use
-    their room.
+    If requests were preempted and none enters, the next plan decides which requests use their room.
     """
     entering: list[Request] = []
     preempted: list[Request] = []
@@ -147,10 +146,11 @@ def _make_room(plan: Plan, engine: Engine[Request]) -> tuple[list[Request], list
         gone = engine.preempt(action)
         if gone is not None:
             preempted.append(gone)
-        if action.to is None or gone is None:
-            _plan_again(engine)
         if gone is None:
+            _plan_again(engine)
             break
+    if preempted and (plan.has_turn or not entering):
+        _plan_again(engine)
     return entering, preempted
 
 

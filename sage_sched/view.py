@@ -54,14 +54,11 @@ class SchedulerView:
         are only in host memory (SGLang's hierarchical cache); called right after cached_tokens.
     shared_tokens: how many tokens of the waiting job at this position other jobs on the device
         already hold, so that it will share their KV. Costly: called only for jobs that may enter.
-    has_adapter: whether a LoRA adapter slot is free for the waiting job at this position.
+    fits_adapters: whether requests for all of these LoRA adapters (Job.adapter) may run together.
     common_tokens: how many first tokens the waiting job at this position shares with another job,
         which waits at the given position, is being chunked, or runs and has no token yet. 0 if that
         many are cached.
     kept_for: evictable KV of the pool by the session that had it last. Costly: called once a pass.
-    adapters_in_order: returns a function to call with waiting jobs whose has_adapter is true, in
-        the order in which they enter. It returns whether a slot is free for the job after those for
-        which it returned true. None if there are slots for all.
     holding: the KV that a running job holds; None if it has to stay. Costly: called only for jobs
         that would be preempted at price zero.
     """
@@ -89,11 +86,10 @@ class SchedulerView:
     cached_tokens: Callable[[int], int]
     host_tokens: Callable[[int], int]
     shared_tokens: Callable[[int], int]
-    has_adapter: Callable[[int], bool]
+    fits_adapters: Callable[[Collection[str]], bool]
     common_tokens: Callable[[int, int | Job], int]
     kept_for: Callable[[], Mapping[str, int]]
     holding: Callable[[Job], Holding | None]
-    adapters_in_order: Callable[[], Callable[[int], bool]] | None = None
 
     @property
     def chunked_jobs(self) -> list[Job]:

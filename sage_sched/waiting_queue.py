@@ -79,7 +79,7 @@ class WaitingQueue:
     itself (Job.watch). So a plan touches only the first jobs of the order, and jobs that come, go
     or change.
 
-    interleaving: from the limits of the pass (sage_sched.limits).
+    interleaving, adapters: from the limits of the pass (sage_sched.limits).
     joined: jobs that have joined since take_joined.
     begun: waiting jobs with tokens, and how many tokens they had when they joined.
     """
@@ -123,6 +123,7 @@ class WaitingQueue:
         self._coming.update(dict.fromkeys(came))
         for job in left:
             self.interleaving.left(job)
+            self.adapters.left(job)
             policy.on_dequeued(job)
         begun = [job for job in came if job.generated_tokens]
         for job in [*begun, *islice(self._coming, NUM_JOINING)]:
@@ -140,6 +141,7 @@ class WaitingQueue:
         if job.ranked_at != policy.revision:
             self._outdated.append(job)
         self.interleaving.joined(job)
+        self.adapters.joined(job)
         policy.on_queued(job)
 
     def _remove(self, job: Job) -> bool:
@@ -223,8 +225,7 @@ class WaitingQueue:
         The order is that of sorted_jobs.walk, interleaved. Jobs without an adapter slot are left
         out.
         """
-        adapters = self.adapters
-        skips = adapters.open(self, self.positions, view)
+        skips = self.adapters.open(view)
         first_arrival = view.num_arrivals - len(view.waiting)
         moving = Moving(self._moving, policy, view) if self._moving else None
 
@@ -237,8 +238,6 @@ class WaitingQueue:
         for job in self.interleaving.in_turns(
             entries, first_arrival, moving or (), num_ahead, skips
         ):
-            if adapters.is_closed:
-                return
             if job is not None:
                 yield job
 

@@ -145,6 +145,7 @@ class Node:
                 arrival_s=request.arrival_s,
                 hints=request.hints,
                 is_pinned=request.is_pinned,
+                adapter=request.adapter,
             )
             if isinstance(self._policy, SrptOracle):
                 truth = np.array([request.output_tokens])

@@ -186,16 +186,6 @@ class EngineState:
         """Whether a request's adapter fits on the device beside these."""
         return len({progress.request.adapter, *beside}) <= self.engine.max_loras_per_batch
 
-    def _adapters_in_order(self) -> Callable[[int], bool]:
-        beside = self.adapters
-
-        def has_room(position: int) -> bool:
-            if found := self.has_adapter(progress := self.queue[position], beside):
-                beside.add(progress.request.adapter)
-            return found
-
-        return has_room
-
     def running_jobs(self) -> list[Job]:
         """Return the jobs of the batch, at their current age."""
         jobs = []
@@ -207,7 +197,6 @@ class EngineState:
 
     def view(self) -> SchedulerView:
         """Return what a policy may see in a pass."""
-        adapters = self.adapters
         evictable_tokens = self.pool.evictable_pages * self.pool.page_size
         if self.chunked is not None:
             self.chunked.job.prefill(self.chunked.prefilled_tokens)
@@ -234,12 +223,11 @@ class EngineState:
             may_preempt=self.can_swap,
             cached_tokens=lambda position: self.pool.found_tokens(self.queue[position]),
             host_tokens=lambda position: self.pool.host_tokens(self.queue[position]),
-            has_adapter=lambda position: self.has_adapter(self.queue[position], adapters),
+            fits_adapters=lambda names: len({*names}) <= self.engine.max_loras_per_batch,
             shared_tokens=lambda position: self.pool.shared_tokens(self.queue[position]),
             common_tokens=self._common_tokens,
             kept_for=self.pool.tree.kept_for,
             holding=self._holding,
-            adapters_in_order=self._adapters_in_order,
         )
 
     def _common_tokens(self, position: int, other: int | Job) -> int:

@@ -65,6 +65,7 @@ class Jobs(Listener):
             has_fixed_length=req.sampling_params.ignore_eos,
             keeps_memory=req.session is not None,
             is_pinned=self._is_pinned(req),
+            adapter=req.lora_id or "",
             level=level_of(req, self._scheduler),
             ranked_at=self._policy.revision,
         )

@@ -36,8 +36,9 @@ def count_again(sampling: Any, batch: Any) -> None:
         if each.is_required:
             for token in torch.tensor(_counted(req, batch), device=batch.device).unsqueeze(1):
                 each.cumulate_output_tokens(token)
-    for other in others:
+    for other, one in zip(others, ones[1:], strict=True):
         first.merge(other)
+        ones[0].reqs += one.reqs  # a penalizer that is needed only later is set up for all of them
     first.batch = batch
     sampling.penalizer_orchestrator = first
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 from sglang.srt.mem_cache.common import match_kv_cache
@@ -11,7 +11,7 @@ from sglang.srt.mem_cache.common import match_kv_cache
 from patches.engine_types import Batch, Req, Scheduler
 from patches.scheduler import queues
 from patches.scheduler.jobs import Jobs
-from patches.scheduler.kv_copy import has_adapter, is_swapped, swapped
+from patches.scheduler.kv_copy import is_swapped, swapped
 from patches.scheduler.preemption import Preemption
 from sage_sched.job import Job
 from sage_sched.view import SchedulerView
@@ -57,8 +57,7 @@ def view_of(scheduler: Scheduler, running_batch: Batch) -> SchedulerView:
         cached_tokens=prompts.cached_tokens,
         host_tokens=lambda position: waiting[position].host_hit_length,
         shared_tokens=prompts.shared_tokens,
-        has_adapter=_adapters(scheduler, waiting, served),
-        adapters_in_order=lambda: _adapters(scheduler, waiting, served, in_order=True),
+        fits_adapters=_fits_adapters(scheduler),
         common_tokens=prompts.common_tokens,
         kept_for=state.session_kv.kept_for,
         holding=(lambda job: None)
@@ -67,28 +66,16 @@ def view_of(scheduler: Scheduler, running_batch: Batch) -> SchedulerView:
     )
 
 
-def _adapters(
-    scheduler: Scheduler, waiting: Sequence[Req], served: Sequence[Req], *, in_order: bool = False
-) -> Callable[[int], bool]:
-    """Return SchedulerView.has_adapter, or adapters_in_order. SGLang is asked once per adapter.
+def _fits_adapters(scheduler: Scheduler) -> Callable[[Collection[str]], bool]:
+    """Return SchedulerView.fits_adapters.
 
     SGLang is not asked if it drains adapters for waiting requests itself
     (--lora-drain-wait-threshold), because it does so by each rank's own clock.
     """
     if not scheduler.enable_lora or scheduler.lora_drainer is not None:
-        return lambda position: True
-    known: dict[str | None, bool] = {}
-    beside = [*served]
-
-    def has_room(position: int) -> bool:
-        req = waiting[position]
-        if req.lora_id not in known:
-            known[req.lora_id] = has_adapter(scheduler, req, beside)
-            if in_order and known[req.lora_id]:
-                beside.append(req)
-        return known[req.lora_id]
-
-    return has_room
+        return lambda names: True
+    manager = scheduler.tp_worker.model_runner.lora_manager
+    return lambda names: bool(manager.validate_lora_batch({name or None for name in names}))
 
 
 def num_arrivals(scheduler: Scheduler, jobs: Jobs) -> int:

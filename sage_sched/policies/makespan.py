@@ -142,8 +142,6 @@ class Makespan(Policy):
         num_running = len(view.running)
         if not num_running or view.chunked is not None or view.swapped:
             return None
-        # Trap: a walk that ends early may not meet the jobs without an adapter slot, and then
-        # sage_sched.adapters begins to count anew.
         order = serving_order(self, view)
         if not order:
             return None

@@ -115,13 +115,14 @@ class StarvedShare:
         self._credit_tokens = min(self._pool_tokens, self._credit_tokens + earned)
         if not self._share:
             return None
+        has_slot = line.adapters.has_slot(view)
 
         def may_be_first(job: Job) -> bool:
             return (
                 not job.generated_tokens
                 and job in line  # it may have been aborted
                 and self._is_starved(job, view)
-                and view.has_adapter(line.positions.of(job))
+                and has_slot(job)
             )
 
         if first is None or not may_be_first(first):

@@ -126,10 +126,9 @@ class Urgency(Policy):
         best = min(self._levels(view.running), default=_NO_LEVEL)
         if best > _URGENT or min(self._levels(view.chunked_jobs), default=_NO_LEVEL) <= best:
             return False
+        has_slot = self.queue.adapters.has_slot(view)
         return not any(
-            self.level(job) <= best
-            and job not in view.swapped
-            and view.has_adapter(self.queue.positions.of(job))
+            self.level(job) <= best and job not in view.swapped and has_slot(job)
             for job in self._urgent
         )
 

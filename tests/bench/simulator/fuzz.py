@@ -72,7 +72,7 @@ def draw(seed: int, policy: str = "") -> Case:
     """Return the case of a seed, under a policy of its choice if none is named."""
     rng = random.Random(seed)
     engine = _engine(rng)
-    requests = _requests(rng, engine)
+    requests = _with_more(random.Random(f"more {seed}"), _requests(rng, engine))
     drawn = rng.choice(_POLICIES)
     policy = policy or drawn
     switches: dict[float, str] = {}
@@ -141,9 +141,7 @@ def _config(rng: random.Random, policies: set[str]) -> SageConfig:
 
 
 def _requests(rng: random.Random, engine: Engine) -> list[SimRequest]:
-    num_adapters = rng.choice([1, 1, 3, 8])
-    # The next turn of a request that ends early never comes.
-    follows, is_pinned = rng.choice([(0.15, 0.0), (0.0, 0.0), (0.0, 0.2)])
+    num_adapters = rng.choice([1, 1, 3])
     rate = rng.choice([1.0, 5.0, 20.0, 200.0, 5000.0])
     requests: list[SimRequest] = []
     arrival_s = 0.0
@@ -159,9 +157,9 @@ def _requests(rng: random.Random, engine: Engine) -> list[SimRequest]:
         asked = request(
             arrival_s, input_tokens, output_tokens, cap, spans=_spans(rng, input_tokens),
             distribution=predicted if rng.random() < 0.9 else None,
-            follows=rng.randrange(number) if number and rng.random() < follows else None,
+            follows=rng.randrange(number) if number and rng.random() < 0.15 else None,
             pause_s=rng.choice([0.0, 0.01, 1.0, 30.0]), hints=_hints(rng, number),
-            adapter=str(rng.randrange(num_adapters)), is_pinned=rng.random() < is_pinned,
+            adapter=str(rng.randrange(num_adapters)),
         )  # fmt: skip
         requests.append(asked)
     return requests
@@ -178,6 +176,17 @@ def _in_a_rush(rng: random.Random, requests: list[SimRequest]) -> list[SimReques
         return slower * min(request.arrival_s, since_s) + faster * late_s
 
     return [replace(each, arrival_s=comes_s(each), follows=None) for each in requests]
+
+
+def _with_more(rng: random.Random, requests: list[SimRequest]) -> list[SimRequest]:
+    """Give some runs many adapters, and others pinned requests, which may end early."""
+    if rng.random() < 0.2:
+        num_adapters = rng.choice([2, 4, 20])
+        return [replace(each, adapter=str(rng.randrange(num_adapters))) for each in requests]
+    # The next turn of such a request would never come.
+    if rng.random() < 0.5 and all(each.follows is None for each in requests):
+        return [replace(each, is_pinned=rng.random() < 0.3) for each in requests]
+    return requests
 
 
 def _spans(rng: random.Random, input_tokens: int) -> tuple[tuple[int, int, int], ...]:
@@ -258,7 +267,7 @@ class Account:
         if self.num_events % _CHECKED == 0:
             check_state(state, num_outstanding)
         if len(state.decode) and state.chunked is None:
-            check_promises(before, after)
+            check_promises(state, before, after)
 
 
 def run(case: Case) -> Result:

@@ -30,7 +30,7 @@ def watch(
     state: EngineState, before: list[Progress], after: list[Progress], num_outstanding: int
 ) -> None:
     """Options.watch. Raises AssertionError."""
-    check_promises(before, after)
+    check_promises(state, before, after)
     check_state(state, num_outstanding)
 
 
@@ -53,8 +53,14 @@ def check_state(state: EngineState, num_outstanding: int) -> None:
     assert decode.pages_needed(1) == due  # 5
 
 
-def check_promises(before: Sequence[Progress], after: Sequence[Progress]) -> None:
-    """before, after: the queue at a pass."""
+def check_promises(
+    state: EngineState, before: Sequence[Progress], after: Sequence[Progress]
+) -> None:
+    """before, after: the queue at a pass. While adapters take turns, requests whose adapter has no
+    turn are passed."""
+    adapters = {progress.request.adapter for progress in (*before, *after)} | state.adapters
+    if len(adapters) > state.engine.max_loras_per_batch:
+        return
     waiting = {*after}
     last_in = max((p.job.arrival for p in before if p not in waiting), default=-1)
     assert not any(p.job.goes_first and p.job.arrival < last_in for p in waiting & {*before})  # 6
