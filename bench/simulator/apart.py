@@ -221,7 +221,8 @@ class _DecodeNode(Node):
         if isinstance(self._policy, StockPolicy):
             self.give_room(state.queue, self.state.engine.reserved_decode_tokens)
             return
-        self._move(state.planned_pass().moved_tokens)
+        result = self._result = state.planned_pass()
+        self._move(result.moved_tokens, result.num_moves)
 
     def give_room(self, waiting: Sequence[Progress], reserved_tokens: int) -> None:
         """Resume and admit requests as SGLang's resume_retracted_reqs and pop_preallocated do, up
@@ -236,7 +237,7 @@ class _DecodeNode(Node):
                 break
             gone.add(progress)
             if progress.swapped:
-                self._move(progress.kv_tokens)
+                self._move(progress.kv_tokens, 1)
                 state.swap_in(progress)
                 continue
             state.pool.hold(state.pool.pages(progress.request.input_tokens))
@@ -268,7 +269,7 @@ class _DecodeNode(Node):
         retracted: list[Progress] = []
         while not retracted or state.decode.pages_needed(1) > state.pool.room_pages:
             progress = order.pop()
-            self._move(state.leave(progress, PreemptionMode.SWAP))
+            self._move(state.leave(progress, PreemptionMode.SWAP), 1)
             progress.num_retractions += 1
             retracted.append(progress)
         num_away = sum(progress.swapped for progress in state.queue)

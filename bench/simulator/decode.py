@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,6 +14,34 @@ from sage_sched.job import Job
 from sage_sched.steps import StepTime
 
 _EVER = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The seconds of a batch's next step, and by how much each further one is longer."""
+
+    first_s: float
+    growth_s: float = 0.0
+
+    def seconds(self, num_steps: int) -> float:
+        """Return the time of num_steps."""
+        return num_steps * self.first_s + self.growth_s * (num_steps * (num_steps - 1) / 2)
+
+    def steps_to_pass(self, seconds: float) -> int:
+        """Return the fewest steps, at least 1, that take this many seconds."""
+        half_growth = self.growth_s / 2
+        linear = self.first_s - half_growth
+        if not seconds < math.inf or self.first_s <= 0:
+            return _EVER
+        root = linear + math.sqrt(max(0.0, linear * linear + 4 * half_growth * seconds))
+        return max(1, math.ceil(2 * seconds / root * (1 - 1e-12)))
+
+    def steps_within(self, seconds: float) -> int:
+        """Return the number of steps from the next one on that are shorter than this."""
+        short_s = seconds - self.first_s
+        if short_s <= 0:
+            return 0
+        return math.ceil(short_s / self.growth_s) if self.growth_s else _EVER
 
 
 class DecodeBatch:
@@ -113,21 +142,10 @@ class DecodeBatch:
         self.step += num_steps
         self.context_tokens += num_steps * len(self)
 
-    def seconds(self, step_time: StepTime, num_steps: int) -> float:
-        """Return the time of num_steps."""
-        growth = step_time.decode_kv_token_s * len(self)
+    def pace(self, step_time: StepTime) -> Pace:
+        """Return the device's pace."""
         first_s = step_time.decode_s(len(self), self.context_tokens)
-        return num_steps * first_s + growth * (num_steps * (num_steps - 1) / 2)
-
-    def steps_to_pass(self, step_time: StepTime, seconds: float) -> int:
-        """Return the fewest steps, at least 1, that take this many seconds."""
-        half_growth = step_time.decode_kv_token_s * len(self) / 2
-        first_s = step_time.decode_s(len(self), self.context_tokens)
-        linear = first_s - half_growth
-        if not seconds < math.inf or first_s <= 0:
-            return _EVER
-        root = linear + math.sqrt(max(0.0, linear * linear + 4 * half_growth * seconds))
-        return max(1, math.ceil(2 * seconds / root * (1 - 1e-12)))
+        return Pace(first_s, step_time.decode_kv_token_s * len(self))
 
 
 def num_on_time(

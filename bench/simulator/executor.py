@@ -49,6 +49,7 @@ class PlannedEngine(EngineState):
             return Plan(order=None)
         plan = decide(self.view(), self.policy, self.limits)
         if plan.order is not None:
+            self.result.plans = True
             self.headroom = replace(
                 self.headroom, num_steps=plan.headroom_steps, kept_tokens=plan.kept_tokens
             )
@@ -60,6 +61,7 @@ class PlannedEngine(EngineState):
     def preempt(self, action: Preempt) -> Progress:
         (gone,) = (progress for progress in self.decode if progress.job is action.job)
         self.result.moved_tokens += self.leave(gone, action.mode)
+        self.result.num_moves += gone.swapped
         self.num_preemptions[action.to is None, action.mode] += 1
         return gone
 
@@ -68,6 +70,7 @@ class PlannedEngine(EngineState):
             if not self.swap_in(progress):
                 return [*requests[number:]]
             self.result.moved_tokens += progress.kv_tokens
+            self.result.num_moves += 1
         return []
 
     def carried_out(

@@ -12,9 +12,9 @@ import numpy as np
 
 from bench.policies.srpt_oracle import SrptOracle
 from bench.simulator import slices
-from bench.simulator.decode import num_on_time
+from bench.simulator.decode import Pace, num_on_time
 from bench.simulator.executor import PlannedEngine, scheduling_pass
-from bench.simulator.prefill_adder import Part
+from bench.simulator.prefill_adder import Part, PassResult
 from bench.simulator.presets import Engine
 from bench.simulator.request import PAUSE_S, Progress, SimRequest
 from bench.simulator.state import Options
@@ -59,6 +59,7 @@ class Node:
         # How often each gap between two tokens came, over all requests, in 1/GAPS_PER_S.
         self.gaps: Counter[int] = Counter()
         self._policy = policy
+        self._result = PassResult()  # of the latest pass
         self._options = options
         self._on_finish = on_finish
         self._delay_s = 0.0 if isinstance(policy, StockPolicy) else options.prediction_delay_s
@@ -89,10 +90,10 @@ class Node:
             state.now_s = self.now_s
             watch = self._options.watch
             before = [*state.queue] if watch else []
-            result = scheduling_pass(state)
+            result = self._result = scheduling_pass(state)
             self._end_lost()
             after = [*state.queue] if watch else []
-            self._move(result.moved_tokens + state.pool.tree.take_waited())
+            self._move(result.moved_tokens + state.pool.tree.take_waited(), result.num_moves)
             if result.parts:
                 self._prefill(result.parts)
             elif len(state.decode):
@@ -115,7 +116,7 @@ class Node:
         steps = min(
             state.decode.steps_that_fit(state.pool.room_pages), state.decode.steps_to_finish()
         )
-        return self.now_s + state.decode.seconds(state.engine.step_time, max(steps, 1))
+        return self.now_s + state.decode.pace(state.engine.step_time).seconds(max(steps, 1))
 
     def ages(self) -> dict[Hashable, int]:
         """Return the number of generated tokens of each request that is here or on its way, by
@@ -189,10 +190,19 @@ class Node:
         self.num_outstanding -= 1
         self.refused.append(index)
 
-    def _move(self, num_tokens: int) -> None:
-        """Move KV to host memory and back."""
+    def _host_s(self) -> float:
+        """Return the host's seconds for the step of the latest pass."""
+        state = self.state
+        any_waits = isinstance(self._policy, Policy) and len(state.queue) > 0
+        host, num_running = state.engine.host, len(state.decode)
+        return host.work_s(num_running, any_waits=any_waits, plans=self._result.plans)
+
+    def _move(self, num_tokens: int, num_requests: int) -> None:
+        """Move the KV of requests to host memory and back."""
         engine = self.state.engine
-        self.now_s += num_tokens * engine.swap_token_s
+        self.now_s += num_tokens * engine.swap_token_s + num_requests * engine.host.move_s
+        if num_requests and engine.host.drains:
+            self.now_s += self._host_s()
         self.moved_tokens += num_tokens
 
     def _prefill(self, parts: Sequence[Part]) -> None:
@@ -205,8 +215,9 @@ class Node:
         mixes = engine.mixed_chunk and decode.pages_needed(1) <= state.pool.room_pages
         num_decodes, kv_tokens = (len(decode), decode.context_tokens) if mixes else (0, 0)
         step_s = engine.step_time.mixed_s(len(parts), num_tokens, pairs, num_decodes, kv_tokens)
+        step_s = max(step_s, engine.host.prefill_s + self._host_s())
         if num_decodes:
-            self._leap(1, step_s)
+            self._leap(1, Pace(step_s))
         elif slices.is_cut(state, parts):
             self._in_slices(parts, step_s)
         else:
@@ -242,7 +253,7 @@ class Node:
                 while passing := slices.passing(state):
                     self._prefill(passing)
                 if slices.decodes(state):
-                    self._leap(1, state.decode.seconds(engine.step_time, 1))
+                    self._leap(1, state.decode.pace(engine.step_time))
             self.now_s += step_s / engine.slices
         state.parked = []
 
@@ -262,7 +273,7 @@ class Node:
 
     def _decode(self, until_s: float) -> None:
         """Decode in a leap to the next event."""
-        state, decode, step_time = self.state, self.state.decode, self.state.engine.step_time
+        state, decode = self.state, self.state.decode
         fitting = decode.steps_that_fit(state.pool.room_pages)
         retracts = fitting == 0
         if retracts:
@@ -282,16 +293,19 @@ class Node:
             elif (left_tokens := policy.plan_by_tokens - state.served_tokens) < math.inf:
                 steps = min(steps, 1 + max(0, math.floor(left_tokens)) // len(decode))
         next_s = min(until_s, self._next_event_s())
-        steps = min(steps, decode.steps_to_pass(step_time, next_s - self.now_s))
-        seconds = decode.seconds(step_time, steps)
+        pace, host_s = decode.pace(state.engine.step_time), self._host_s()
+        if slow_steps := pace.steps_within(host_s):
+            # They take the host's time. It plans in the first one only.
+            steps, pace = min(steps, 1 if self._result.plans else slow_steps), Pace(host_s)
+        steps = min(steps, pace.steps_to_pass(next_s - self.now_s))
         state.ratio.decay(steps - retracts)
-        self._leap(steps, seconds)
+        self._leap(steps, pace)
 
-    def _leap(self, steps: int, seconds: float) -> None:
+    def _leap(self, steps: int, pace: Pace) -> None:
         """Give each decoding request one token per step."""
         state, decode = self.state, self.state.decode
         state.limits.gap.decoded()
-        growth_s = state.engine.step_time.decode_kv_token_s * len(decode)
+        seconds, growth_s = pace.seconds(steps), pace.growth_s
         first_s = seconds / steps - growth_s * (steps - 1) / 2
         last_s = first_s + growth_s * (steps - 1)
         for progress in decode:

@@ -31,10 +31,13 @@ class Part:
 class PassResult:
     """The result of a pass.
 
-    parts: the parts of the prefill step. moved_tokens: the tokens swapped out and in.
+    parts: the parts of the prefill step. plans: whether it made a plan. num_moves, moved_tokens:
+    the requests and the tokens swapped out and in.
     """
 
     parts: list[Part] = field(default_factory=list)
+    plans: bool = False
+    num_moves: int = 0
     moved_tokens: int = 0
 
 

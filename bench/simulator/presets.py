@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.simulator.host import NO_HOST, Host
 from bench.simulator.radix_tree import HostTier
 from sage_sched.app.config import StepTimeConfig
 from sage_sched.fields import require
@@ -41,6 +42,7 @@ class Engine:
     hicache_ratio: --hicache-ratio with --enable-hierarchical-cache: the size of host memory for
         evicted KV, in KV pools; 0 without it. hicache_write_policy: write_through or write_back.
     max_loras_per_batch: how many adapters may run at a time; the model itself counts as one.
+    host: what the server's host adds to these times; nothing by default.
     slices: in how many parts a prefill of best effort is cut under policy qllm: 1, the model's
         layers, or its layers times its experts. slice_overhead_s: the time of a cut.
     """
@@ -64,6 +66,7 @@ class Engine:
     max_queued_requests: int | None = None
     slices: int = 1
     slice_overhead_s: float = 0.0
+    host: Host = NO_HOST
 
     def __post_init__(self) -> None:
         for name in ("kv_pool_tokens", "chunked_prefill_size"):
@@ -134,6 +137,7 @@ def _preset(
     link_bandwidth: float | None = None,
     step_time: Mapping[str, float] | None = None,
     engine: Mapping[str, Any] | None = None,
+    host: Mapping[str, Any] | None = None,
     **speeds: float,
 ) -> Engine:
     """Return the engine of a table of presets.toml.
@@ -151,14 +155,11 @@ def _preset(
     pool_tokens = int((memory_bytes * _MEMORY_SHARE - weight_bytes) / kv_token_bytes)
     swap_token_s = kv_token_bytes / link_bandwidth if link_bandwidth else 0.0
     fields = {"max_running_requests": 256, "swap_token_s": swap_token_s, **(engine or {})}
-    return Engine(step_time=steps, kv_pool_tokens=pool_tokens, **fields)
+    return Engine(step_time=steps, kv_pool_tokens=pool_tokens, host=Host(**(host or {})), **fields)
 
 
-PRESETS = {
-    name: _preset(**table)
-    for name, table in tomllib.loads(
-        Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-    ).items()
-}
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_HOST = _TABLES.pop("host")
+PRESETS = {name: _preset(**{"host": _HOST, **table}) for name, table in _TABLES.items()}
 H800_QWEN3_32B = PRESETS["h800-qwen3-32b"]
 H800_80GB_QWEN3_32B = PRESETS["h800-80gb-qwen3-32b"]

@@ -70,6 +70,8 @@ class Prompts(Source):
 
     classes: the classes to draw from; all by default.
     prompt_factor: a factor on input tokens, for example from abstracts to whole papers.
+    as_servers: whether reports draw from all prompts, so that the simulator and servers serve the
+        same requests.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Prompts(Source):
         *,
         classes: Sequence[str] = (),
         prompt_factor: int = 1,
+        as_servers: bool = False,
     ) -> None:
         self._predictors = _predictors(data, name)
         self.workload: Workload = self._predictors.workload
@@ -90,6 +93,7 @@ class Prompts(Source):
             )
         self._classes = classes
         self._factor = prompt_factor
+        self._as_servers = as_servers
 
     def requests(
         self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
@@ -147,6 +151,8 @@ class Prompts(Source):
     def _is_for(self, request: WorkloadRequest, purpose: Purpose) -> bool:
         if self._classes and request.class_name not in self._classes:
             return False
+        if self._as_servers and purpose == Purpose.REPORT:
+            return True
         is_for_tuning = stable_hash("half " + request.prompt) % 2 == 1
         return purpose == Purpose.CAPACITY or is_for_tuning == (purpose == Purpose.TUNING)
 

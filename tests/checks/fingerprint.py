@@ -26,7 +26,8 @@ from bench.policies.routers import ROUTERS, router_named
 from bench.policies.srpt_oracle import ORACLE
 from bench.simulator.apart import simulate_apart
 from bench.simulator.cluster import simulate_cluster
-from bench.simulator.presets import H800_80GB_QWEN3_32B, H800_QWEN3_32B, Engine
+from bench.simulator.host import NO_HOST
+from bench.simulator.presets import PRESETS, Engine
 from bench.simulator.request import SimRequest
 from bench.simulator.result import Result
 from bench.simulator.run import simulate
@@ -46,20 +47,25 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "overload": {"overload": {"enabled": True, "max_ttft_ms": 2000.0, "max_tpot_ms": 60.0}},
 }
 
+# Without the host's costs, which change no decision but only times.
+_H800, _H800_80GB = (
+    replace(PRESETS[name], host=NO_HOST) for name in ("h800-qwen3-32b", "h800-80gb-qwen3-32b")
+)
+
 # Each makes something scarce: KV, slots, KV in pages, prefill with short chunks, or time.
 _REGIMES: dict[str, tuple[Engine, float]] = {
-    "kv": (H800_80GB_QWEN3_32B, 6.0),
-    "tenants": (replace(H800_QWEN3_32B, max_running_requests=24), 3.0),
-    "deadlines": (replace(H800_80GB_QWEN3_32B, page_size=16, kv_pool_tokens=12_000), 4.0),
+    "kv": (_H800_80GB, 6.0),
+    "tenants": (replace(_H800, max_running_requests=24), 3.0),
+    "deadlines": (replace(_H800_80GB, page_size=16, kv_pool_tokens=12_000), 4.0),
     "sessions": (
-        replace(H800_80GB_QWEN3_32B, chunked_prefill_size=256, kv_pool_tokens=20_000), 6.0
+        replace(_H800_80GB, chunked_prefill_size=256, kv_pool_tokens=20_000), 6.0
     ),
-    "overload": (replace(H800_QWEN3_32B, max_running_requests=24), 5.0),
+    "overload": (replace(_H800, max_running_requests=24), 5.0),
 }  # fmt: skip
 # For some policies alone: classes of deadlines, and prefills in slices.
 _OTHERS: dict[str, tuple[Engine, float]] = {
-    "classes": (replace(H800_80GB_QWEN3_32B, kv_pool_tokens=12_000, mixed_chunk=True), 6.0),
-    "slices": (replace(H800_QWEN3_32B, slices=10, slice_overhead_s=0.002), 6.0),
+    "classes": (replace(_H800_80GB, kv_pool_tokens=12_000, mixed_chunk=True), 6.0),
+    "slices": (replace(_H800, slices=10, slice_overhead_s=0.002), 6.0),
 }
 # Simulated only: with classes of deadlines, and with sessions.
 _OF_CLASSES = {**deadline_rivals.RIVALS, **variants.PARTS}
