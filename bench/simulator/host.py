@@ -13,8 +13,6 @@ class Host:
     of the device's time and the host's (managers/scheduler.py, event_loop_overlap).
 
     step_s, request_s: SGLang's own work in a step, and for each running request.
-    prefill_s: further work of SGLang's in a step that prefills: without a CUDA graph, it launches
-        each kernel.
     queued_s: further work of our scheduler in a step while requests wait.
     plan_s: further work of our scheduler if it makes a plan.
     move_s: time for which the device waits at each move of a request's KV, beyond the time of its
@@ -25,7 +23,6 @@ class Host:
 
     step_s: float = 0.0
     request_s: float = 0.0
-    prefill_s: float = 0.0
     queued_s: float = 0.0
     plan_s: float = 0.0
     move_s: float = 0.0

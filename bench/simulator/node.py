@@ -215,7 +215,7 @@ class Node:
         mixes = engine.mixed_chunk and decode.pages_needed(1) <= state.pool.room_pages
         num_decodes, kv_tokens = (len(decode), decode.context_tokens) if mixes else (0, 0)
         step_s = engine.step_time.mixed_s(len(parts), num_tokens, pairs, num_decodes, kv_tokens)
-        step_s = max(step_s, engine.host.prefill_s + self._host_s())
+        step_s = max(step_s, self._host_s())
         if num_decodes:
             self._leap(1, Pace(step_s))
         elif slices.is_cut(state, parts):
