@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,11 @@ class Host:
     plan_s: float = 0.0
     move_s: float = 0.0
     drains: bool = False
+
+    def times(self, factor: float) -> Host:
+        """Return the host with all times multiplied by a factor."""
+        seconds = {name: s * factor for name, s in asdict(self).items() if name != "drains"}
+        return Host(**seconds, drains=self.drains)
 
     def work_s(self, num_running: int, *, any_waits: bool = False, plans: bool = False) -> float:
         """Return the host's seconds for a step."""

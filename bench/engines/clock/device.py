@@ -54,7 +54,7 @@ class Device:
     def environment(self, folder: Path) -> dict[str, str]:
         """Return the environment, with the clock installed in folder."""
         facts = self.engine.server_facts()
-        model = DeviceModel(facts.step_time, facts.swap_token_s)
+        model = DeviceModel(facts.step_time, facts.swap_token_s, self.engine.host)
         return install(folder, model.times(1 / self.speed))
 
     def sped_up(self, sage: SageConfig) -> SageConfig:

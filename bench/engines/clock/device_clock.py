@@ -21,6 +21,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from bench.engines.server import plugins
+from bench.simulator.host import NO_HOST, Host
+from sage_sched.app.registry import policy_names
 from sage_sched.steps import StepTime
 
 _MODEL_FILE = "BENCH_DEVICE_CLOCK"
@@ -38,15 +40,19 @@ class DeviceModel:
 
     swap_token_s: seconds for which a token's KV, on its way to host memory or back, delays the
         device. A copy that hides behind compute does not count.
+    host: of the modelled server. It works while the real host does, so the slower of the two
+        counts. Plans, and what follows a move, are left to the real host.
     """
 
     step_time: StepTime
     swap_token_s: float
+    host: Host = NO_HOST
 
     def times(self, factor: float) -> DeviceModel:
         """Return the model with all times multiplied by a factor."""
         coefficients = {name: s * factor for name, s in asdict(self.step_time).items()}
-        return DeviceModel(StepTime(**coefficients), self.swap_token_s * factor)
+        host = self.host.times(factor)
+        return DeviceModel(StepTime(**coefficients), self.swap_token_s * factor, host)
 
     def step_s(self, batch: Any) -> float:
         """Return the seconds of a step (sglang/srt/managers/schedule_batch.py, ScheduleBatch)."""
@@ -96,14 +102,21 @@ class DeviceClock:
         self._cpu_at_wake_s = cpu()
 
     def run(
-        self, batch: Any, compute: Callable[[], Any], *, after_idle: bool, overlaps: bool
+        self,
+        batch: Any,
+        compute: Callable[[], Any],
+        *,
+        after_idle: bool,
+        overlaps: bool,
+        host_s: float = 0.0,
     ) -> tuple[Any, float]:
         """Launch a step, and return the result of compute and when the device is done with it.
 
+        host_s: the time that the modelled host takes for a step.
         overlaps: whether steps are launched while the one before runs. If not, the host's own work
             between two steps does not count as late, but time without CPU does.
         """
-        work_s = self._model.step_s(batch)
+        work_s = max(self._model.step_s(batch), host_s)
         started_s = self._now()
         gap_s = 0.0 if after_idle else max(0.0, started_s - self._free_s)
         if not overlaps:
@@ -128,7 +141,7 @@ class DeviceClock:
         """Copy the KV of num_tokens, either way. The host waits for the copy. The device begins it
         after the running step and earlier copies."""
         started_s = self._now()
-        move_s = num_tokens * self._model.swap_token_s
+        move_s = num_tokens * self._model.swap_token_s + self._model.host.move_s
         self._free_s = max(self._free_s, started_s) + move_s
         result = copy()
         self._sleep_until(started_s + move_s)
@@ -163,18 +176,22 @@ def register() -> None:
 
     light_model.register()
     written = json.loads(Path(os.environ[_MODEL_FILE]).read_text(encoding="utf-8"))
-    model = DeviceModel(StepTime(**written["step_time"]), written["swap_token_s"])
+    host = Host(**written["host"])
+    model = DeviceModel(StepTime(**written["step_time"]), written["swap_token_s"], host)
     clock = DeviceClock(model)
     seen = SimpleNamespace(device_s=0.0)  # device_s as of the last result
 
     def around_run_batch(original: Any, self: Any, batch: Any, *args: Any, **kw: Any) -> Any:
         if batch.forward_mode.is_prebuilt() or batch.forward_mode.is_idle():
             return original(self, batch, *args, **kw)
+        any_waits = len(self.waiting_queue) > 0 and self.schedule_policy in policy_names()
+        num_running = len(self.running_batch.reqs)
         result, done_s = clock.run(
             batch,
             lambda: original(self, batch, *args, **kw),
             after_idle=self._sched_idled,
             overlaps=self.enable_overlap,
+            host_s=host.work_s(num_running, any_waits=any_waits),
         )
         result.device_done_s, result.device_s = done_s, clock.stats.device_s
         return result

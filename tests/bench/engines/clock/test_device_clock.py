@@ -11,6 +11,7 @@ import pytest
 from bench.engines.clock.device import Device, DeviceUse, device_note
 from bench.engines.clock.device_clock import STATE, DeviceClock, DeviceModel
 from bench.policies.fastserve import FastServeParameters
+from bench.simulator.host import Host as ServerHost
 from bench.simulator.presets import Engine
 from sage_sched.app.config import SageConfig, StepTimeConfig
 from sage_sched.overload import OverloadConfig
@@ -26,10 +27,10 @@ DECODE_S = 2.0 + 2 * 0.2 + 300 * 0.001
 class Host:
     """Its clocks go on only where a test says so, or it sleeps."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: DeviceModel = MODEL) -> None:
         self.now_s, self.cpu_s = 100.0, 5.0
         self.clock = DeviceClock(
-            MODEL, now=lambda: self.now_s, cpu=lambda: self.cpu_s, sleep=self.wait
+            model, now=lambda: self.now_s, cpu=lambda: self.cpu_s, sleep=self.wait
         )
 
     def wait(self, seconds: float) -> None:
@@ -77,6 +78,20 @@ def test_step_times() -> None:
     quick = MODEL.times(0.25)
     times = (quick.step_s(mixed), quick.swap_token_s)
     assert times == pytest.approx((MODEL.step_s(mixed) / 4, MODEL.swap_token_s / 4))
+
+
+def test_the_modelled_host_holds_steps_and_moves_up() -> None:
+    host = Host(replace(MODEL, host=ServerHost(move_s=0.7)))
+    done_s = [
+        host.clock.run(decode_batch(100, 200), lambda: None, after_idle=True, overlaps=True,
+                       host_s=s)[1]
+        for s in (DECODE_S - 0.1, DECODE_S + 0.1)
+    ]  # fmt: skip
+    assert done_s == pytest.approx([100 + DECODE_S, 100 + 2 * DECODE_S + 0.1])
+    host.clock.move(2, lambda: None)
+    assert host.clock.stats.moved_s == pytest.approx(2 * 0.05 + 0.7)
+    quick = replace(MODEL, host=ServerHost(step_s=1.0, drains=True)).times(0.25)
+    assert quick.host == ServerHost(step_s=0.25, drains=True)
 
 
 @pytest.mark.parametrize(
