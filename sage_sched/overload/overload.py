@@ -15,14 +15,15 @@ from sage_sched.overload.config import OverloadConfig
 from sage_sched.overload.pace import Pace
 from sage_sched.overload.waits import Newcomer, Repeated
 from sage_sched.overload.work import (
+    MOST,
     Arrivals,
     Unfinished,
     ahead_of,
     column_of,
     level_of,
-    revise,
-    work_in_place,
+    total_work,
     work_of,
+    work_since_each,
 )
 from sage_sched.policy import Policy
 from sage_sched.steps import ServerFacts
@@ -44,6 +45,9 @@ _MARGIN = 1.15
 _RECENT = 1 / 64
 # The least time in which arrivals give a rate, and the least number of them.
 _LEAST_SPAN_S, _LEAST_NUM = 1e-3, 16
+# Of the latest n arrivals, for n from MOST down to 1: n, and the share of work that is no chance.
+_COUNTS = np.arange(MOST, 0, -1)
+_SURE = 1 - 2 / np.sqrt(_COUNTS)
 # OpenAI's clients ignore a longer Retry-After.
 _LEAST_RETRY_S, _MOST_RETRY_S = 1.0, 60.0
 
@@ -92,6 +96,7 @@ class Overload:
         self._together = 1.0
         self._num_admitted = 0
         self._num_within = NUM_WITHIN
+        self._num_offered = 0
         self._next_return_s = -math.inf
         self._revision = 0
 
@@ -127,32 +132,35 @@ class Overload:
             self._revision = policy.revision
             rise = self._unfinished.revise(policy, server.step_time)
             for arrivals in (self._offered, self._admitted):
-                revise(arrivals.table, rise, server.step_time)
+                arrivals.revise(rise, server.step_time)
         table = self._unfinished.table(now_s, policy, server.step_time, but=job)
         if not table.size:
             self._offered.clear()
             self._admitted.clear()
         column = column_of(job, policy, server.step_time, now_s)
-        own = work_in_place(column[:, None])
-        before = work_of(table, *ahead_of(column, table, ties=True)).sum()
+        own = work_of(column, in_place=True)
+        before = total_work(table, *ahead_of(column, table, ties=True))
         admitted = self._admitted.table
         span_s = np.maximum(now_s - self._admitted.came_s, _LEAST_SPAN_S)
         rate = 0.0
+        if policy.starts_early and span_s.size:
+            number = max(1, len(span_s) - _LEAST_NUM)
+            rate = float((_COUNTS[-len(span_s) :][:number] / span_s[:number]).max())
+        in_place = total_work(table, None)
+        pace = Pace.of(in_place + own, server, self._together, rate)
+        later = starts = Repeated(np.zeros(0), np.zeros(0))
+        is_beyond = self._is_beyond(pace, now_s)
+        if is_beyond.any():
+            work = work_since_each(admitted, *ahead_of(column, admitted, ties=False))
+            later = Repeated(_MARGIN * pace.busy_s(work) * is_beyond, span_s)
+        fresh = None
         if policy.starts_early:
-            counts = np.arange(len(span_s), 0, -1)
-            rate = float((counts / span_s)[: max(1, len(span_s) - _LEAST_NUM)].max(initial=0.0))
-        pace = Pace.of(work_in_place(table) + own, server, self._together, rate)
-        later = work_of(admitted, *ahead_of(column, admitted, ties=False)).since_each()
-        later_s = _MARGIN * pace.busy_s(later) * self._is_beyond(pace, now_s)
-        fresh, starts = None, Repeated(np.zeros(0), np.zeros(0))
-        if policy.starts_early:
-            fresh = work_in_place(table, level_of(column, table))
-            early = work_of(admitted).since_each()
+            chosen = level_of(column, table)
+            fresh = in_place if chosen is None else total_work(table, chosen)
+            early = self._admitted.since_each
             # No faster than the server serves them.
             starts = Repeated(pace.starts_s(early), np.maximum(span_s, pace.busy_s(early)))
-        return Newcomer(
-            column, own, before, fresh, Repeated(later_s, span_s), starts, pace, job.ttft_s
-        )
+        return Newcomer(column, own, before, fresh, later, starts, pace, job.ttft_s)
 
     def _is_beyond(self, pace: Pace, now_s: float) -> Any:
         """Return, for the time since each admitted arrival, whether more work has come than the
@@ -161,9 +169,8 @@ class Overload:
         offered, came_s = self._offered, self._offered.came_s
         if not came_s.size:
             return np.zeros(0, bool)
-        places = np.searchsorted(came_s, self._admitted.came_s).clip(0, len(came_s) - 1)
-        chance = 2 / np.sqrt(np.arange(len(came_s), 0, -1))
-        busy_s = pace.busy_s(work_of(offered.table).since_each()) * (1 - chance)
+        places = np.maximum(self._admitted.numbers - offered.numbers[0], 0)
+        busy_s = pace.busy_s(offered.since_each) * _SURE[-len(came_s) :]
         return (busy_s >= _MARGIN * (now_s - came_s))[places]
 
     def refuses(
@@ -180,9 +187,10 @@ class Overload:
         self._num_admitted = self._num_admitted + (refusal is None) if is_strict else 0
         if refusal is not None and self._num_admitted >= FLOOR:
             refusal, self._num_admitted = None, 0
-        self._offered.add(newcomer.column)
+        self._num_offered += 1
+        self._offered.add(newcomer.column, self._num_offered)
         if refusal is None:
-            self._admitted.add(newcomer.column)
+            self._admitted.add(newcomer.column, self._num_offered)
             self._unfinished.put(job, newcomer.column)
             return None
         wait_s = max(refusal.predicted_s - refusal.limit_s, _LEAST_RETRY_S)

@@ -29,13 +29,6 @@ class Work(NamedTuple):
     def __add__(self, other: Iterable[Any]) -> Work:
         return Work(*map(add, self, other))
 
-    def sum(self) -> Work:
-        return Work(*(float(each.sum()) for each in self))
-
-    def since_each(self) -> Work:
-        """Return the sums over each job and those after it, but for the last two."""
-        return Work(*(each[::-1].cumsum()[::-1] for each in self[:4]))
-
 
 @dataclass(frozen=True, slots=True)
 class Pace:

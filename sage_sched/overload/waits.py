@@ -9,14 +9,18 @@ import numpy as np
 from sage_sched.distribution import Floats
 from sage_sched.overload.pace import Pace, Work
 
+# With 1, the first requests of a flood are admitted and then overtaken by many: of 30/s where 4/s
+# fit, 0.92 are good instead of 0.95. With 4, fewer are admitted, and hardly more of them are good.
+MOST_PERIODS = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
     """Work that the latest arrivals brought, and that the next ones are expected to bring again.
 
-    Each period of the past until now tells a rate. A rate is not extrapolated beyond its period: a
-    burst is no rate. So the most that any period tells counts. After a quiet time, periods that
-    begin with the rush tell its rate.
+    Each period of the past until now tells a rate. A rate is extrapolated to MOST_PERIODS times its
+    period, and no further: a burst is no rate. So the most that any period tells counts. After a
+    quiet time, periods that begin with the rush tell its rate.
 
     work_s: the work of the arrivals in each period. span_s: the periods' lengths, all above 0. Both
         have shape (periods,).
@@ -27,17 +31,17 @@ class Repeated:
 
     def within(self, seconds: float) -> float:
         """Return the work that arrives within this time."""
-        shares = np.minimum(seconds / self.span_s, 1.0)
+        shares = np.minimum(seconds / self.span_s, MOST_PERIODS)
         return float((self.work_s * shares).max(initial=0.0))
 
     def delayed_s(self, seconds: float) -> float:
         """Return how long this much work takes if what arrives meanwhile goes first."""
         if not seconds or not self.work_s.size:
             return seconds
-        # For each period it is the solution of t = seconds + work * min(1, t / span). These
-        # functions of t are concave, so the largest solution solves their maximum.
+        # For each period it is the solution of t = seconds + work * min(MOST_PERIODS, t / span).
+        # These functions of t are concave, so the largest solution solves their maximum.
         rest = np.maximum(1.0 - self.work_s / self.span_s, 1e-9)
-        return float(np.minimum(seconds / rest, seconds + self.work_s).max())
+        return float(np.minimum(seconds / rest, seconds + MOST_PERIODS * self.work_s).max())
 
 
 @dataclass(frozen=True, slots=True)

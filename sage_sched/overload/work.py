@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sage_sched.distribution import Floats
 from sage_sched.job import Job
@@ -28,7 +29,7 @@ _INTERVAL_TOKENS, _KEPT_S = 128, 0.25
 # Bounds the logarithm of an index, which may be infinite.
 _MOST_RISE = 100.0
 # The number of remembered arrivals, and of columns for unfinished jobs.
-_MOST = 512
+MOST = 512
 # Columns for more jobs are made when their number has changed by this share.
 _FEW = 1 / 32
 # From so many jobs is it learned how other step times change keys.
@@ -75,29 +76,45 @@ def ahead_of(place: Floats, table: Floats, *, ties: bool) -> tuple[Floats, Float
     return before * table[_JOBS], np.minimum(table[_MEAN], table[_QUANTUM] * rises)
 
 
-def level_of(place: Floats, table: Floats) -> Floats:
+def level_of(place: Floats, table: Floats) -> Floats | None:
     """Return the number of jobs in each column that may start with a newcomer: none of a worse
-    level."""
-    chosen: Floats = (table[_LEVEL] <= place[_LEVEL]) * table[_JOBS]
-    return chosen
+    level. None: all may."""
+    may = table[_LEVEL] <= place[_LEVEL]
+    return None if may.all() else may * table[_JOBS]
 
 
-def work_of(table: Floats, jobs: Floats | None = None, steps: Floats | None = None) -> Work:
-    """Return the work of each column, as arrays of shape (columns,).
+def work_of(column: Floats, *, in_place: bool) -> Work:
+    """Return the work of a job, to its end or while it keeps its place."""
+    steps, tokens = float(column[_QUANTUM if in_place else _MEAN]), float(column[_TOKENS])
+    kv = tokens + steps / 2
+    return Work(float(column[_PROMPT]), float(column[_PREFILLS]), steps, steps * kv, 1.0, kv)
 
-    jobs: how many of its jobs; all if left out. steps: the decode steps of each job; those to its
-    end if left out. Both have shape (columns,).
+
+def total_work(table: Floats, jobs: Floats | None, steps: Floats | None = None) -> Work:
+    """Return the sum of the work of columns.
+
+    jobs: how many of each column's jobs, None for all. steps: the decode steps of each job; those
+    while it keeps its place if left out. Both have shape (columns,).
     """
-    jobs = table[_JOBS] if jobs is None else jobs
-    steps = table[_MEAN] if steps is None else steps
-    taken, kv = jobs * steps, table[_TOKENS] + steps / 2
-    prompts_s, prefills = jobs * table[_PROMPT : _PREFILLS + 1]
-    return Work(prompts_s, prefills, taken, taken * kv, jobs, jobs * kv)
+    steps = table[_QUANTUM] if steps is None else steps
+    works = _works(table, table[_JOBS] if jobs is None else jobs, steps)
+    return Work(*np.add.reduce(works, axis=1).tolist())
 
 
-def work_in_place(table: Floats, jobs: Floats | None = None) -> Work:
-    """Return the sum of the work of jobs at their places; see work_of."""
-    return work_of(table, jobs, table[_QUANTUM]).sum()
+def work_since_each(table: Floats, jobs: Floats, steps: Floats) -> Work:
+    """Return the sums over each column and those after it; see total_work."""
+    return Work(*np.add.accumulate(_works(table, jobs, steps)[:, ::-1], axis=1)[:, ::-1])
+
+
+def _works(table: Floats, jobs: Floats, steps: Floats) -> Floats:
+    """Return the rows of Work, shape (6, columns)."""
+    works: Floats = np.empty((len(Work._fields), table.shape[1]))
+    works[:2] = table[_PROMPT : _PREFILLS + 1]
+    works[2], works[4] = steps, 1.0
+    kv = np.add(table[_TOKENS], steps / 2, out=works[5])
+    np.multiply(steps, kv, out=works[3])
+    works *= jobs
+    return works
 
 
 class Unfinished:
@@ -106,7 +123,7 @@ class Unfinished:
     def __init__(self) -> None:
         self._jobs: list[Job] = []
         self._place_of: dict[Job, int] = {}
-        self._table: Floats = np.zeros((NUM_ROWS, _MOST))
+        self._table: Floats = np.zeros((NUM_ROWS, MOST))
         # With what a job's column was made (_made_with). New jobs have none yet.
         self._made_with: dict[Job, tuple[int, int, int]] = {}
         self._new: dict[Job, None] = {}
@@ -141,7 +158,7 @@ class Unfinished:
             self._look(policy, step_time)
             self._merged = 0, self._table
         number = len(self._jobs)
-        if number <= _MOST:
+        if number <= MOST:
             return self._table[:, :number]
         if abs(number - self._merged[0]) > _FEW * number:
             self._merged = number, _merged(self._table[:, :number])
@@ -199,10 +216,10 @@ def _made_with(job: Job) -> tuple[int, int, int]:
 
 
 def _merged(table: Floats) -> Floats:
-    """Return a table of fewer columns for the same jobs, at least _MOST."""
+    """Return a table of fewer columns for the same jobs, at least MOST."""
     number = table.shape[1]
     order = np.lexsort((table[_KEY], table[_LEVEL]))
-    ends = np.linspace(0, number, _MOST + 1).astype(np.int64)
+    ends = np.linspace(0, number, MOST + 1).astype(np.int64)
     jobs = np.diff(ends)
     merged: Floats = np.add.reduceat(table[:, order], ends[:-1], axis=1) / jobs
     # All of them go before a newcomer if the last does.
@@ -215,16 +232,33 @@ class Arrivals:
     """Remembers the latest arrivals, from which the next arrivals are predicted."""
 
     def __init__(self) -> None:
-        self._table: Floats = np.zeros((NUM_ROWS, 2 * _MOST))
+        self._table: Floats = np.zeros((NUM_ROWS, 2 * MOST))
+        self._numbers = np.zeros(2 * MOST, np.int64)
+        # The sums of the work before each column and, at the end, of all.
+        self._sums: Floats = np.zeros((len(Work._fields), 2 * MOST + 1))
         self._first = self._end = 0
 
-    def add(self, column: Floats) -> None:
-        if self._end == 2 * _MOST:
-            self._table[:, :_MOST] = self._table[:, _MOST:]
-            self._first, self._end = self._first - _MOST, _MOST
-        self._table[:, self._end] = column
+    def add(self, column: Floats, number: int) -> None:
+        """number: its number among all arrivals."""
+        if self._end == 2 * MOST:
+            self._table[:, :MOST] = self._table[:, MOST:]
+            self._numbers[:MOST] = self._numbers[MOST:]
+            self._first, self._end = self._first - MOST, MOST
+            self._sum()
+        self._table[:, self._end], self._numbers[self._end] = column, number
+        self._sums[:, self._end + 1] = self._sums[:, self._end] + work_of(column, in_place=False)
         self._end += 1
-        self._first = max(self._first, self._end - _MOST)
+        self._first = max(self._first, self._end - MOST)
+
+    def revise(self, rise: float, step_time: StepTime) -> None:
+        """Make columns fit other step times. rise: by how much keys have risen."""
+        revise(self.table, rise, step_time)
+        self._sum()
+
+    def _sum(self) -> None:
+        table, sums = self.table, self._sums[:, self._first : self._end + 1]
+        sums[:, 0] = 0.0
+        np.add.accumulate(_works(table, table[_JOBS], table[_MEAN]), axis=1, out=sums[:, 1:])
 
     def clear(self) -> None:
         """Forget all arrivals, because the server is idle."""
@@ -234,6 +268,16 @@ class Arrivals:
     def table(self) -> Floats:
         """The columns, in order of arrival."""
         return self._table[:, self._first : self._end]
+
+    @property
+    def numbers(self) -> NDArray[np.int64]:
+        """Their numbers among all arrivals, ascending."""
+        return self._numbers[self._first : self._end]
+
+    @property
+    def since_each(self) -> Work:
+        """The work of each and those after it."""
+        return Work(*(self._sums[:, self._end, None] - self._sums[:, self._first : self._end]))
 
     @property
     def came_s(self) -> Floats:
