@@ -60,12 +60,13 @@ class Adapters:
     A request of a better priority is not swapped out for another.
 
     plan_by_s: when the next plan is due, by SchedulerView.now_s.
-    saw_any: whether a request for an adapter has come. Only then is the clock needed.
+    saw_any: whether a request for an adapter has come.
+    needs_clock: whether an adapter waits for a slot.
     """
 
     def __init__(self) -> None:
         self.plan_by_s = math.inf
-        self.saw_any = False
+        self.saw_any = self.needs_clock = False
         self._waiting: dict[str, dict[Job, None]] = {}
         self._turn: _Turn | None = None
         # When the last turn ended, or an adapter without a slot was first seen; and when the next
@@ -127,7 +128,7 @@ class Adapters:
             return []
         loaded = _on_device(view)
         if not loaded:  # the next job that enters takes its slot
-            self._turn, self._since_s = None, math.inf
+            self._turn, self._since_s, self.needs_clock = None, math.inf, False
             return []
         if self._turn is None:
             self._turn = self._begun(loaded, view)
@@ -141,9 +142,12 @@ class Adapters:
             if name not in loaded and not view.fits_adapters({*loaded, name})
         ]
         if not cold:
-            self._since_s, self._rest_s = math.inf, _REST_S
+            self._since_s, self._rest_s, self.needs_clock = math.inf, _REST_S, False
             return None
         now_s = view.now_s
+        if not self.needs_clock:  # the clock may have stood still until now
+            self.needs_clock, self.plan_by_s = True, now_s
+            return None
         if self._since_s == math.inf:
             self._since_s, self._next_s = now_s, now_s + self._rest_s
         if now_s < self._next_s:

@@ -37,15 +37,21 @@ class Limits:
     def needs_clock(self) -> bool:
         """Whether any of them reads SchedulerView.now_s or Job.arrival_s."""
         has_sessions = self.sessions is not None and self.sessions.saw_any
-        has_any = has_sessions or self.adapters.saw_any
+        has_any = has_sessions or self.adapters.needs_clock
         return has_any or self.overload.config.enabled or self.swap_out.needs_clock
 
-    def arrived(self, job: Job) -> None:
-        """Note that a job has arrived, or that these limits apply to it because the policy was
-        switched."""
+    def arrived(self, job: Job, before: Limits | None = None) -> None:
+        """Note that a job has arrived, or that these limits apply to it because the settings have
+        changed.
+
+        before: the limits until then. What they have in common with these knows the job.
+        """
         self.adapters.arrived(job)
-        self.overload.arrived(job)
-        if self.sessions is not None and job.hints.session:
+        if before is None or self.overload is not before.overload:
+            self.overload.arrived(job)
+        if self.sessions is None or not job.hints.session:
+            return
+        if before is None or self.sessions is not before.sessions:
             self.sessions.came(job.hints.session, job.arrival_s)
 
     def prefilled(self, num_requests: int, num_tokens: int, num_pairs: float) -> None:

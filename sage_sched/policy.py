@@ -85,6 +85,11 @@ class Policy(ABC):
         self.queue = WaitingQueue()
         self._kept = indices
 
+    def takes_over(self, before: Policy) -> None:
+        """Take over what another policy has counted, if it counts alike. Called after a change of
+        settings, before the jobs arrive here."""
+        return
+
     def on_arrival(self, job: Job) -> bool:
         """Note that a job has arrived; return whether the policy can rank it. If not, the job is
         ordered by arrival."""

@@ -35,6 +35,10 @@ class SwapOutBound:
         # For jobs that have passed the bound, the age at which they may be preempted again.
         self._stays_until: dict[Job, int] = {}
 
+    def is_like(self, other: SwapOutBound) -> bool:
+        """Whether the other bounds the same time."""
+        return self._most_s == other._most_s
+
     @property
     def needs_clock(self) -> bool:
         """Whether any job is swapped out, so that its time must be measured."""

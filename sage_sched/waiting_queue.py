@@ -157,6 +157,14 @@ class WaitingQueue:
         self.begun.pop(job, None)
         return True
 
+    def disband(self) -> None:
+        """Let all jobs go, because another queue takes them. The interleaving and the adapters,
+        which may stay, forget them."""
+        for job in [*self._entries, *self._coming]:
+            if self._remove(job):
+                self.interleaving.left(job)
+                self.adapters.left(job)
+
     def take_joined(self) -> list[Job]:
         """Return the jobs that have joined since the last call and still wait."""
         joined, self.joined = self.joined, []

@@ -122,16 +122,19 @@ class Jobs(Listener):
     def switched(
         self, name: str, policy: Policy, limits: Limits, unfinished: Sequence[Req]
     ) -> None:
-        """Let the policy rank all requests."""
+        """Let a new policy rank all requests, and new limits know them."""
+        is_new, before = policy is not self._policy, self._limits
         self._settle_all()
         self._policy, self._limits = policy, limits
         self._undated.clear()
         for req in unfinished:
             job = req.sage.job
-            job.forget_policy()
             job.is_pinned = self._is_pinned(req)
-            limits.arrived(job)
-            self._rank(job)
+            if is_new:
+                job.forget_policy()
+            limits.arrived(job, before)
+            if is_new:
+                self._rank(job)
             if self._needs_clock:
                 self._undated.append((job, req))
 

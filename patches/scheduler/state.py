@@ -84,7 +84,7 @@ class SchedulerState:
         )
         self.settings = Settings(scheduler.schedule_policy, config)
         self.policy = self.policy_of(self.settings)
-        self.limits = self.limits_of(self.settings, self.policy)
+        self.limits = self.settings.limits(self.policy)
         _warn_of_tpot(scheduler, config)
         self.headroom = Headroom(
             0, scheduler.page_size, scheduler.max_total_num_tokens, self._server.reserve_tokens
@@ -126,16 +126,17 @@ class SchedulerState:
         preemption = self.preemption
         return self._server if preemption is None else preemption.priced(self._server)
 
-    def policy_of(self, settings: Settings) -> Policy:
-        """Make the policy of these settings; first come, first served for one of SGLang's own.
-        Raises the policy's errors if it cannot be set up."""
+    def policy_of(self, settings: Settings, present: Policy | None = None) -> Policy:
+        """Return the policy of these settings; first come, first served for one of SGLang's own.
+        Raises the policy's errors if it cannot be set up.
+
+        present: the policy of the present settings, which is kept if they hardly differ.
+        """
+        if present is not None and settings.keeps_policy_of(self.settings):
+            return present
         if settings.is_stock:
             return FcfsFill(NoParameters(), self._server)
         return policy_named(settings.schedule_policy, settings.config.policy, self._server)
-
-    def limits_of(self, settings: Settings, policy: Policy) -> Limits:
-        """Return the limits of these settings; none if SGLang orders and admits by itself."""
-        return Limits() if settings.is_stock else settings.config.limits(policy)
 
     def switch(self, settings: Settings, policy: Policy, unfinished: Sequence[Req]) -> None:
         """Use these settings and their policy from now on. All ranks call this between the same two
@@ -143,8 +144,13 @@ class SchedulerState:
 
         unfinished: all unfinished requests, by arrival.
         """
+        is_new = policy is not self.policy
+        limits = settings.limits_after(self.settings, self.limits, policy, is_new_policy=is_new)
+        if is_new:
+            self.policy.queue.disband()
+            policy.takes_over(self.policy)
+        self.limits = limits
         self.settings, self.policy = settings, policy
-        self.limits = self.limits_of(settings, policy)
         self.num_arrivals_planned = -1
         self._num_switches += 1
         self.last_preemption = preemption_of(self._scheduler, settings, self.last_preemption)

@@ -11,6 +11,8 @@ from typing import Any, Self
 from sage_sched.app.config import SageConfig, require_predicts_waits
 from sage_sched.app.registry import SGLANG_POLICIES, policy_names, policy_type, section_of
 from sage_sched.fields import ConfigError, require_known
+from sage_sched.limits import Limits
+from sage_sched.policy import Policy
 
 # SGLang's own policies that a server can switch to. Its scheduler does not know "priority", and
 # "random" draws on each rank from a state that may already differ.
@@ -48,6 +50,43 @@ class Settings:
     def is_stock(self) -> bool:
         """Whether SGLang orders and admits by itself."""
         return self.schedule_policy in STOCK_POLICIES
+
+    def keeps_policy_of(self, before: Settings) -> bool:
+        """Whether the policy that was made for other settings fits these too."""
+        if self.is_stock or self.schedule_policy != before.schedule_policy:
+            return self.schedule_policy == before.schedule_policy
+        return self._parameters() == before._parameters()
+
+    def _parameters(self) -> object:
+        """Return the parameters of a policy of ours."""
+        name = self.schedule_policy
+        given = self.config.policy.get(section_of(name))
+        return policy_type(name).Parameters() if given is None else given
+
+    def limits(self, policy: Policy) -> Limits:
+        """Return the limits of these settings; none if SGLang orders and admits by itself."""
+        return Limits() if self.is_stock else self.config.limits(policy)
+
+    def limits_after(
+        self, before: Settings, present: Limits, policy: Policy, *, is_new_policy: bool
+    ) -> Limits:
+        """Return the limits of these settings. They have those parts of the present limits that the
+        change does not concern, with all that they have learned.
+
+        before: the settings of the present limits.
+        is_new_policy: whether the policy has changed. Overload ranks requests by its keys.
+        """
+        limits = self.limits(policy)
+        if self.is_stock or before.is_stock:
+            return limits
+        limits.interleaving, limits.adapters = present.interleaving, present.adapters
+        if self.config.overload == before.config.overload and not is_new_policy:
+            limits.overload = present.overload
+        if limits.swap_out.is_like(present.swap_out):
+            limits.swap_out = present.swap_out
+        if type(limits.sessions) is type(present.sessions):
+            limits.sessions = present.sessions
+        return limits
 
     def changed(self, changes: object) -> Self:
         """Return a copy with some settings changed.

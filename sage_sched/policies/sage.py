@@ -60,6 +60,10 @@ class Sage(Policy):
         self._starts = Starts(parameters.ttft_ms / 1e3, self._indices)
         self._starvation = StarvationBound(parameters.regret)
 
+    def takes_over(self, before: Policy) -> None:
+        if isinstance(before, Sage) and before.parameters.regret == self.parameters.regret:
+            self._starvation = before._starvation
+
     def on_arrival(self, job: Job) -> bool:
         self._starvation.arrived(job)
         return self._indices.rank(job)

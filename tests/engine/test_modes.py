@@ -254,8 +254,8 @@ def streamed(server: Answering, num_tokens: int, body: Mapping[str, Any]) -> Str
     sampling = {"temperature": 0, "max_new_tokens": num_tokens, "ignore_eos": True}
     asked = {**body, "stream": True, "sampling_params": sampling | body.get("sampling_params", {})}
     got = requests.post(f"{server.url}/generate", json=asked, stream=True, timeout=300)
-    lines = [line.removeprefix(b"data: ") for line in got.iter_lines() if line]
-    events = [json.loads(line) for line in lines if line != b"[DONE]"]
+    lines = [line.partition(b"data: ")[2] for line in got.iter_lines()]
+    events = [json.loads(line) for line in lines if line not in (b"", b"[DONE]")]
     about = [event["meta_info"] for event in events]
     num_states = [sum(map(len, each["hidden_states"])) for each in about if "hidden_states" in each]
     ids = [event["output_ids"] for event in events]

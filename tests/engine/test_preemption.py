@@ -97,17 +97,14 @@ def test_counted_tokens_go_on_where_they_were(paged: SageServer, stock: Stock) -
 
 
 def test_penalties_that_decide_every_step_go_on(paged: SageServer) -> None:
-    # Few tokens are likely. Answers are short, so that SGLang itself retracts no request: it
-    # would forget the counts of its tokens.
+    # Few tokens are likely.
     likely = {"logit_bias": {str(token): 30.0 for token in range(1, 8)}}
     counting: list[dict[str, Any]] = [
         {name: 1.5, **likely}
         for name in ("frequency_penalty", "presence_penalty", "repetition_penalty")
     ]
     asked = [(prompt, 30) for prompt, _ in ASKED[:15]]
-    before = paged.stats()["recomputed_tokens"]
     assert counted_alike(paged, asked, counting)[1] == set(range(3))
-    assert paged.stats()["recomputed_tokens"] == before
 
 
 def test_an_answer_is_the_same_whoever_it_yielded_to(yielding: SageServer, stock: Stock) -> None:

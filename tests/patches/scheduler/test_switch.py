@@ -99,7 +99,7 @@ def test_a_stock_policy_reserves_what_the_flag_says(server: Server) -> None:
         ({"schedule_policy": "trail"}, "none was loaded at the start (probe.file)"),
         ({"schedule_policy": "shortest-prefill-first"}, "it needs prefix caching"),
         ({"store": {"capacity": 5}}, "store cannot change while the server runs"),
-        ({"policy": {"sage": {}}}, "cannot be set up: a bug"),
+        ({"policy": {"sage": {"regret": 3}}}, "cannot be set up: a bug"),
     ],
 )
 def test_a_refused_value_changes_nothing(
@@ -114,6 +114,55 @@ def test_a_refused_value_changes_nothing(
     assert json.loads(answer.settings) == before
     assert (req.sage.job.memo, server.state.policy) == (memo, policy)
     assert server.stats()["num_switches"] == 0
+
+
+_PARTS = ("interleaving", "adapters", "swap_out", "overload", "sessions")
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_new"),
+    [
+        ({"preemption": {"enabled": False}}, set()),
+        ({"policy": {"sage": {}}}, set()),
+        ({"decode": {"max_gap_ms": 500.0}}, set()),
+        ({"decode": {"max_swapped_ms": 500.0}}, {"swap_out"}),
+        ({"overload": {"enabled": True, "max_ttft_ms": 500.0}}, {"overload"}),
+        ({"policy": {"sage": {"ttft_ms": 500.0}}}, {"policy", "overload"}),
+        ({"schedule_policy": "ssjf"}, {"policy", "overload", "sessions"}),
+        ({"schedule_policy": "fcfs"}, {"policy", *_PARTS}),
+    ],
+)
+def test_what_a_change_does_not_concern_keeps_what_it_has_learned(
+    server: Server, changes: Any, is_new: set[str]
+) -> None:
+    def parts() -> dict[str, object]:
+        limits = {name: getattr(server.state.limits, name) for name in _PARTS}
+        return {"policy": server.state.policy, **limits}
+
+    server.queue(make_request([50] * 9, hints=Hints(tenant="a", shares_fairly=True)))
+    server.state.plan(server.scheduler.running_batch)
+    before = parts()
+    assert not change(server, changes).refusal
+    after = parts()
+    assert {name for name in before if after[name] is not before[name]} == is_new
+    # The new queue and the kept limits know the requests once.
+    server.state.plan(server.scheduler.running_batch)
+    server.scheduler.waiting_queue.clear()
+    server.state.plan(server.scheduler.running_batch)
+    assert server.stats()["num_policy_errors"] == 0
+
+
+@pytest.mark.parametrize(("changes", "counts"), [({"ttft_ms": 5.0}, True), ({"regret": 9}, False)])
+def test_a_starvation_bound_counts_on_with_other_parameters(
+    server: Server, changes: Any, counts: bool
+) -> None:
+    early, late = server.queue(make_request([50] * 9), make_request([50] * 9))
+    server.state.plan(server.scheduler.running_batch)
+    for job in (late.sage.job, server.state.jobs):  # it overtakes the first
+        job.served_tokens += 9_000_000
+    assert not change(server, {"policy": {"sage": changes}}).refusal
+    server.state.plan(server.scheduler.running_batch)
+    assert early.sage.job.passed_starvation_bound == counts
 
 
 def test_any_error_is_survived(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
