@@ -125,8 +125,8 @@ def test_many_engines_apart_have_dispatchers_and_first_tokens_are_counted(tmp_pa
     ("name", "load", "wanted"),
     [
         ("best-effort", {}, "e2e80162"), ("gaps", {}, "9bec06df"),
-        ("slo", {"rate": "5"}, "aff2c7a8"), ("urgency", {"rate": "3"}, "305382d0"),
-        ("agents", {"rate": "0.5", "workload": {"name": "agents", "max_steps": 2}}, "866a60ce"),
+        ("slo", {"rate": "5"}, "cc2faa92"), ("urgency", {"rate": "3"}, "305382d0"),
+        ("agents", {"rate": "0.5", "workload": {"name": "agents", "max_steps": 2}}, "6ee4348d"),
         ("cluster", {"rate": "2", "workload": {"name": "agents", "max_steps": 2}}, "e2588e61"),
     ],
 )  # fmt: skip
