@@ -161,5 +161,7 @@ def _preset(
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _HOST = _TABLES.pop("host")
 PRESETS = {name: _preset(**{"host": _HOST, **table}) for name, table in _TABLES.items()}
+# For servers whose host is not known.
+USUAL_HOST = Host(**_HOST)
 H800_QWEN3_32B = PRESETS["h800-qwen3-32b"]
 H800_80GB_QWEN3_32B = PRESETS["h800-80gb-qwen3-32b"]

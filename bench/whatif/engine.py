@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.simulator.presets import PRESETS, Engine
+from bench.simulator.host import Host
+from bench.simulator.presets import PRESETS, USUAL_HOST, Engine
 from bench.simulator.stock import STOCK
 from bench.workloads.prompts import WorkloadError
 from predictor_store.ask_server import ask
@@ -19,6 +20,8 @@ from sage_sched.steps import StepTime
 
 # Host memory to GPU: PCIe 4 x16, where kernels reach 25 of 32 GB/s.
 _HOST_BANDWIDTH = 25e9
+# Fewer plans or moves than this say nothing about their times.
+_FEWEST = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,7 @@ def of_info(info: Any, step_time: StepTime | None, source: str) -> OwnServer:
         sage = state.get("sage") or {}
         learned, by = _step_time(sage, step_time, source)
         pool_tokens, page = int(info["max_total_num_tokens"]), int(info.get("page_size") or 1)
+        swap_token_s = _swap_token_s(sage, state, pool_tokens)
         engine = Engine(
             step_time=learned,
             kv_pool_tokens=pool_tokens // page * page,
@@ -83,7 +87,8 @@ def of_info(info: Any, step_time: StepTime | None, source: str) -> OwnServer:
             max_prefill_tokens=int(info["max_prefill_tokens"]),
             schedule_conservativeness=float(info.get("schedule_conservativeness", 1.0)),
             mixed_chunk=bool(info.get("enable_mixed_chunk")),
-            swap_token_s=_swap_token_s(sage, state, pool_tokens),
+            swap_token_s=swap_token_s,
+            host=_host(sage, swap_token_s),
             **_host_memory(sage),
         )
         policy = str(info["schedule_policy"])
@@ -135,6 +140,20 @@ def _swap_token_s(sage: Mapping[str, Any], state: Mapping[str, Any], pool_tokens
         return float(measured_us) / 1e6
     kv_gb = float(state.get("memory_usage", {}).get("kvcache") or 0.0)
     return kv_gb * 1e9 / max(1, pool_tokens) / _HOST_BANDWIDTH
+
+
+def _host(sage: Mapping[str, Any], swap_token_s: float) -> Host:
+    """Return the host by the server's own plans and moves, as far as it reports them."""
+    found, host = sage.get("preemption") or {}, USUAL_HOST
+    if sage.get("num_passes", 0) >= _FEWEST:
+        host = replace(host, plan_s=float(sage["mean_pass_ms"]) / 1e3)
+    num_out = found.get("num_preemptions", 0) - found.get("num_left_in_tree", 0)
+    num_moves = num_out + found.get("num_resumed", 0)
+    if num_moves >= _FEWEST and found.get("host_pool_tokens"):
+        token_bytes = found["host_pool_gib"] * 2**30 / found["host_pool_tokens"]
+        of_bytes_s = found["swapped_bytes"] / token_bytes * swap_token_s
+        host = replace(host, move_s=max(0.0, found["swapped_s"] - of_bytes_s) / num_moves)
+    return host
 
 
 def _host_memory(sage: Mapping[str, Any]) -> dict[str, Any]:
