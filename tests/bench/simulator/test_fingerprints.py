@@ -50,4 +50,4 @@ def test_metrics_are_as_recorded() -> None:
          each.good_share(0.5, 0.05))
         for each in views
     ]  # fmt: skip
-    assert [*map(fingerprint, found)] == ["e62ab521", "e86e1a4f", "947eee12", "3ae3175a"]
+    assert [*map(fingerprint, found)] == ["e62ab521", "3c19b413", "e7375ac4", "b01bbf1d"]
