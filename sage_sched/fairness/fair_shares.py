@@ -71,17 +71,8 @@ class FairShares(Interleaving):
     ) -> Iterator[Job | None]:
         """Return the jobs. The places of a class that shares fairly go to its tenants in turn."""
         if not self._service.any_waits:
-            return super().in_turns(entries, first_arrival, moving, num_ahead, skips)
-        return self._in_turns(entries, first_arrival, moving, num_ahead, skips)
-
-    def _in_turns(
-        self,
-        entries: Iterable[Entry],
-        first_arrival: int,
-        moving: Iterable[Entry],
-        num_ahead: Callable[[Entry, Entry], int],
-        skips: Callable[[Job], bool],
-    ) -> Iterator[Job | None]:
+            yield from super().in_turns(entries, first_arrival, moving, num_ahead, skips)
+            return
         by_tenant = self._by_tenant
         sharing = [each for each in moving if _shares(each)]
         if sharing:
