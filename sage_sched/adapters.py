@@ -98,10 +98,11 @@ class Adapters:
         return lambda job: not has_slot(job)
 
     def has_slot(self, view: SchedulerView, *, in_order: bool = False) -> Callable[[Job], bool]:
-        """Return a function that tells whether a waiting job's adapter may run beside those on the
-        device.
+        """Return a function that tells whether a waiting job's adapter may run now, beside the
+        adapters on the device.
 
-        in_order: beside those of all jobs, too, for which the function has returned true.
+        in_order: whether the function is called with jobs in the order in which they enter. Then
+            the adapters of earlier jobs that may run count too.
         """
         if not self.saw_any:
             return lambda job: True

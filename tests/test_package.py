@@ -153,7 +153,7 @@ def test_a_user_has_packages_of_the_same_names(
 
 
 def test_a_wheel_has_no_module_of_ours_under_its_old_name(built: tuple[Path, Path]) -> None:
-    """In code: a docstring may say what it likes."""
+    """Docstrings may name them. Code may not."""
     with zipfile.ZipFile(built[1]) as wheel:
         for name in wheel.namelist():
             if not name.endswith(".py"):

@@ -27,8 +27,8 @@ _FAR_OFF = 0.15
 class Answer:
     """How a log fares under several policies.
 
-    tables: comparisons, by what was supposed about caps. If the log has caps, there is one, named
-        "". If not, there are two, the less flattering first.
+    tables: comparisons, by the assumption about caps. If the log has caps, there is one, named "".
+        If not, there are two, the less flattering first.
     notes: the facts on which the answer rests, and cautions, as text.
     multiples: of the log's rate. good: by policy, the share of good requests at each multiple, with
         the caps of the first table.

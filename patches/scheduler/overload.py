@@ -106,7 +106,7 @@ class OverloadGate(Listener):
         state.limits.overload.found(job, *found, state.policy, state.server)
 
     def _any_waits(self, came_s: float | None) -> bool:
-        """Whether a request waits that belongs to another API call than the one that came then.
+        """Whether a request waits that came by another API call than the one of came_s.
 
         The prompts of a long list come one after another. Until the next broadcast the queue only
         grows, so each of them looks only at what has come since the one before.

@@ -1,4 +1,4 @@
-"""The demo on hosts of any speed: what it runs, what it says, and that it always ends well."""
+"""The demo ends with a report on hosts of any speed, and says which runs it made."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Random traffic on random engines, simulated: `python -m tests.bench.simulator.fuzz`.
 
-Pools, pages, chunks and step times are small or large, hints and settings extreme, predictions
-wrong; requests have adapters and sessions, share prefixes and follow one another; the policy
-changes on the way. What must hold is in invariants.py. Here are two more: under sage each job
-passes the starvation bound at the pass that sage_sched.starvation_bound says, by an account that
-forgets nothing; and a run ends within so many events as its tokens allow.
+Pools, pages, chunks and step times are small or large. Hints and settings are extreme, and
+predictions wrong. Requests have adapters and sessions, share prefixes, and follow one another. The
+policy changes on the way. The invariants are in invariants.py, and here are two more. Under sage,
+each job passes the starvation bound at the pass that sage_sched.starvation_bound says, by an
+account that forgets nothing. A run ends within the number of events that its tokens allow.
 """
 
 from __future__ import annotations

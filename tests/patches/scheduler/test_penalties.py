@@ -29,7 +29,7 @@ SAMPLING: tuple[dict[str, Any], ...] = (
 
 
 class Batch(SimpleNamespace):
-    """What is read of SGLang's batch, with its requests."""
+    """The attributes of SGLang's batch that our code reads."""
 
 
 def batch(said: tuple[list[int], ...], sampling: tuple[dict[str, Any], ...], **more: Any) -> Batch:
