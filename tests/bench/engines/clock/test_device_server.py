@@ -10,6 +10,7 @@ import pytest
 from bench.experiment.run import run
 from bench.experiment.spec import Experiment, Load, Options
 from bench.policies.arm import Arm
+from bench.simulator.host import NO_HOST
 from bench.simulator.presets import PRESETS
 from bench.simulator.result import alone_s
 from bench.workloads import chats
@@ -23,6 +24,7 @@ SLOW = {
     "kv_pool_tokens": 4096,
     "max_running_requests": 8,
     "swap_token_s": 5e-5,
+    "host": NO_HOST,
 }
 LONGEST_STEP_S = 0.3
 PRESET = "h800-qwen3-32b"
