@@ -22,6 +22,7 @@ from bench.experiment.spec import TUNED, Experiment, Options
 from bench.policies.arm import Arm
 from bench.simulator.pool import OutOfMemoryError
 from bench.simulator.result import Result, Served
+from bench.workloads.arrivals import QUIET_S, RUSH
 from bench.workloads.source import Purpose
 from bench.workloads.sources import check_data
 from sage_sched.fields import ConfigError
@@ -220,6 +221,9 @@ def measured(served: Served, columns: Iterable[str], loaded: Loaded) -> dict[str
     is_simulated = isinstance(served, Result)
     if tuple(load.measured) != (0.0, 1.0):
         served = served.arrived_within(*load.measured)
+        metrics |= served.metrics()
+    if load.arrivals == RUSH:
+        served = served.arrived_after(QUIET_S)
         metrics |= served.metrics()
     metrics["good_share"] = served.good_share(load.ttft_slo_ms / 1e3, load.tpot_slo_ms / 1e3)
     came_s = float(served.arrival_s.max() - served.arrival_s.min())

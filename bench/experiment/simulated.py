@@ -25,9 +25,11 @@ from bench.simulator.state import Options
 from bench.workloads.arrivals import (
     RECORDED,
     RECORDING,
+    RUSH,
     arrivals_of,
     num_requests_of,
     requests_per_s,
+    rush_arrivals,
     trace_arrivals,
 )
 from bench.workloads.datasets import given
@@ -97,6 +99,8 @@ class Loaded:
     def arrivals_s(self, seed: int) -> NDArray[np.float64]:
         """Return the times at which requests come."""
         load = self.load
+        if load.arrivals == RUSH:
+            return rush_arrivals(self.rate_per_s, self.saturated.capacity * load.nodes, seed)
         number = load.num_requests
         if number is None:
             service_s = self.saturated.service_s if load.arrivals == "sustained" else 0.0

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from bench.policies.arm import Arm
 from bench.simulator.presets import PRESETS, Engine
-from bench.workloads.arrivals import LOADS, RECORDED, requests_per_s
+from bench.workloads.arrivals import LOADS, RECORDED, RUSH, requests_per_s
 from sage_sched.fields import ConfigError, hints_of, parse_section, require, require_known
 
 FOLDER = Path(__file__).parents[1] / "experiments"
@@ -28,7 +28,7 @@ class Load:
     workload: a name of bench.workloads.sources, or a table of it and its options.
     rate: requests per second, or "2x" for twice the rate that capacity_by sustains.
     mix: the loads of one mix differ only in their rate.
-    arrivals: one of bench.workloads.arrivals.LOADS, or RECORDED.
+    arrivals: one of bench.workloads.arrivals.LOADS, RECORDED, or RUSH.
     num_requests: the requests of a run; None: as many as the kind of arrivals has.
     preset, engine: the preset of the engine, and the fields that differ from it.
     nodes: the number of engines.
@@ -72,7 +72,7 @@ class Load:
         load: Self = parse_section(cls, where, given, name=name)
         require_known({load.preset: None}, PRESETS, f"preset of {where}")
         require_known(
-            {load.arrivals: None}, dict.fromkeys((*LOADS, RECORDED)), f"arrivals of {where}"
+            {load.arrivals: None}, dict.fromkeys((*LOADS, RECORDED, RUSH)), f"arrivals of {where}"
         )
         require_known(load.engine, hints_of(Engine), f"field of {where}.engine")
         requests_per_s(load.rate, 1.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import numpy as np
@@ -160,6 +160,10 @@ class Served:
         """Return the requests between two shares of all arrivals, such as 0.2 and 0.8."""
         places = np.argsort(np.argsort(self.arrival_s, kind="stable")) / len(self.arrival_s)
         return self._of((first <= places) & (places < last))
+
+    def arrived_after(self, seconds: float) -> Served:
+        """Return the requests that came after a time, with all refused ones."""
+        return replace(self._of(self.arrival_s >= seconds), num_refused=self.num_refused)
 
     def _of(self, chosen: NDArray[np.bool_]) -> Served:
         arrays = {

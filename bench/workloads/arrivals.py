@@ -20,6 +20,10 @@ LOADS = ("pulse", "sustained", "bursts", "crowds", "batch")
 # An experiment may use this too: a stretch of the arrival times in RECORDING.
 RECORDED = "recorded"
 RECORDING = "trace_azure2023_conv.jsonl.gz"
+# And this: Poisson arrivals for QUIET_S at QUIET_RATIO of the capacity, then for RUSH_S at the
+# rate. Results cover only the latter.
+RUSH = "rush"
+QUIET_RATIO, QUIET_S, RUSH_S = 0.2, 3600.0, 60.0
 CROWD = 40
 PULSE_REQUESTS = 300
 # The length of a sustained load, in service times of a full server. If a request waits for one
@@ -57,6 +61,15 @@ def poisson_arrivals(num_requests: int, seed: int) -> NDArray[np.float64]:
     (num_requests,)."""
     gaps = np.random.default_rng([seed, 1]).exponential(1.0, num_requests)
     return np.asarray(np.cumsum(gaps) - gaps[0])
+
+
+def rush_arrivals(rate_per_s: float, capacity: float, seed: int) -> NDArray[np.float64]:
+    """Return the times of RUSH in seconds, ascending. capacity: in requests per second."""
+    quiet_per_s = QUIET_RATIO * capacity
+    num_quiet, num_rush = math.ceil(quiet_per_s * QUIET_S), math.ceil(rate_per_s * RUSH_S)
+    times = poisson_arrivals(num_quiet + num_rush, seed)
+    quiet_s, rush_s = times[:num_quiet] / quiet_per_s, times[num_quiet:] - times[num_quiet]
+    return np.concatenate((quiet_s[quiet_s < QUIET_S], QUIET_S + rush_s / rate_per_s))
 
 
 def trace_arrivals(path: Path, num_requests: int, seed: int) -> NDArray[np.float64]:
