@@ -225,7 +225,8 @@ def measured(served: Served, columns: Iterable[str], loaded: Loaded) -> dict[str
     if load.arrivals == RUSH:
         served = served.arrived_after(QUIET_S)
         metrics |= served.metrics()
-    metrics["good_share"] = served.good_share(load.ttft_slo_ms / 1e3, load.tpot_slo_ms / 1e3)
+    slo_s = load.ttft_slo_ms / 1e3, load.tpot_slo_ms / 1e3
+    metrics["good_share"] = served.good_share(*slo_s)
     came_s = float(served.arrival_s.max() - served.arrival_s.min())
     metrics["good_per_s"] = metrics["good_share"] * len(served.arrival_s) / max(came_s, 1e-9)
     if is_simulated:
@@ -239,7 +240,8 @@ def measured(served: Served, columns: Iterable[str], loaded: Loaded) -> dict[str
     for column in columns:
         base, _, classes = column.partition(":")
         if classes and set(wanted := classes.split("+")) & set(served.class_names):
-            metrics[column] = served.only(wanted).metrics()[base]
+            some = served.only(wanted)
+            metrics[column] = (some.metrics() | {"good_share": some.good_share(*slo_s)})[base]
     return of_metrics(metrics, columns)
 
 

@@ -213,6 +213,22 @@ def load_reasoning(folder: Path) -> Workload:
     )
 
 
+def load_shift(folder: Path) -> Workload:
+    """Return chat prompts with the lengths of CHAT_MODEL's own answers, and the prompts of
+    load_reasoning."""
+    chats = [
+        WorkloadRequest(row["prompt"], min(row["output_tokens"], _MOST_TOKENS), "chat")
+        for row in rows_of(folder, "alpaca_eval", prompt=str, model=str, output_tokens=int)
+        if row["model"] == CHAT_MODEL and row["output_tokens"] >= 1
+    ]
+    reasoning = load_reasoning(folder)
+    return Workload.split(
+        [*chats, *reasoning.history, *reasoning.evaluation],
+        f"AlpacaEval, each with the length of {CHAT_MODEL}'s own answer; "
+        f"and {reasoning.description}",
+    )
+
+
 def _quantiles(folder: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return levels and lengths: the mean of all clients and times of day, with equal weights."""
     rows = [

@@ -39,6 +39,7 @@ _OF_DATA: dict[str, Callable[[Path], Workload]] = {
     "repeated": datasets.load_repeated,
     "reasoning": datasets.load_reasoning,
     "samples": datasets.load_samples,
+    "shift": datasets.load_shift,
 }
 _GENERATED: dict[str, Callable[[], Workload]] = {
     "chats": chats.answered,

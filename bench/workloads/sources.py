@@ -13,6 +13,7 @@ from bench.workloads.catalogue import files_of
 from bench.workloads.datasets import given
 from bench.workloads.lengths import RECORDINGS, WithDeadlines
 from bench.workloads.prompt_source import WORKLOADS, Prompts
+from bench.workloads.shift import Shift
 from bench.workloads.source import Source
 from bench.workloads.triage import Urgent
 from bench.workloads.two_kinds import TwoKinds
@@ -39,6 +40,8 @@ def source_of(workload: Mapping[str, Any], engine: Engine, data: Path | None) ->
     options = dict(workload)
     name = options.pop("name", "")
     try:
+        if name == "shift":
+            return Shift(data, **options)
         if name in WORKLOADS:
             return Prompts(data, name, **options)
         if name == "two kinds":

@@ -159,3 +159,16 @@ def test_servers_know_the_classes_of_requests(data: Path) -> None:
         for priority, weight in enumerate((1, 2, 4), 1)
     }
     assert (found.trust, found.first_token_weight) == ("body", pytest.approx(14.0, abs=1))
+
+
+def test_traffic_shifts_from_chat_to_reasoning_and_back(folder: Path) -> None:
+    source = source_of({"name": "shift", "slower": 6.0}, H800_QWEN3_32B, folder)
+    arrivals_s = np.arange(130.0)
+    found = source.requests(Arm(policy="sage"), arrivals_s, 3, 16_384, Purpose.REPORT)
+    phases = [request.class_name for request in found]
+    assert phases == ["chat"] * 60 + ["reasoning"] * 10 + ["chat again"] * 60
+    came_s = np.array([request.arrival_s for request in found])
+    lasted_s = np.diff(came_s[[0, 60, 70, 129]])
+    assert lasted_s == pytest.approx(np.full(3, lasted_s.mean()), rel=0.2)
+    mixed = source.requests(Arm(policy="sage"), arrivals_s, 3, 16_384, Purpose.CAPACITY)
+    assert [request.arrival_s for request in mixed] == arrivals_s.tolist()

@@ -1,0 +1,54 @@
+"""Makes traffic that changes: chat, then reasoning, then chat again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.policies.arm import Arm
+from bench.simulator.request import SimRequest
+from bench.workloads.prompt_source import Prompts
+from bench.workloads.source import Purpose
+
+# The class of each phase, in reports, and the class of its prompts. All phases last equally long.
+_PHASES = {"chat": "chat", "reasoning": "reasoning", "chat again": "chat"}
+
+
+class Shift(Prompts):
+    """Requests of a server whose traffic changes twice. Its history has both kinds of prompts, as
+    that of a server has which has seen both before.
+
+    slower: how many chat requests are as much work as a reasoning request. Reasoning requests come
+        at this fraction of the rate, so that all phases are as heavy.
+    """
+
+    def __init__(self, data: Path | None, *, slower: float) -> None:
+        super().__init__(data, "shift")
+        gaps = np.array([slower if kind == "reasoning" else 1.0 for kind in _PHASES.values()])
+        self._shares = 1 / gaps / np.sum(1 / gaps)
+        self._gaps = gaps / (self._shares @ gaps)
+
+    def requests(
+        self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
+    ) -> list[SimRequest]:
+        edges = np.rint(np.append(0.0, np.cumsum(self._shares)) * len(arrivals_s)).astype(int)
+        phase = np.repeat(np.arange(len(_PHASES)), np.diff(edges))
+        gaps = np.diff(arrivals_s, prepend=arrivals_s[:1])
+        if purpose != Purpose.CAPACITY:
+            gaps = gaps * self._gaps[phase]
+        times = arrivals_s[:1].sum() + np.cumsum(gaps)
+        made: list[SimRequest] = []
+        for number, (name, kind) in enumerate(_PHASES.items()):
+            self._classes = (kind,)
+            here = times[phase == number]
+            drawn = super().requests(arm, here, seed + number, cap, purpose)
+            made += [replace(request, class_name=name) for request in drawn]
+        if purpose == Purpose.CAPACITY:  # all kinds at once, as capacity has no phases
+            order = np.random.default_rng(seed).permutation(len(made))
+            return [
+                replace(made[i], arrival_s=float(at)) for i, at in zip(order, times, strict=True)
+            ]
+        return made
