@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,22 +26,33 @@ def multiple_of(record: Record) -> float:
     return float(record.load.rpartition(", ")[2].removesuffix("x"))
 
 
-def rate_within(points: Iterable[tuple[float, float]], share: float) -> float:
+class Rate(NamedTuple):
+    """A rate in requests per second, or the end of the sweep that did not reach it.
+
+    sign: "≥" if the largest rate tried is still good enough, "<" if the smallest is not.
+    """
+
+    per_s: float
+    sign: str = ""
+
+
+def rate_within(points: Iterable[tuple[float, float]], share: float) -> Rate:
     """Return the largest rate at which this share of requests is good.
 
-    Between two rates the share is assumed to be linear. The result is 0 if the share is missed at
-    the smallest rate, and the largest rate if it is never missed.
+    Between two rates the share is assumed to be linear.
 
     points: rates, and the share of good requests at each.
     """
-    below = 0.0, 1.0
-    for rate, good in sorted(points):
+    first, *later = sorted(points)
+    if first[1] < share:
+        return Rate(first[0], "<")
+    below = first
+    for rate, good in later:
         if good < share:
-            if below[0] == 0.0:
-                return 0.0
-            return below[0] + (rate - below[0]) * (below[1] - share) / (below[1] - good)
+            part = (below[1] - share) / (below[1] - good)
+            return Rate(below[0] + (rate - below[0]) * part)
         below = rate, good
-    return below[0]
+    return Rate(below[0], "≥")
 
 
 def rows(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
@@ -61,7 +73,7 @@ def rows(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
             cells = [mix, f"`{arm}`"]
             for share in SHARES:
                 ours = rates[share][arm]
-                cells.append(f"{np.median([*ours.values()]):.2f}")
+                cells.append(_median([*ours.values()]))
                 cells += [_ratio(ours, rates[share].get(to, {})) for to in (arms[0], "fcfs")]
             body.append(cells)
     return head, body
@@ -76,25 +88,43 @@ def figure(records: Sequence[Record], mix: str, arms: str, share: float) -> str:
         rates.get(here[0].arm if here and arm == TUNED else arm, {}) for arm in arms.split("/")
     )
     if theirs:
-        return _ratio(ours, theirs[0]).partition(" ")[0]
-    return f"{np.median([*ours.values()]):.2f}" if ours else ""
+        return _ratio(ours, theirs[0]).partition(" (")[0]
+    return _median([*ours.values()]) if ours else ""
 
 
-def _rates(records: Sequence[Record], share: float) -> dict[str, dict[int, float]]:
+def _rates(records: Sequence[Record], share: float) -> dict[str, dict[int, Rate]]:
     """Return the rates by arm and seed."""
     of = defaultdict[tuple[str, int], list[Record]](list)
     for record in records:
         of[record.arm, record.seed].append(record)
-    found = defaultdict[str, dict[int, float]](dict)
+    found = defaultdict[str, dict[int, Rate]](dict)
     for (arm, seed), here in of.items():
         points = [(r.metrics["offered_rate"], r.metrics["good_share"]) for r in here]
         found[arm][seed] = rate_within(points, share)
     return found
 
 
-def _ratio(ours: dict[int, float], theirs: dict[int, float]) -> str:
-    """Return the median over seeds, and the range of all; "" if the reference is 0 at each seed."""
-    ratios = [rate / theirs[seed] for seed, rate in ours.items() if theirs.get(seed)]
+def _median(rates: Sequence[Rate]) -> str:
+    sign = sorted(rates)[len(rates) // 2].sign
+    return f"{sign} {np.median([rate.per_s for rate in rates]):.2f}".strip()
+
+
+def _ratio(ours: dict[int, Rate], theirs: dict[int, Rate]) -> str:
+    """Return the median over seeds, and the range of all; "" if the sweep allows no statement."""
+    pairs = [(rate, theirs[seed]) for seed, rate in ours.items() if seed in theirs]
+    ratios = [
+        Rate(one.per_s / other.per_s, _sign(one, other))
+        for one, other in pairs
+        if not one.sign or one.sign != other.sign
+    ]
     if not ratios:
         return ""
-    return f"{np.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    least, *_, most = sorted(rate.per_s for rate in (*ratios, ratios[0]))
+    return f"{_median(ratios)} ({least:.2f} to {most:.2f})"
+
+
+def _sign(one: Rate, other: Rate) -> str:
+    """Return whether the ratio of two rates is a bound."""
+    if one.sign == "≥" or other.sign == "<":
+        return "≥"
+    return "≤" if one.sign or other.sign else ""

@@ -159,12 +159,10 @@ def good_table(good: Mapping[str, Sequence[float]], multiples: Sequence[float]) 
     head = ["policy", *(f"{multiple:g}x" for multiple in multiples), "95 % good up to"]
     body = []
     for policy, shares in good.items():
-        most = rate_within(zip(multiples, shares, strict=True), 0.95)
-        least = f"less than {multiples[0]:g}x"
-        up_to = f"{most:.2f}x" if most else least
-        if shares[-1] >= 0.95 and most == max(multiples):
-            up_to += " or more"
-        body.append([policy, *(f"{share:.3f}" for share in shares), up_to])
+        most, sign = rate_within(zip(multiples, shares, strict=True), 0.95)
+        up_to = f"less than {most:g}x" if sign == "<" else f"{most:.2f}x"
+        more = " or more" if sign == "≥" else ""
+        body.append([policy, *(f"{share:.3f}" for share in shares), up_to + more])
     return aligned(head, body)
 
 

@@ -148,7 +148,8 @@ def test_rates_within_the_slo_are_medians_with_ratios_paired_by_seed() -> None:
         for arm, first in (("hrrn@clip=128", 1.0), ("fcfs", 0.5 * scale), ("sage", 2.0))
         for rate, good in ((first * scale, 1.0), (3 * first * scale, 0.9))
     ]
-    assert rate_within([(3, 1.0), (2, 0.9), (1, 1.0)], 0.95) == pytest.approx(1.5)  # the first miss
+    misses = [(3, 1.0), (2, 0.9), (1, 1.0)]
+    assert rate_within(misses, 0.95) == (pytest.approx(1.5), "")  # the first miss
     head, body = goodput_rows(found)
     assert head[2:5] == ["requests/s, 95% good", "to tuned", "to fcfs"]
     assert [row[:5] for row in body] == [
@@ -159,6 +160,16 @@ def test_rates_within_the_slo_are_medians_with_ratios_paired_by_seed() -> None:
     arms = ("sage/tuned", "sage/fcfs", "fcfs", "tuned", "none")
     figures = [figure(found, "chat", arm, 0.95) for arm in arms]
     assert figures == ["2.00", "3.00", "2.50", "3.00", ""]
+
+
+def test_rates_beyond_a_sweep_are_bounds() -> None:
+    goods = {"hrrn@clip=128": (1.0, 0.9), "fcfs": (0.9, 0.8), "sage": (1.0, 1.0)}
+    found = [swept(arm, 1 + 2 * i, of[i]) for arm, of in goods.items() for i in range(2)]
+    arms = ("tuned", "fcfs", "sage", "sage/tuned", "sage/fcfs", "fcfs/sage", "tuned/sage")
+    figures = [figure(found, "chat", arm, 0.95) for arm in arms]
+    assert figures == ["2.00", "< 1.00", "≥ 3.00", "≥ 1.50", "≥ 3.00", "≤ 0.33", "≤ 0.67"]
+    two = [*found, *(swept("none", rate, 0.0) for rate in (1, 3))]
+    assert figure(two, "chat", "fcfs/none", 0.95) == ""
 
 
 @pytest.mark.slow
