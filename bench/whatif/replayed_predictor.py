@@ -48,8 +48,7 @@ class ReplayedPredictor:
             if not has_store(folder_of(kept)):
                 raise StoreError(f"there is no store in {store}")
             with contextlib.closing(Store(kept, fingerprint(encoder), dimension(encoder))) as read:
-                for record in read.load():
-                    self._history.add(record)
+                self._history.load(read.load())
         self._history.fit()
         self._prior = predictor.prior(self._history)
         self._num_new = 0

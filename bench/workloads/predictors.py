@@ -66,9 +66,10 @@ class Predictors:
         """Return the workload's history, all of it warm."""
         observations = self.workload.observations()
         history = History.of_encoder(encoder, len(observations), GeneralLength.shipped(encoder))
-        for observation in observations:
-            vector = self._vectors[encoder, observation.prompt]
-            history.add(Record(vector, observation.output_tokens, 0, False, "warm"))
+        history.load(
+            Record(self._vectors[encoder, of.prompt], of.output_tokens, 0, False, "warm")
+            for of in observations
+        )
         history.fit()
         return history
 

@@ -120,7 +120,7 @@ def store(config: SageConfig) -> str:
         if has_store(folder):
             as_it_is = replace(config.store, on_disk=False)
             with Store(as_it_is, fingerprint(encoder), dimension(encoder)) as opened:
-                num_records = len(opened.load())
+                num_records = len([*opened.load()])
     said = f"{num_records} records in {folder}"
     if not config.store.on_disk:
         return f"{said}, which stays as it is"

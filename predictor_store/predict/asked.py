@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 VERSION = 1
 _NUM_SYSTEM = 8
 NUM_FEATURES = 16 + _NUM_SYSTEM
-# The first numbers separate records; see kind_of.
+# The first numbers separate records; see kinds_of.
 _NUM_KIND = 5
 # The number of a session's answers that are kept. More would not improve predictions.
 NUM_RECENT = 15
@@ -133,10 +133,12 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 NOTHING_ASKED = Asked()
 
 
-def kind_of(features: NDArray[np.float32]) -> int:
-    """Return a number that stands for thinking, effort, tools, tool choice and format. These can
-    change the length of an answer to the same words considerably."""
-    return int(features[:_NUM_KIND].astype(np.int64) @ 3 ** np.arange(_NUM_KIND))
+def kinds_of(features: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Return numbers, shape (n,), for features, shape (n, NUM_FEATURES), that stand for thinking,
+    effort, tools, tool choice and format. These can change the length of an answer to the same
+    words considerably."""
+    kinds: NDArray[np.int64] = features[:, :_NUM_KIND].astype(np.int64) @ 3 ** np.arange(_NUM_KIND)
+    return kinds
 
 
 def digest(*texts: str) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -25,6 +26,8 @@ _REFIT_SHARE = 0.05
 _MOST_WIDENED = 64
 # This many answers with the same limits show where such an answer ends.
 _LEAST_KNOWN = 30
+# This many records are loaded at a time. Other threads run in between.
+_LOADED_AT_ONCE = 500
 # If two vectors have at least this cosine, their prompts are the same, except perhaps for a number
 # or a name.
 SAME_COSINE = 0.99
@@ -62,7 +65,7 @@ class History:
     unfinished: bool; the answer is still growing: it is censored, and no score is fitted to it.
     scopes, limits: int64, of the adapter and of the limits, see number_of().
     limited, shaped: bool; whether its end is not OWN, and whether it is SHAPED (asked.Scope).
-    kinds: int64, see asked.kind_of.
+    kinds: int64, see asked.kinds_of.
     scores: float64, see LengthScore.
     excess: float64, see GeneralLength.level_after.
     features: float32, of shape (capacity, num_features).
@@ -132,10 +135,10 @@ class History:
         same = self.limits[: len(self)] == self.number_of(scope.limits)
         return int(same.sum()) >= _LEAST_KNOWN
 
-    def kind(self, vector: NDArray[np.float32]) -> int:
+    def kinds_of(self, vectors: NDArray[np.float32]) -> NDArray[np.int64]:
         if self.features.shape[1] < asked.NUM_FEATURES:
-            return 0
-        return asked.kind_of(vector[-asked.NUM_FEATURES :])
+            return np.zeros(len(vectors), np.int64)
+        return asked.kinds_of(vectors[:, -asked.NUM_FEATURES :])
 
     def num_of_same_prompt(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.array([self._num_of_prompt[of] for of in self._prompts[slots].tolist()], np.int64)
@@ -146,47 +149,38 @@ class History:
 
         unfinished: amend() will follow. Until then the record is censored.
         """
-        warm, vector = record.origin == "warm", record.vector
-        embedding, excess = vector[: self._dimension], self._excess(record)
+        warm = record.origin == "warm"
         if len(self) < self.capacity:
             slot = len(self)
-            self._index.add(embedding)
+            self._append([record], unfinished=unfinished)
         elif self._oldest_warm or not warm:
             slot = (self._oldest_warm or self._oldest_history).popleft()
-            self._index.replace(slot, embedding)
             left = int(self._prompts[slot])
             self._num_of_prompt[left] -= 1
             if not self._num_of_prompt[left]:
                 del self._num_of_prompt[left]
+            self._write(np.array([slot]), [record], unfinished=unfinished)
+            self._index.replace(slot, record.vector[: self._dimension])
         else:
             return None
-        self.lengths[slot] = record.output_tokens
-        self.censored[slot] = record.censored
-        self.unfinished[slot] = unfinished
-        self.warm[slot] = warm
-        self._set_scope(slot, asked.Scope.read(record.scope))
-        self.kinds[slot] = self.kind(vector)
-        self.features[slot] = vector[self._dimension :]
-        self._prompts[slot] = prompt = _prompt_number(vector)
-        self._num_of_prompt[prompt] += 1
-        if self.score is not None:
-            self.scores[slot] = self.score.of(self.described(vector[np.newaxis]))[0]
-        self.excess[slot] = excess
-        self._num_added += 1
-        self._num_unfitted += not unfinished
-        self._stamps[slot] = self._num_added
-        (self._oldest_warm if warm else self._oldest_history).append(slot)
         return Place(slot, self._num_added)
+
+    def load(self, records: Iterable[Record]) -> None:
+        """Add records as add() does, oldest first, but many at a time while there is room."""
+        left = iter(records)
+        while room := min(self.capacity - len(self), _LOADED_AT_ONCE):
+            if not (some := list(islice(left, room))):
+                return
+            self._append(some)
+        for record in left:
+            self.add(record)
 
     def amend(self, place: Place, record: Record, *, unfinished: bool = False) -> bool:
         """Set the answer's new length. Return False if the record at place has been dropped."""
         slot, stamp = place
         if self._stamps[slot] != stamp:
             return False
-        self.excess[slot] = self._excess(record)
-        self.lengths[slot] = record.output_tokens
-        self.censored[slot] = record.censored
-        self._set_scope(slot, asked.Scope.read(record.scope))
+        self._write_answers(np.array([slot]), [record], record.vector[np.newaxis])
         self._num_unfitted += bool(self.unfinished[slot]) and not unfinished
         self.unfinished[slot] = unfinished
         return True
@@ -221,7 +215,7 @@ class History:
         if slots.size >= num_nearest and cosines[-1] >= SAME_COSINE:
             # All are of this prompt. Among equals the index always finds the same ones, so newer
             # answers would be ignored.
-            is_same = self._prompts[: len(self)] == _prompt_number(vector)
+            is_same = self._prompts[: len(self)] == _prompt_numbers(vector[np.newaxis])[0]
             is_same[slots] = True
             is_same &= ~hidden
             every = np.flatnonzero(is_same)
@@ -271,26 +265,72 @@ class History:
         if (fitting := self.fitting()) is not None:
             self.install(fitting, fitting.fit())
 
-    def _set_scope(self, slot: int, scope: asked.Scope) -> None:
-        self.scopes[slot] = self.number_of(scope.adapter)
-        self.limits[slot] = self.number_of(scope.limits)
-        self.limited[slot] = scope.end != asked.OWN
-        self.shaped[slot] = scope.end == asked.SHAPED
+    def _append(self, records: Sequence[Record], *, unfinished: bool = False) -> None:
+        slots = np.arange(len(self), len(self) + len(records))
+        vectors = self._write(slots, records, unfinished=unfinished)
+        self._index.add(vectors[:, : self._dimension])
 
-    def _excess(self, record: Record) -> float:
+    def _write(
+        self, slots: NDArray[np.int64], records: Sequence[Record], *, unfinished: bool
+    ) -> NDArray[np.float32]:
+        """Write records, oldest first, into all arrays, and return their vectors."""
+        vectors = np.stack([record.vector for record in records])
+        self._write_answers(slots, records, vectors)
+        warm = np.array([record.origin == "warm" for record in records])
+        self.unfinished[slots], self.warm[slots] = unfinished, warm
+        self.kinds[slots] = self.kinds_of(vectors)
+        self.features[slots] = vectors[:, self._dimension :]
+        self._prompts[slots] = prompts = _prompt_numbers(vectors)
+        self._num_of_prompt.update(prompts)
+        if self.score is not None:
+            self.scores[slots] = self.score.of(self.described(vectors))
+        self._stamps[slots] = self._num_added + 1 + np.arange(len(records))
+        self._num_added += len(records)
+        self._num_unfitted += 0 if unfinished else len(records)
+        self._oldest_warm.extend(slots[warm].tolist())
+        self._oldest_history.extend(slots[~warm].tolist())
+        return vectors
+
+    def _write_answers(
+        self, slots: NDArray[np.int64], records: Sequence[Record], vectors: NDArray[np.float32]
+    ) -> None:
+        scopes = [asked.Scope.read(record.scope) for record in records]
+        limited = np.array([scope.end != asked.OWN for scope in scopes])
+        self.excess[slots] = self._excess(records, vectors, limited)
+        self.lengths[slots] = [record.output_tokens for record in records]
+        self.censored[slots] = [record.censored for record in records]
+        self.scopes[slots] = [self.number_of(scope.adapter) for scope in scopes]
+        self.limits[slots] = [self.number_of(scope.limits) for scope in scopes]
+        self.limited[slots] = limited
+        self.shaped[slots] = [scope.end == asked.SHAPED for scope in scopes]
+
+    def _excess(
+        self,
+        records: Sequence[Record],
+        vectors: NDArray[np.float32],
+        limited: NDArray[np.bool_],
+    ) -> NDArray[np.float64]:
         if self.general is None:
-            return 0.0
-        added = float(self.general.of(record.vector[np.newaxis])[0])
-        excess = float(np.log(max(record.output_tokens, 1))) - added
+            return np.zeros(len(records))
+        logs = np.log([max(record.output_tokens, 1) for record in records])
+        excess: NDArray[np.float64] = logs - self.general.of(vectors)
+        if not any(record.censored for record in records):
+            return excess
         # An answer that its limits ended would have been longer.
         known = self.excess[: len(self)][~self.limited[: len(self)]]
-        return max(excess, self.general.level_after(known)) if record.censored else excess
+        total, num = float(known.sum()), known.size
+        for i, record in enumerate(records):
+            if record.censored:
+                excess[i] = max(excess[i], self.general.level_after(total, num))
+            if not limited[i]:
+                total, num = total + excess[i], num + 1
+        return excess
 
 
-def _prompt_number(vector: NDArray[np.float32]) -> int:
+def _prompt_numbers(vectors: NDArray[np.float32]) -> list[int]:
     # A prompt's vectors differ in their last bits with the batch that it was embedded in. With this
     # rounding, one in a thousand pairs gets different numbers. A fit sums prompts in the order of
     # their numbers, so these must not differ between processes, as Python's own hashes do.
-    rounded = np.round(vector[:16] * 100).astype(np.int8)
-    digest = hashlib.blake2b(rounded.tobytes(), digest_size=8).digest()
-    return int.from_bytes(digest, signed=True)
+    rounded = np.round(vectors[:, :16] * 100).astype(np.int8)
+    digests = [hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in rounded]
+    return [int.from_bytes(digest, signed=True) for digest in digests]

@@ -32,9 +32,9 @@ class VectorIndex:
     def __len__(self) -> int:
         return int(self._searched.ntotal)
 
-    def add(self, embedding: NDArray[np.float32]) -> None:
-        """Add an embedding in the next slot."""
-        self._searched.add(self._whole(embedding)[np.newaxis])
+    def add(self, embeddings: NDArray[np.float32]) -> None:
+        """Add embeddings, shape (n, dimension), in the next slots."""
+        self._searched.add(self._whole(embeddings))
 
     def replace(self, slot: int, embedding: NDArray[np.float32]) -> None:
         # Overwriting in place takes microseconds, FAISS's remove_ids 2 ms.
@@ -60,9 +60,9 @@ class VectorIndex:
             products, slots = self._searched.search(query, k)
         return products[0] / self._steps**2, slots[0]
 
-    def _whole(self, embedding: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _whole(self, embeddings: NDArray[np.float32]) -> NDArray[np.float32]:
         # A query is rounded too: in a large index, FAISS takes its numbers for integers.
-        return np.asarray(np.rint(self._steps * embedding).clip(-128, 127), np.float32)
+        return np.asarray(np.rint(self._steps * embeddings).clip(-128, 127), np.float32)
 
 
 def _codes_of(index: faiss.IndexScalarQuantizer) -> NDArray[np.uint8]:

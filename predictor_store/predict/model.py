@@ -75,8 +75,7 @@ class ModelHistory:
             self._history = History.of_encoder(
                 encoder, config.store.capacity, GeneralLength.shipped(encoder)
             )
-            for record in self._store.load():
-                self._history.add(record)
+            self._history.load(self._store.load())
         except BaseException:
             self._store.close()
             raise

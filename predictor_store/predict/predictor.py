@@ -30,7 +30,7 @@ _NUM_IN_SCORE = 8
 _FOREIGN_WORTH = 32.0
 # This many answers of the same session weigh as much as everything else.
 _SESSION_WORTH = 16.0
-# This many records of the same kind (asked.kind_of) weigh as much as all records of other kinds.
+# This many records of the same kind (asked.kinds_of) weigh as much as all records of other kinds.
 _OTHER_WORTH = 4.0
 # This many similar records weigh as much as general lengths. If general lengths would weigh next to
 # nothing, they are left out.
@@ -128,7 +128,7 @@ def _weights(
     wide = alike * np.exp(_WIDE_SLOPE * cosines)
     near = alike * np.exp(_NEAR_SLOPE * cosines)
     neighbourhoods = np.stack([same, near, wide])
-    other = history.kinds[slots] != history.kind(vector)
+    other = history.kinds[slots] != history.kinds_of(vector[np.newaxis])
     for apart, worth in ((foreign, _FOREIGN_WORTH), (other, _OTHER_WORTH)):
         if apart.any():
             own_worth = float(_worths(np.stack([same, wide])[:, ~apart]).sum())

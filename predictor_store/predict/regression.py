@@ -127,18 +127,17 @@ class GeneralLength:
         """Return the prompts' terms, shape (n,), for vectors, shape (n, dimension)."""
         return np.asarray(vectors @ self.weights, np.float64)
 
-    def level_after(self, excess: NDArray[np.float64]) -> float:
-        """Return the level after some answers have ended.
+    def level_after(self, total_excess: float, num: int) -> float:
+        """Return the level after num answers have ended.
 
-        excess: the logarithms of their lengths less their prompts' terms.
+        total_excess: the sum of the logarithms of their lengths less their prompts' terms.
         """
-        total = self.level * self.level_worth + float(excess.sum())
-        return total / (self.level_worth + excess.size)
+        return (self.level * self.level_worth + total_excess) / (self.level_worth + num)
 
     def lengths(self, added: float, excess: NDArray[np.float64]) -> NDArray[np.int64]:
         """Return equally likely lengths of an answer in tokens. The fewer answers have ended, the
         more these lengths vary."""
-        level = self.level_after(excess)
+        level = self.level_after(float(excess.sum()), excess.size)
         widened = np.sqrt(1 + 1 / (self.level_worth + excess.size))
         return _tokens(level + added + widened * self.errors)
 

@@ -12,6 +12,7 @@ import secrets
 import sqlite3
 import time
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
@@ -132,9 +133,9 @@ class Store:
                     _note(connection, file.OPENING, before)
         self.num_records = min(self.num_records, capacity)
 
-    def load(self) -> list[Record]:
-        """Return all written records, oldest first. Raises StoreError if one is damaged."""
-        return list(file.read_records(self._connection, self._path))
+    def load(self) -> Iterator[Record]:
+        """Yield all written records, oldest first. Raises StoreError at a damaged one."""
+        return file.read_records(self._connection, self._path)
 
     def add(self, record: Record) -> None:
         """Add a record. The next flush writes it."""

@@ -29,7 +29,7 @@ def warm(*arguments: object) -> int:
 
 def stored(folder: Path, capacity: int = 10_000) -> list[Record]:
     with Store(StoreConfig(str(folder), capacity), fingerprint(), dimension()) as store:
-        return store.load()
+        return [*store.load()]
 
 
 def test_recorded_lengths_go_into_the_store(

@@ -13,7 +13,7 @@ from predictor_store.predict.asked import (
     Asked,
     Scope,
     Session,
-    kind_of,
+    kinds_of,
 )  # fmt: skip
 
 
@@ -63,4 +63,5 @@ def test_modes_of_a_prompt_are_kinds_apart() -> None:
         Asked(), Asked(thinks=1), Asked(thinks=-1), Asked(effort=1), Asked(num_tools=5),
         Asked(num_tools=5, tool_choice=1), Asked(is_constrained=True),
     ]  # fmt: skip
-    assert len({kind_of(each.features()) for each in kinds}) == len(kinds)
+    numbers = kinds_of(np.stack([each.features() for each in kinds]))
+    assert np.unique(numbers).size == len(kinds)

@@ -6,12 +6,16 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from predictor_store.predict import predictor
+from predictor_store.predict.embedder import NUM_BESIDE, dimension
 from predictor_store.predict.history import History
-from predictor_store.predict.regression import MIN_PROMPTS
-from tests.predictor_store.samples import grown, learn, unit_vectors
+from predictor_store.predict.regression import MIN_PROMPTS, GeneralLength
+from predictor_store.store.file import Record
+from tests.predictor_store.samples import answer, grown, learn, unit_vectors
 
 DIMENSION = 8
 # The index keeps vectors in whole numbers of 8 bits.
@@ -53,6 +57,53 @@ def test_warm_data_is_first_out_then_the_oldest_and_search_agrees_with_brute_for
     assert len(cosines) == len(slots) == min(num_nearest, of)
     np.testing.assert_allclose(cosines, np.sort(expected)[::-1][: len(cosines)], atol=ROUNDING)
     np.testing.assert_allclose(vectors[history.lengths[slots]] @ query, cosines, atol=ROUNDING)
+
+
+def traffic(num: int) -> list[Record]:
+    """Records of all kinds: repeated prompts, cut, warm, with adapters, limits and features."""
+    rng = np.random.default_rng(num)
+    features = rng.integers(-1, 2, (num, NUM_BESIDE))
+    vectors = np.hstack(
+        [unit_vectors(num, num, dimension("static") - NUM_BESIDE), features]
+    ).astype(np.float32)
+    vectors[1::7] = vectors[0:-1:7]
+    scopes = ("", "lora", ".stop\n", "|stop\nlora", "=json\n")
+    return [
+        answer(
+            vector,
+            int(rng.integers(900)),
+            censored=bool(rng.random() < 0.3),
+            scope=scopes[rng.integers(5)],
+            origin="warm" if i % 11 == 0 else "history",
+        )
+        for i, vector in enumerate(vectors)
+    ]
+
+
+@pytest.mark.parametrize("capacity", [1_500, 1_300, 700])
+def test_loading_gives_the_same_history_as_adding_one_by_one(capacity: int) -> None:
+    stored, later = traffic(1_300), traffic(400)
+    loaded, added = (
+        History.of_encoder("static", capacity, GeneralLength.shipped("static")) for _ in range(2)
+    )
+    loaded.load(stored)
+    for one in stored:
+        added.add(one)
+    for new in (later[:200], later[200:]):  # the oldest leave, in the same order
+        for name, array in vars(added).items():
+            if isinstance(array, np.ndarray):
+                np.testing.assert_allclose(vars(loaded)[name], array, 1e-9, 1e-12, err_msg=name)
+        for one in later[::40]:
+            said, expected = (
+                predictor.predict(each, one.vector, one.scope) for each in (loaded, added)
+            )
+            assert said is not None
+            assert expected is not None
+            assert said.lengths.tolist() == expected.lengths.tolist()
+            np.testing.assert_allclose(said.weights, expected.weights)
+        for history in (loaded, added):
+            history.fit()
+            assert len({history.add(one) for one in new}) > 1
 
 
 def test_a_forked_process_can_search() -> None:
