@@ -159,7 +159,7 @@ class History:
             self._num_of_prompt[left] -= 1
             if not self._num_of_prompt[left]:
                 del self._num_of_prompt[left]
-            self._write(np.array([slot]), [record], unfinished=unfinished)
+            self._write(slot, [record], unfinished=unfinished)
             self._index.replace(slot, record.vector[: self._dimension])
         else:
             return None
@@ -180,7 +180,7 @@ class History:
         slot, stamp = place
         if self._stamps[slot] != stamp:
             return False
-        self._write_answers(np.array([slot]), [record], record.vector[np.newaxis])
+        self._write_answers(slot, [record], record.vector[np.newaxis])
         self._num_unfitted += bool(self.unfinished[slot]) and not unfinished
         self.unfinished[slot] = unfinished
         return True
@@ -266,34 +266,35 @@ class History:
             self.install(fitting, fitting.fit())
 
     def _append(self, records: Sequence[Record], *, unfinished: bool = False) -> None:
-        slots = np.arange(len(self), len(self) + len(records))
-        vectors = self._write(slots, records, unfinished=unfinished)
+        vectors = self._write(len(self), records, unfinished=unfinished)
         self._index.add(vectors[:, : self._dimension])
 
     def _write(
-        self, slots: NDArray[np.int64], records: Sequence[Record], *, unfinished: bool
+        self, first: int, records: Sequence[Record], *, unfinished: bool
     ) -> NDArray[np.float32]:
-        """Write records, oldest first, into all arrays, and return their vectors."""
+        """Write records, oldest first, into all arrays from this slot on. Return their vectors."""
         vectors = np.stack([record.vector for record in records])
-        self._write_answers(slots, records, vectors)
-        warm = np.array([record.origin == "warm" for record in records])
-        self.unfinished[slots], self.warm[slots] = unfinished, warm
+        self._write_answers(first, records, vectors)
+        slots = slice(first, first + len(records))
+        self.unfinished[slots] = unfinished
+        self.warm[slots] = [record.origin == "warm" for record in records]
         self.kinds[slots] = self.kinds_of(vectors)
         self.features[slots] = vectors[:, self._dimension :]
         self._prompts[slots] = prompts = _prompt_numbers(vectors)
         self._num_of_prompt.update(prompts)
         if self.score is not None:
             self.scores[slots] = self.score.of(self.described(vectors))
-        self._stamps[slots] = self._num_added + 1 + np.arange(len(records))
+        self._stamps[slots] = range(self._num_added + 1, self._num_added + 1 + len(records))
         self._num_added += len(records)
         self._num_unfitted += 0 if unfinished else len(records)
-        self._oldest_warm.extend(slots[warm].tolist())
-        self._oldest_history.extend(slots[~warm].tolist())
+        for slot, record in enumerate(records, first):
+            (self._oldest_warm if record.origin == "warm" else self._oldest_history).append(slot)
         return vectors
 
     def _write_answers(
-        self, slots: NDArray[np.int64], records: Sequence[Record], vectors: NDArray[np.float32]
+        self, first: int, records: Sequence[Record], vectors: NDArray[np.float32]
     ) -> None:
+        slots = slice(first, first + len(records))
         scopes = [asked.Scope.read(record.scope) for record in records]
         limited = np.array([scope.end != asked.OWN for scope in scopes])
         self.excess[slots] = self._excess(records, vectors, limited)
