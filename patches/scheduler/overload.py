@@ -87,13 +87,13 @@ class OverloadGate(Listener):
             late = overload.would_refuse(job, newcomer) if acts else None
             return answer_in_abort(newcomer, late, self._mode)
         refusal = overload.refuses(job, newcomer, now_s, may_refuse=acts)
-        reason = None if refusal is None else in_abort(refusal)
+        if refusal is not None:
+            self.num_refused[refusal.metric] += 1
+            return in_abort(refusal)
         req.sage.predicted_times = PredictedTimes(
             newcomer.ttft_s, newcomer.ttlt_s, time.monotonic(), came_s
         )
-        if refusal is not None:
-            self.num_refused[refusal.metric] += 1
-        return reason
+        return None
 
     def _look_up(self, req: Req) -> None:
         """Look a request up in the cache, as a plan does (sage_sched.decide)."""

@@ -13,7 +13,7 @@ import numpy as np
 from sage_sched.job import Hints, Job
 from sage_sched.overload.config import OverloadConfig
 from sage_sched.overload.pace import Pace
-from sage_sched.overload.waits import Newcomer, Repeated
+from sage_sched.overload.waits import NEVER, Newcomer, Repeated
 from sage_sched.overload.work import (
     MOST,
     Arrivals,
@@ -46,7 +46,7 @@ _RECENT = 1 / 64
 # The least time in which arrivals give a rate, and the least number of them.
 _LEAST_SPAN_S, _LEAST_NUM = 1e-3, 16
 # Of the latest n arrivals, for n from MOST down to 1: n, and the share of work that is no chance.
-_COUNTS = np.arange(MOST, 0, -1)
+_COUNTS = np.arange(MOST, 0, -1.0)
 _SURE = 1 - 2 / np.sqrt(_COUNTS)
 # OpenAI's clients ignore a longer Retry-After.
 _LEAST_RETRY_S, _MOST_RETRY_S = 1.0, 60.0
@@ -146,9 +146,9 @@ class Overload:
         if policy.starts_early and span_s.size:
             number = max(1, len(span_s) - _LEAST_NUM)
             rate = float((_COUNTS[-len(span_s) :][:number] / span_s[:number]).max())
-        in_place = total_work(table, None)
+        in_place = self._unfinished.in_place
         pace = Pace.of(in_place + own, server, self._together, rate)
-        later = starts = Repeated(np.zeros(0), np.zeros(0))
+        later = starts = NEVER
         is_beyond = self._is_beyond(pace, now_s)
         if is_beyond.any():
             work = work_since_each(admitted, *ahead_of(column, admitted, ties=False))
@@ -159,7 +159,8 @@ class Overload:
             fresh = in_place if chosen is None else total_work(table, chosen)
             early = self._admitted.since_each
             # No faster than the server serves them.
-            starts = Repeated(pace.starts_s(early), np.maximum(span_s, pace.busy_s(early)))
+            starts_s = pace.starts_s(early)
+            starts = Repeated(starts_s, np.maximum(span_s, starts_s + pace.steps_s(early)))
         return Newcomer(column, own, before, fresh, later, starts, pace, job.ttft_s)
 
     def _is_beyond(self, pace: Pace, now_s: float) -> Any:
@@ -169,9 +170,9 @@ class Overload:
         offered, came_s = self._offered, self._offered.came_s
         if not came_s.size:
             return np.zeros(0, bool)
-        places = np.maximum(self._admitted.numbers - offered.numbers[0], 0)
+        places = self._admitted.numbers - offered.numbers[0]
         busy_s = pace.busy_s(offered.since_each) * _SURE[-len(came_s) :]
-        return (busy_s >= _MARGIN * (now_s - came_s))[places]
+        return (busy_s >= _MARGIN * (now_s - came_s)).take(places, mode="clip")
 
     def refuses(
         self, job: Job, newcomer: Newcomer, now_s: float, *, may_refuse: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from operator import add
+from operator import add, sub
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +28,9 @@ class Work(NamedTuple):
 
     def __add__(self, other: Iterable[Any]) -> Work:
         return Work(*map(add, self, other))
+
+    def __sub__(self, other: Iterable[Any]) -> Work:
+        return Work(*map(sub, self, other))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +69,13 @@ class Pace:
 
     def busy_s(self, work: Work) -> Any:
         """Return how long this work takes."""
+        return self.starts_s(work) + self.steps_s(work)
+
+    def steps_s(self, work: Work) -> Any:
+        """Return how long the decode steps of this work take."""
         by_slots = work.steps / self.server.max_running_requests
         by_pool = work.kv_steps / self.server.kv_pool_tokens
-        return self.starts_s(work) + np.maximum(by_slots, by_pool) * self.step_s
+        return np.maximum(by_slots, by_pool) * self.step_s
 
     def starts_s(self, work: Work) -> Any:
         """Return how long these jobs take to start."""

@@ -44,6 +44,9 @@ class Repeated:
         return float(np.minimum(seconds / rest, seconds + MOST_PERIODS * self.work_s).max())
 
 
+NEVER = Repeated(np.zeros(0), np.zeros(0))
+
+
 @dataclass(frozen=True, slots=True)
 class Newcomer:
     """A request that has just come, with the facts for its predicted times. Times are from now on.

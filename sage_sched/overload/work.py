@@ -32,6 +32,8 @@ _MOST_RISE = 100.0
 MOST = 512
 # Columns for more jobs are made when their number has changed by this share.
 _FEW = 1 / 32
+# The first fields of Work are all that Pace.busy_s needs.
+_NUM_BUSY = 4
 # From so many jobs is it learned how other step times change keys.
 _NUM_ASKED = 16
 
@@ -68,12 +70,16 @@ def ahead_of(place: Floats, table: Floats, *, ties: bool) -> tuple[Floats, Float
 
     place: a column. ties: whether jobs of the same place go before.
     """
-    level, key = place[_LEVEL], place[_KEY]
+    level, key = float(place[_LEVEL]), float(place[_KEY])
     levels, keys = table[_LEVEL], table[_KEY]
     before = keys <= key if ties else keys < key
-    before = (levels < level) | ((levels == level) & before)
-    rises = np.exp(np.minimum(key - np.maximum(keys, -_MOST_RISE), _MOST_RISE))
-    return before * table[_JOBS], np.minimum(table[_MEAN], table[_QUANTUM] * rises)
+    before &= levels == level
+    before |= levels < level
+    steps = np.maximum(keys, -_MOST_RISE)
+    np.minimum(np.subtract(key, steps, out=steps), _MOST_RISE, out=steps)
+    np.exp(steps, out=steps)
+    steps *= table[_QUANTUM]
+    return before * table[_JOBS], np.minimum(steps, table[_MEAN], out=steps)
 
 
 def level_of(place: Floats, table: Floats) -> Floats | None:
@@ -97,22 +103,24 @@ def total_work(table: Floats, jobs: Floats | None, steps: Floats | None = None) 
     while it keeps its place if left out. Both have shape (columns,).
     """
     steps = table[_QUANTUM] if steps is None else steps
-    works = _works(table, table[_JOBS] if jobs is None else jobs, steps)
+    works = _works(table, table[_JOBS] if jobs is None else jobs, steps, len(Work._fields))
     return Work(*np.add.reduce(works, axis=1).tolist())
 
 
 def work_since_each(table: Floats, jobs: Floats, steps: Floats) -> Work:
-    """Return the sums over each column and those after it; see total_work."""
-    return Work(*np.add.accumulate(_works(table, jobs, steps)[:, ::-1], axis=1)[:, ::-1])
+    """Return the sums over each column and those after it, of busy_s's fields; see total_work."""
+    works = _works(table, jobs, steps, _NUM_BUSY)[:, ::-1]
+    return Work(*np.add.accumulate(works, axis=1)[:, ::-1])
 
 
-def _works(table: Floats, jobs: Floats, steps: Floats) -> Floats:
-    """Return the rows of Work, shape (6, columns)."""
-    works: Floats = np.empty((len(Work._fields), table.shape[1]))
-    works[:2] = table[_PROMPT : _PREFILLS + 1]
-    works[2], works[4] = steps, 1.0
-    kv = np.add(table[_TOKENS], steps / 2, out=works[5])
+def _works(table: Floats, jobs: Floats, steps: Floats, number: int) -> Floats:
+    """Return the first rows of Work, shape (number, columns)."""
+    works: Floats = np.empty((number, table.shape[1]))
+    works[:2], works[2] = table[_PROMPT : _PREFILLS + 1], steps
+    kv = table[_TOKENS] + steps / 2
     np.multiply(steps, kv, out=works[3])
+    if number > _NUM_BUSY:
+        works[4], works[5] = 1.0, kv
     works *= jobs
     return works
 
@@ -130,6 +138,7 @@ class Unfinished:
         self._changed: dict[Job, None] = {}
         self._looked_s = -math.inf
         self._merged: tuple[int, Floats] = 0, self._table
+        self._in_place: Work | None = None
 
     def add(self, job: Job) -> None:
         self._new[job] = None
@@ -141,6 +150,8 @@ class Unfinished:
         if (place := self._place_of.pop(job, None)) is None:
             return
         job.column_watch = None
+        if self._in_place is not None:
+            self._in_place -= work_of(self._table[:, place], in_place=True)
         last = self._jobs.pop()
         del self._made_with[job]
         if last is not job:
@@ -156,7 +167,7 @@ class Unfinished:
         if not 0 <= now_s - self._looked_s < _KEPT_S:
             self._looked_s = now_s
             self._look(policy, step_time)
-            self._merged = 0, self._table
+            self._merged, self._in_place = (0, self._table), None
         number = len(self._jobs)
         if number <= MOST:
             return self._table[:, :number]
@@ -164,10 +175,19 @@ class Unfinished:
             self._merged = number, _merged(self._table[:, :number])
         return self._merged[1]
 
+    @property
+    def in_place(self) -> Work:
+        """The work of all jobs but new ones while they keep their places."""
+        if self._in_place is None:
+            self._in_place = total_work(self._table[:, : len(self._jobs)], None)
+        return self._in_place
+
     def put(self, job: Job, column: Floats) -> None:
         """Set the column of a job that is not new any more."""
         place = self._place_of.setdefault(job, len(self._jobs))
         if place == len(self._jobs):
+            if self._in_place is not None:
+                self._in_place += work_of(column, in_place=True)
             self._new.pop(job, None)
             self._jobs.append(job)
             if place == self._table.shape[1]:
@@ -199,7 +219,7 @@ class Unfinished:
                 rises.append(policy.lasting_key(job) - float(table[_KEY, self._place_of[job]]))
         rise = sorted(rises)[len(rises) // 2] if rises else 0.0
         revise(table, rise, step_time)
-        self._merged = 0, self._table
+        self._merged, self._in_place = (0, self._table), None
         return rise
 
 
@@ -235,7 +255,7 @@ class Arrivals:
         self._table: Floats = np.zeros((NUM_ROWS, 2 * MOST))
         self._numbers = np.zeros(2 * MOST, np.int64)
         # The sums of the work before each column and, at the end, of all.
-        self._sums: Floats = np.zeros((len(Work._fields), 2 * MOST + 1))
+        self._sums: Floats = np.zeros((_NUM_BUSY, 2 * MOST + 1))
         self._first = self._end = 0
 
     def add(self, column: Floats, number: int) -> None:
@@ -246,7 +266,8 @@ class Arrivals:
             self._first, self._end = self._first - MOST, MOST
             self._sum()
         self._table[:, self._end], self._numbers[self._end] = column, number
-        self._sums[:, self._end + 1] = self._sums[:, self._end] + work_of(column, in_place=False)
+        work = work_of(column, in_place=False)[:_NUM_BUSY]
+        self._sums[:, self._end + 1] = self._sums[:, self._end] + work
         self._end += 1
         self._first = max(self._first, self._end - MOST)
 
@@ -258,7 +279,8 @@ class Arrivals:
     def _sum(self) -> None:
         table, sums = self.table, self._sums[:, self._first : self._end + 1]
         sums[:, 0] = 0.0
-        np.add.accumulate(_works(table, table[_JOBS], table[_MEAN]), axis=1, out=sums[:, 1:])
+        works = _works(table, table[_JOBS], table[_MEAN], _NUM_BUSY)
+        np.add.accumulate(works, axis=1, out=sums[:, 1:])
 
     def clear(self) -> None:
         """Forget all arrivals, because the server is idle."""
