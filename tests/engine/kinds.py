@@ -107,7 +107,7 @@ def settings(server: Server, changes: dict[str, Any] | None = None) -> dict[str,
     """The server's settings, after a change if one is given."""
     method = "GET" if changes is None else "POST"
     url, key = f"{server.url}/sage/settings", stage.AS_ADMIN
-    answer = requests.request(method, url, json=changes, headers=key, timeout=300)
+    answer = requests.request(method, url, json=changes, headers=key, timeout=1200)
     answer.raise_for_status()
     found: dict[str, Any] = answer.json()
     return found

@@ -139,7 +139,7 @@ def _prompt_of(vector: bytes, prompts: tuple[str, ...]) -> str:
 
 def states(server: Answering) -> list[dict[str, Any]]:
     """What /server_info tells of each rank."""
-    info = requests.get(f"{server.url}/server_info", timeout=300).json()
+    info = requests.get(f"{server.url}/server_info", timeout=1200).json()
     found: list[dict[str, Any]] = info["internal_states"]
     return found
 
@@ -148,7 +148,7 @@ def post(
     server: Answering, path: str, body: Any = None, headers: Mapping[str, str] | None = None
 ) -> Any:
     """The JSON of an answer, or None. Raises requests.HTTPError unless the call succeeds."""
-    answer = requests.post(server.url + path, json=body or {}, headers=headers, timeout=300)
+    answer = requests.post(server.url + path, json=body or {}, headers=headers, timeout=1200)
     answer.raise_for_status()
     is_json = "json" in answer.headers.get("Content-Type", "")
     return answer.json() if is_json else None
@@ -165,7 +165,7 @@ def generate(
     return post(server, "/generate", body, headers)
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 300.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 1200.0) -> None:
     """Poll until the condition holds. Raises TimeoutError after a limit that no host reaches."""
     deadline = time.monotonic() + timeout_s
     while not condition():

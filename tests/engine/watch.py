@@ -22,7 +22,7 @@ _LOOKS_BACK_S = 30
 
 def samples(server: Server) -> list[Sample]:
     """Return the samples at its /metrics."""
-    text = requests.get(server.url + "/metrics", timeout=60).text
+    text = requests.get(server.url + "/metrics", timeout=1200).text
     return [each for family in text_string_to_metric_families(text) for each in family.samples]
 
 

@@ -87,7 +87,7 @@ def service(
 def until(
     link: Link, kind: type[_Kind], holds: Callable[[_Kind], bool] = lambda message: True
 ) -> _Kind:
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 600
     while time.monotonic() < deadline_s:
         for message in link.heard():
             if isinstance(message, kind) and holds(message):
@@ -334,7 +334,7 @@ def test_a_lost_connection_counts_nothing_twice_and_makes_room(
         assert client.prior is not None
         assert client._link is not None
         client._link.kill()
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + 600
         while not (client.stats()["num_worker_restarts"] and client.stats()["worker_alive"]):
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
@@ -362,7 +362,7 @@ def test_an_impostor_learns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     at = f"127.0.0.1:{free_port()}"
     with closing(endpoint.listen(Address.parse(at), "not the token, but as long")) as router:
         with pytest.raises(PredictorError, match="token"):
-            connect_worker(SageConfig(predictor=PredictorConfig(service=at)), "my model", 5)
+            connect_worker(SageConfig(predictor=PredictorConfig(service=at)), "my model")
         assert not router.poll(0)
 
 

@@ -74,7 +74,11 @@ def test_once_closed_no_worker_is_kept() -> None:
     assert told == ["attach", "close", "close"]
 
 
-def test_a_shared_worker_that_is_killed_comes_back(tmp_path: Path) -> None:
+def test_a_shared_worker_that_is_killed_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A worker that takes longer to end is killed, and leaves its folder.
+    monkeypatch.setattr("predictor_store.service.own_process._CLOSE_TIMEOUT_SECONDS", 600.0)
     config = SageConfig(StoreConfig(str(tmp_path), 50), PredictorConfig(threshold=0.5))
     shared = SharedWorker(config)
     shared.start()
