@@ -37,6 +37,9 @@ STYLE = {
 }
 
 
+_TEXT_AND_LINES = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+
+
 def colors(policies: Sequence[str]) -> dict[str, str]:
     """Return one colour per policy, the same in every plot; ours stands out."""
     others = [policy for policy in policies if policy != "sage"]
@@ -110,6 +113,35 @@ def against_load(records: Sequence[Record]) -> str:
         return svg_text(figure)
 
 
+def headline(records: Sequence[Record], mix: str) -> str:
+    """Plot the share of good requests of one mix by requests per second: SGLang's default policy,
+    the tuned one, which is the mix's first arm, and sage.
+
+    Medians over seeds. The picture is to be read at 400 px, on white and on black.
+    """
+    here = [record for record in records if mix_of(record) == mix]
+    shown = (
+        ("fcfs", "SGLang", "#7d8590"), (here[0].arm, "SGLang, tuned", "#3b82f6"),
+        ("sage", "sage", "#e5484d"),
+    )  # fmt: skip
+    gray = "#7d8590"
+    with plt.rc_context(STYLE | dict.fromkeys(_TEXT_AND_LINES, gray) | {"font.size": 11}):
+        figure, axis = plt.subplots(figsize=(5.5, 3.2), layout="constrained")
+        figure.patch.set_alpha(0)
+        axis.patch.set_alpha(0)
+        axis.axhline(95, color=gray, lw=0.8, ls=":")
+        for arm, label, color in shown:
+            of_arm = [record for record in here if record.arm == arm]
+            _line(axis, of_arm, "good_share", 100, along="offered_rate", color=color, label=label)
+            axis.lines[-1].set(lw=2.2, marker="o", ms=3)
+        axis.set_ylim(0, 103)
+        axis.set_xlim(left=0)
+        axis.set_xlabel("requests per second")
+        axis.set_ylabel("requests in time, %")
+        axis.legend(loc="lower left", labelcolor="linecolor")
+        return svg_text(figure)
+
+
 def _arm_of(record: Record, records: Sequence[Record]) -> str:
     """Return an arm's name. The tuned arm, the first of its mix, is a different policy in each
     mix."""
@@ -117,10 +149,15 @@ def _arm_of(record: Record, records: Sequence[Record]) -> str:
     return "SGLang, tuned" if record.arm == first.arm else record.arm
 
 
-def _line(axis: Any, records: Sequence[Record], metric: str, scale: float, **style: Any) -> None:
+def _line(
+    axis: Any, records: Sequence[Record], metric: str, scale: float, along: str = "", **style: Any
+) -> None:
+    """Draw medians by load, or by the metric `along`."""
     loads = sorted({multiple_of(record) for record in records})
-    at = [[r.metrics[metric] * scale for r in records if multiple_of(r) == x] for x in loads]
-    axis.plot(loads, [float(np.median(values)) for values in at], lw=1.2, **style)
+    of_load = [[r.metrics for r in records if multiple_of(r) == x] for x in loads]
+    x = [float(np.median([m[along] for m in found])) for found in of_load] if along else loads
+    y = [float(np.median([m[metric] * scale for m in found])) for found in of_load]
+    axis.plot(x, y, lw=1.2, **style)
 
 
 def _spread(values: Sequence[float]) -> tuple[float, list[list[float]]]:

@@ -41,10 +41,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def pictures() -> list[tuple[Path, str]]:
-    """Return the pictures in docs, named `NAME-records.svg`, with their new content from
-    records."""
-    from bench.experiment.plot import against_load  # matplotlib takes a second to load
+    """Return the pictures in docs, with their new content from records."""
+    from bench.experiment.plot import against_load, headline  # matplotlib takes a second to load
 
-    files = sorted(DOCS.glob("*-records.svg"))
-    of_file = ((file, records.file_of(file.name.split("-records")[0])) for file in files)
-    return [(file, against_load(records.read(of))) for file, of in of_file]
+    found = records.read(records.file_of("load"))
+    return [
+        (DOCS / "load-records.svg", against_load(found)),
+        (DOCS / "load-headline.svg", headline(found, "own answers")),
+    ]
