@@ -25,8 +25,9 @@ class SageParameters:
     """Settings of `sage`."""
 
     ttft_ms: Annotated[float, Meta(ge=0)] = 2000.0
-    """TTFT target. New requests are held, and start together in time for it. Running requests with
-    a larger index make room. `inf`: no target."""
+    """TTFT target. New requests wait up to it, or to their own deadline, so that they are prefilled
+    together. If memory is full, running requests with a larger Gittins index are swapped out.
+    `inf`: no target."""
     regret: Annotated[float, Meta(ge=0)] = 32.0
     """Starvation bound: after a request arrives, the work for later requests may reach `regret`
     times the work for earlier ones plus a batch. Then no request overtakes it. `inf`: no bound."""
