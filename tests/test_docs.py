@@ -20,15 +20,22 @@ POLICIES_MD = DOCS / "policies.md"
 
 # In a process of its own, as names are looked up once: the simulator, and a server's command line.
 _SIMULATED = """
+from dataclasses import replace
+
 from bench.simulator.presets import H800_QWEN3_32B
 from bench.simulator.request import SimRequest
 from bench.simulator.run import simulate
 from sage_sched.app.config import SageConfig
+from sage_sched.distribution import LengthDistribution
 
-config = SageConfig.parse({"policy": {"deadlines": {"default_slo_ms": 1000.0}}})
-requests = [SimRequest(0.1 * i, 500, 20 + i, 100, None, "") for i in range(40)]
-result = simulate(H800_QWEN3_32B, "deadlines", config, requests)
-print(config.policy['deadlines'].default_slo_ms, len(result.ttlt_s))
+config = SageConfig.parse({"policy": {"deadlines": {"slo_ms_per_token": 50.0}}})
+print(config.policy["deadlines"].slo_ms_per_token)
+engine = replace(H800_QWEN3_32B, max_running_requests=1)
+for policy in ("fcfs", "deadlines"):
+    known = {tokens: LengthDistribution.from_samples([tokens], "history") for tokens in (9, 90)}
+    asked = [(0.1 * i, 90 if i % 2 else 9) for i in range(40)]
+    requests = [SimRequest(at_s, 500, n, 100, known[n], "") for at_s, n in asked]
+    print(policy, round(simulate(engine, policy, config, requests).ttlt_s.mean()))
 """
 
 
@@ -54,7 +61,7 @@ def test_the_example_policy_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     done = subprocess.run(
         [sys.executable, "-c", _SIMULATED], capture_output=True, text=True, check=False
     )
-    assert done.stdout == "1000.0 40\n", done.stderr
+    assert done.stdout == "50.0\nfcfs 41\ndeadlines 25\n", done.stderr
 
 
 def test_tables_say_what_the_code_says() -> None:
