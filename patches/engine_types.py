@@ -106,6 +106,7 @@ class Tree(Protocol):
     tree_components: tuple[Any, ...]
     disable: bool
     cache_controller: Any
+    tree_core: Any
 
     def evictable_size(self) -> int: ...
     def lock(self, node: Any) -> Any: ...

@@ -43,11 +43,13 @@ class Engine(Protocol[Request]):
     def is_swapped(self, request: Request) -> bool:
         """Whether the request's KV is in host memory."""
 
-    def preempt(self, action: Preempt) -> Request | None:
-        """Take a running request off the device; return None if that fails."""
+    def preempt(self, actions: Sequence[Preempt]) -> list[Request]:
+        """Take running requests off the device, up to the first for which that fails. Return
+        them."""
 
     def resume(self, requests: Sequence[Request]) -> list[Request]:
-        """Let swapped requests decode on. Return the requests for which there is no room."""
+        """Let swapped requests decode on, at once or from the next pass on. Return the requests for
+        which there is no room."""
 
     def carried_out(
         self, plan: Plan, entering: list[Request], left: list[Request], preempted: list[Request]
@@ -137,16 +139,16 @@ def _make_room(plan: Plan, engine: Engine[Request]) -> tuple[list[Request], list
 
     If requests were preempted and none enters, the next plan decides which requests use their room.
     """
+    leaving = [action for action in plan.actions if isinstance(action, Preempt)]
+    preempted = engine.preempt(leaving) if leaving else []
     entering: list[Request] = []
-    preempted: list[Request] = []
+    num_gone = 0
     for action in plan.actions:
         if not isinstance(action, Preempt):
             entering.append(engine.queue[len(entering)])
             continue
-        gone = engine.preempt(action)
-        if gone is not None:
-            preempted.append(gone)
-        if gone is None:
+        num_gone += 1
+        if num_gone > len(preempted):
             _plan_again(engine)
             break
     if preempted and (plan.has_turn or not entering):

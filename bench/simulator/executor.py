@@ -58,11 +58,14 @@ class PlannedEngine(EngineState):
     def is_swapped(self, request: Progress) -> bool:
         return request.swapped
 
-    def preempt(self, action: Preempt) -> Progress:
-        (gone,) = (progress for progress in self.decode if progress.job is action.job)
-        self.result.moved_tokens += self.leave(gone, action.mode)
-        self.result.num_moves += gone.swapped
-        self.num_preemptions[action.to is None, action.mode] += 1
+    def preempt(self, actions: Sequence[Preempt]) -> list[Progress]:
+        gone: list[Progress] = []
+        for action in actions:
+            (leaving,) = (progress for progress in self.decode if progress.job is action.job)
+            self.result.moved_tokens += self.leave(leaving, action.mode)
+            self.result.num_moves += leaving.swapped
+            self.num_preemptions[action.to is None, action.mode] += 1
+            gone.append(leaving)
         return gone
 
     def resume(self, requests: Sequence[Progress]) -> list[Progress]:

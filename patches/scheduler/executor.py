@@ -38,6 +38,9 @@ def run_pass(scheduler: Scheduler, original: Callable[[Batch], Any], running_bat
     """Run Scheduler.get_new_batch_prefill by the policy's plan. Under one of SGLang's own policies
     (sage_sched.app.switch) SGLang's pass sees all requests."""
     follow_settings(scheduler)
+    preemption: Preemption | None = scheduler.sage.last_preemption
+    if preemption is not None:
+        running_batch = preemption.join(running_batch)
     if not scheduler.sage.plans():
         return original(running_batch)
     queues.drop_ended(scheduler, running_batch)
@@ -45,6 +48,9 @@ def run_pass(scheduler: Scheduler, original: Callable[[Batch], Any], running_bat
         return scheduler.sage.stage.showing([], lambda: original(running_batch))
     this = Pass(scheduler, original, running_batch)
     scheduling_pass.run_pass(this)
+    if preemption is not None and preemption.returning:
+        # Where SGLang looks for requests to abort.
+        scheduler.waiting_queue = [*scheduler.waiting_queue, *preemption.returning]
     return this.done
 
 
@@ -91,7 +97,11 @@ class Pass:
 
     @property
     def runs_any(self) -> bool:
-        return not self.running.is_empty()
+        return self._any_returns or not self.running.is_empty()
+
+    @property
+    def _any_returns(self) -> bool:
+        return self._preemption is not None and bool(self._preemption.returning)
 
     @property
     def is_chunking(self) -> bool:
@@ -102,14 +112,13 @@ class Pass:
     def plan(self) -> Plan:
         return self._state.plan(self.running)
 
-    def preempt(self, action: Preempt) -> Req | None:
+    def preempt(self, actions: Sequence[Preempt]) -> list[Req]:
         assert self._preemption is not None
-        return self._preemption.preempt(self.running, action)
+        return self._preemption.preempt(self.running, actions)
 
     def resume(self, requests: Sequence[Req]) -> list[Req]:
         assert self._preemption is not None
-        self.running, left = self._preemption.resume(self.running, requests)
-        return left
+        return self._preemption.resume(self.running, requests)
 
     def carried_out(
         self, plan: Plan, entering: list[Req], left: list[Req], preempted: list[Req]
@@ -119,6 +128,9 @@ class Pass:
 
     def admit(self, visible: Sequence[Req], budget: Budget) -> None:
         retracted = self._retract_for_chunk(budget) if self.is_chunking else []
+        if self._scheduler.enable_lora and self._any_returns:
+            # SGLang does not see the adapters of requests that are about to join.
+            visible, self.num_arrivals_planned = [], -1
         with self._state.stage.within(budget, self.running):
             self.done = self._state.stage.showing(visible, lambda: self._original(self.running))
         self.running = self.done.running_batch

@@ -19,7 +19,7 @@ from patches.refusals import refuse_model
 from patches.scheduler.admission import add, correct
 from patches.scheduler.decode_pass import order_arrived, run_decode_pass
 from patches.scheduler.executor import run_pass, timed_out, without_started
-from patches.scheduler.kv_copy import drop, is_swapped
+from patches.scheduler.kv_copy import is_swapped
 from patches.scheduler.penalties import count_again
 from patches.scheduler.state import SchedulerState
 from patches.scheduler.switch import switch
@@ -177,8 +177,8 @@ def _passes(hooks: Hooks, process: _Process) -> None:
 
     @hooks.at(f"{_SCHEDULER}._release_aborted_request", BEFORE, "req")
     def before_release_aborted(self: Scheduler, req: Req) -> None:
-        if is_swapped(req):
-            drop(self, req)
+        if is_swapped(req) and self.sage.last_preemption is not None:
+            self.sage.last_preemption.aborted(req)
         if hasattr(req, "sage"):
             self.sage.end(req, was_aborted=True)
 
@@ -192,10 +192,22 @@ def _passes(hooks: Hooks, process: _Process) -> None:
         if (sessions := self.sage.limits.sessions) is not None:
             sessions.closed(carrier.session_of(str(recv_req.session_id)))
 
-    @hooks.at(f"{_SCHEDULER}.flush_cache", AFTER)
-    def after_flush_cache(success: bool, self: Scheduler, *args: Any, **kw: Any) -> None:
-        if success and self.sage.preemption is not None:
-            self.sage.preemption.forget_copies()
+    @hooks.at(f"{_SCHEDULER}.flush_cache", AROUND)
+    def around_flush_cache(original: Any, self: Scheduler, *args: Any, **kw: Any) -> bool:
+        preemption = self.sage.last_preemption
+        if preemption is not None:
+            preemption.recall()
+        success: bool = original(self, *args, **kw)
+        if success and preemption is not None:
+            preemption.forget_copies()
+        return success
+
+    @hooks.at(
+        f"{_COMPONENTS}.invariant_checker.SchedulerInvariantChecker._requests_owning_rows", AROUND
+    )
+    def around_owning_rows(original: Any, self: object) -> list[Req]:
+        preemption = process.state.last_preemption
+        return [*original(self), *([] if preemption is None else preemption.returning)]
 
 
 def _admission(hooks: Hooks, process: _Process) -> None:

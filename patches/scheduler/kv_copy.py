@@ -1,4 +1,4 @@
-"""Swaps the KV of a running request out to host memory, and back in without a prefill.
+"""Takes running requests off the device, and lets them decode on without a prefill.
 
 SGLang has both halves for prefill/decode disaggregation (mem_cache/common.py,
 disaggregation/decode.py, decode_schedule_batch_mixin.py). This module combines them on one server.
@@ -7,52 +7,16 @@ Nothing is recomputed, so the answer stays the same.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from sglang.srt.disaggregation.decode import alloc_for_decode_prealloc
 from sglang.srt.managers.schedule_batch import ScheduleBatch
-from sglang.srt.mem_cache.common import (
-    backup_kv_cache,
-    discard_kv_cache_backup,
-    evict_from_tree_cache,
-    match_kv_cache,
-    release_kv_cache,
-    restore_kv_cache,
-)
-from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
-from sglang.srt.runtime_context import get_disagg
+from sglang.srt.mem_cache.common import evict_from_tree_cache, match_kv_cache, release_kv_cache
 
 from patches.engine_types import Batch, Req, Scheduler
-
-logger = logging.getLogger(__name__)
-
-
-def _backend(scheduler: Scheduler) -> str:
-    """Return SGLang's backend for copies: the host memory of the hierarchical cache if there is
-    one. On a decode server, return the backend that SGLang itself uses."""
-    if scheduler.server_args.disaggregation_mode == "decode":
-        return str(get_disagg().disaggregation_decode_retraction_backup)
-    tree: Any = scheduler.tree_cache
-    has_host_tier = isinstance(tree, UnifiedRadixCache) and tree.supports_retraction_backup()
-    return "host_pool" if has_host_tier else "cpu_tensor"
-
-
-def host_tier_tokens(scheduler: Scheduler) -> int | None:
-    """Return the tokens of the hierarchical cache's host memory that copies may take; None without
-    such a cache.
-
-    Copies may take the size of that memory minus the size of the device pool. SGLang may fill the
-    rest with KV that is also on the device, and does not free it. On a decode server without a
-    radix tree, copies may take all of it.
-    """
-    if _backend(scheduler) == "cpu_tensor":
-        return None
-    host_tokens: int = scheduler.tree_cache.cache_controller.mem_pool_host.size
-    shared_tokens = 0 if scheduler.tree_cache.disable else scheduler.max_total_num_tokens
-    return max(0, host_tokens - shared_tokens)
+from patches.scheduler.copies import uses_arena
 
 
 def least(scheduler: Scheduler, number: int) -> int:
@@ -108,37 +72,14 @@ def freed_tokens(scheduler: Scheduler, req: Req) -> int:
     return alone + unlocked
 
 
-def token_bytes(scheduler: Scheduler) -> int:
-    """Return the host memory for the KV of one token on this rank, in bytes."""
-    pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
-    size = pool.get_kv_size_bytes()
-    return int(-(-(sum(size) if isinstance(size, tuple) else size) // pool.size))
-
-
-def swap_out(scheduler: Scheduler, running_batch: Batch, req: Req) -> bool:
-    """Copy a running request's KV to host memory and take the request off the device. Return False,
-    and change nothing, if the copy fails on any rank.
+def leave(scheduler: Scheduler, running_batch: Batch, req: Req) -> None:
+    """Take a running request whose KV has been copied off the device.
 
     A token whose forward pass is in flight is dropped with its KV, because SGLang skips the results
-    of retracted requests. It is computed again after swap_in.
+    of retracted requests. It is computed again when the request is back.
     """
-    try:
-        copied = backup_kv_cache(
-            req,
-            scheduler.tree_cache,
-            scheduler.req_to_token_pool,
-            scheduler.token_to_kv_pool_allocator,
-            _backend(scheduler),
-        )
-    except (RuntimeError, MemoryError):
-        logger.exception("a request's KV could not be copied to host memory; it goes on running")
-        copied = False
-    if not least(scheduler, copied):  # it failed on some rank
-        drop(scheduler, req)
-        return False
-    req.sage.shared_slots = _in_tree(scheduler, req)
+    req.sage.shared_nodes = _in_tree(scheduler, req)
     retract(running_batch, req)
-    return True
 
 
 def retract(running_batch: Batch, req: Req) -> None:
@@ -182,34 +123,40 @@ def _remove(running_batch: Batch, req: Req) -> None:
     req.time_stats.set_wait_queue_entry_time()
 
 
-def drop(scheduler: Scheduler, req: Req) -> None:
-    """Drop the copy of a request's KV. The request will be recomputed, as after any retraction."""
-    discard_kv_cache_backup(req, scheduler.tree_cache, _backend(scheduler))
+def take_room(scheduler: Scheduler, req: Req, others: Sequence[Req]) -> bool:
+    """Give a request whose KV is in host memory a row and slots, for put_back. Return False, and
+    change nothing, if there is no room.
 
-
-def swap_in(
-    scheduler: Scheduler, reqs: Sequence[Req], running: Sequence[Req]
-) -> tuple[Batch | None, list[Req]]:
-    """Bring requests back to the device. Return the batch to merge into the running one (None if it
-    would be empty), and the requests that have to keep waiting.
-
-    After the first request without room, no further one is brought back. Trap: call this only if no
-    request was swapped out since the last step was launched. Otherwise a result in flight would be
-    taken for a result of a request that has come back.
-
-    running: the requests that decode with them.
+    others: the requests that decode with it, whose adapters must fit in with its own.
     """
-    if scheduler.enable_overlap and scheduler.device != "cpu":
-        # A forward pass in flight may still write to freed slots.
-        scheduler.schedule_stream.wait_stream(scheduler.forward_stream)
-    back: list[Req] = []
-    left: list[Req] = []
+    if not has_adapter(scheduler, req, others):
+        return False
+    num_tokens = req.seqlen - 1  # the newest token has no KV yet
+    kept = _locked_again(scheduler, req)
+    # All ranks have room or none has, because their pools are alike.
+    if not _given_room(scheduler, req, num_tokens, kept):
+        scheduler.tree_cache.unlock(req.lock)
+        req.lock = None
+        return False
+    req.kv.kv_committed_len = num_tokens
+    req.full_untruncated_fill_ids = req.origin_input_ids + req.output_ids
+    req.prefix_len, req.extend_end = 0, num_tokens
+    return True
+
+
+def give_room_back(scheduler: Scheduler, req: Req) -> None:
+    """Undo take_room."""
+    release_kv_cache(req, scheduler.tree_cache, checkpoint=False)
+    req.reset_for_retract()
+
+
+def resumed(scheduler: Scheduler, reqs: Sequence[Req]) -> Batch | None:
+    """Return the batch to merge into the running one for requests whose KV is back; None if there
+    is none."""
     for req in reqs:
-        has_room = not swapped(left) and has_adapter(scheduler, req, [*running, *back])
-        (back if has_room and _restored(scheduler, req) else left).append(req)
-    if not back:
-        return None, left
-    return _prebuilt(scheduler, back), left
+        req.sage.shared_nodes = {}
+        req.time_stats.set_forward_entry_time()
+    return _prebuilt(scheduler, [*reqs]) if reqs else None
 
 
 def counts_tokens(req: Req) -> bool:
@@ -231,10 +178,10 @@ def lost_part(req: Req) -> str | None:
     return "a count of its tokens on a decode server" if counts_tokens(req) else None
 
 
-def _prebuilt(scheduler: Scheduler, reqs: list[Req]) -> Any:
+def _prebuilt(scheduler: Scheduler, reqs: list[Req]) -> Batch:
     """Return a batch that needs no forward pass, as SGLang's decode servers make one from KV that
     arrives over the network."""
-    batch = ScheduleBatch.init_new(
+    batch: Any = ScheduleBatch.init_new(
         reqs,
         scheduler.req_to_token_pool,
         scheduler.token_to_kv_pool_allocator,
@@ -254,41 +201,8 @@ def _prebuilt(scheduler: Scheduler, reqs: list[Req]) -> Any:
     finally:
         for req, grammar in zip(reqs, grammars, strict=True):
             req.grammar = grammar
-    return batch
-
-
-def _restored(scheduler: Scheduler, req: Req) -> bool:
-    """Bring one request back and return whether it is on the device.
-
-    It keeps its copy if the device has no room. It loses the copy, and will be recomputed, if the
-    copy cannot be written back on some rank.
-    """
-    num_tokens = req.seqlen - 1  # the newest token has no KV yet
-    kept = _locked_again(scheduler, req)
-    # All ranks have room or none has, because their pools are alike.
-    if not _given_room(scheduler, req, num_tokens, kept):
-        scheduler.tree_cache.unlock(req.lock)
-        req.lock = None
-        return False
-    pool, allocator = scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator
-    req.kv.kv_committed_len = num_tokens
-    req.full_untruncated_fill_ids = req.origin_input_ids + req.output_ids
-    req.prefix_len, req.extend_end = 0, num_tokens
-    try:
-        restore_kv_cache(req, scheduler.tree_cache, pool, allocator, _backend(scheduler))
-        pool.write((req.kv.req_pool_idx, slice(0, len(kept))), kept.to(torch.int32))
-        restored = True
-    except (RuntimeError, MemoryError):
-        logger.exception("a request's KV could not be copied back; it is computed again")
-        restored = False
-    if not least(scheduler, restored):  # it failed on some rank
-        release_kv_cache(req, scheduler.tree_cache, checkpoint=False)
-        req.reset_for_retract()
-        drop(scheduler, req)
-        return False
-    req.sage.shared_slots = ()
-    req.time_stats.set_forward_entry_time()
-    return True
+    made: Batch = batch
+    return made
 
 
 def has_adapter(scheduler: Scheduler, req: Req, others: Sequence[Req]) -> bool:
@@ -305,33 +219,35 @@ def has_adapter(scheduler: Scheduler, req: Req, others: Sequence[Req]) -> bool:
     return req.lora_id in beside or bool(adapters.validate_lora_batch({req.lora_id, *beside}))
 
 
-def _in_tree(scheduler: Scheduler, req: Req) -> torch.Tensor:
-    """Return the slots of a running request's KV in the radix tree; empty if it could not use them
-    when it comes back."""
-    uses_tree = scheduler.server_args.disaggregation_mode == "null"
-    uses_tree = uses_tree and _backend(scheduler) == "cpu_tensor"
-    num_tokens = req.kv.cache_protected_len if uses_tree else 0
-    row: torch.Tensor = scheduler.req_to_token_pool.req_to_token[req.kv.req_pool_idx, :num_tokens]
-    return row.clone()
+def _in_tree(scheduler: Scheduler, req: Req) -> dict[int, int]:
+    """Return the nodes of the radix tree that a running request locks: how many tokens end with
+    each. Empty if it could not use them when it comes back."""
+    if req.lock is None or not uses_arena(scheduler):
+        return {}
+    (path,) = scheduler.tree_cache.tree_core.collect_path_info([req.lock.node])
+    return {node.node_id: node.path_end for node in path}
 
 
 def _locked_again(scheduler: Scheduler, req: Req) -> torch.Tensor:
-    """Lock a swapped-out request's KV that is still in the radix tree, and return its slots in
-    whole pages.
+    """Lock a swapped-out request's KV that is still in the radix tree, and return its slots.
 
-    Only the slots that it left count: KV that was evicted and recomputed may differ in its last
-    bits.
+    Only the nodes that it left count: KV that was evicted and recomputed may differ in its last
+    bits. A node keeps its number when its front part is split off. The device is not asked, because
+    the host would have to wait for the answer.
     """
-    left: torch.Tensor = req.sage.shared_slots
-    if not len(left):
-        return left
-    tree = scheduler.tree_cache
-    found = match_kv_cache(req, tree, (req.origin_input_ids + req.output_ids)[: len(left)])
+    left: dict[int, int] = req.sage.shared_nodes
+    tree, most = scheduler.tree_cache, max(left.values(), default=0)
+    num_kept = 0
+    if left:
+        found = match_kv_cache(req, tree, (req.origin_input_ids + req.output_ids)[:most])
+        (path,) = tree.tree_core.collect_path_info([found.last_device_node])
+        ends = (node.path_end for node in path if left.get(node.node_id) == node.path_end)
+        num_kept = max(ends, default=0)
+    if not num_kept:
+        rows = scheduler.req_to_token_pool.req_to_token
+        return torch.empty(0, dtype=torch.int64, device=rows.device)
     slots: torch.Tensor = tree.prefix_device_indices(req)
-    num_same = int((left[: len(slots)] == slots).cumprod(0).sum())
-    num_kept = num_same // scheduler.page_size * scheduler.page_size
-    if num_kept:
-        req.lock = tree.lock(found.last_device_node)
+    req.lock = tree.lock(found.last_device_node)
     return slots[:num_kept]
 
 
@@ -360,8 +276,7 @@ def _given_room(scheduler: Scheduler, req: Req, num_tokens: int, kept: torch.Ten
         swa_tail_len=0,
         req_to_token_pool=pool,
     )
-    # SGLang's copy of the kept part goes to slot 0, which is padding.
-    row = torch.cat([torch.zeros_like(kept, dtype=torch.int32), slots.to(torch.int32)])
+    row = torch.cat([kept.to(torch.int32), slots.to(torch.int32)])
     pool.write((req.kv.req_pool_idx, slice(0, num_tokens)), row)
     req.kv.cache_protected_len = num_kept
     return True

@@ -13,6 +13,7 @@ from sglang.srt.utils.rank_consensus_checker import rank_consensus
 
 from patches.engine_types import Batch, Req, Scheduler
 from patches.scheduler import kv_copy, queues
+from patches.scheduler.copies import Copies, host_tier_tokens, token_bytes
 from patches.scheduler.host_memory import pool_bytes
 from patches.scheduler.survival import (
     why_none_is_preemptible,
@@ -29,6 +30,8 @@ from sage_sched.view import Holding
 
 logger = logging.getLogger(__name__)
 
+# Unless configured, no more is pinned than this. Pinning takes a second for 6 GiB.
+_MOST_PINNED_BYTES = 2**34
 _COUNTED = ("num_resumed", "num_recomputed", "num_without_device_room", "num_without_host_room")
 
 
@@ -57,16 +60,23 @@ def preemption_of(
 class Preemption:
     """Preempts and resumes the requests of one scheduler.
 
+    A request that comes back joins the batch one pass after its copy has set out, on all ranks.
+    Until then it waits in the queue, and keeps its copy.
+
     num_preemptions: the number of preemptions by reason and by mode. The reason is True if memory
         ran out, and False if a waiting request took the place.
+    returning: the requests that join at the next pass. They have rows and slots.
     """
 
     def __init__(self, scheduler: Scheduler, config: PreemptionConfig) -> None:
         self._scheduler = scheduler
         self._only_decodes = queues.only_decodes(scheduler)
-        self._token_bytes = kv_copy.token_bytes(scheduler)
-        self._own_pool_bytes = kv_copy.least(scheduler, pool_bytes(scheduler.server_args))
-        self._meter = SwapMeter(scheduler, scheduler.sage.calibration)
+        self._token_bytes = token_bytes(scheduler)
+        own_bytes = kv_copy.least(scheduler, pool_bytes(scheduler.server_args))
+        self._own_pool_bytes = min(own_bytes, _MOST_PINNED_BYTES)
+        self._copies, self._most_tokens = self._with_host_memory(config)
+        self._meter = SwapMeter(scheduler, scheduler.sage.calibration, self._copies)
+        self.returning: list[Req] = []
         self.num_preemptions: Counter[tuple[bool, PreemptionMode]] = Counter()
         self._num_staying: Counter[str] = Counter()
         self._counts = Counter(dict.fromkeys(_COUNTED, 0))
@@ -76,10 +86,27 @@ class Preemption:
         """Follow these settings from now on. KV in host memory stays there. If preemption is now
         off, swapped-out requests come back."""
         self.config = config
-        own_bytes = int(config.host_pool_gib * 2**30) or self._own_pool_bytes
-        tier_tokens = kv_copy.host_tier_tokens(self._scheduler)
-        own_tokens = own_bytes // self._token_bytes
+        tier_tokens = host_tier_tokens(self._scheduler)
+        own_tokens = min(self._own_tokens(config), self._most_tokens)
         self._host_pool_tokens = own_tokens if tier_tokens is None else tier_tokens
+
+    def _own_tokens(self, config: PreemptionConfig) -> int:
+        own_bytes = int(config.host_pool_gib * 2**30) or self._own_pool_bytes
+        return own_bytes // self._token_bytes
+
+    def _with_host_memory(self, config: PreemptionConfig) -> tuple[Copies, int]:
+        """Return an empty store for copies, and its size in tokens: 0 if some rank lacks the
+        memory."""
+        num_tokens = self._own_tokens(config)
+        try:
+            copies = Copies(self._scheduler, num_tokens)
+            has_memory = True
+        except (RuntimeError, MemoryError):
+            logger.exception("no host memory for the KV of preempted requests")
+            has_memory = False
+        if kv_copy.least(self._scheduler, has_memory):
+            return copies, num_tokens
+        return Copies(self._scheduler, 0), 0
 
     def stats(self) -> dict[str, Any]:
         """Return counters for /server_info.
@@ -157,43 +184,108 @@ class Preemption:
                 self._num_staying[reason] += 1
         return state.why_not_preemptible is None
 
-    def preempt(self, running_batch: Batch, action: Preempt) -> Req | None:
-        """Preempt a running request and return it. Return None if its copy fails; it then keeps
-        running."""
-        (req,) = (req for req in running_batch.reqs if req.sage.job is action.job)
-        if action.mode is PreemptionMode.SWAP:
-            num_tokens = req.seqlen - 1
-            self._scheduler.sage.session_kv.mark(req, "")  # it comes back with all of its KV
-            with self._meter.timing() as move:
-                if kv_copy.swap_out(self._scheduler, running_batch, req):
-                    move.num_tokens = num_tokens
-            if not move.num_tokens:
-                return None
-        else:
-            kv_copy.preempt_to_tree(self._scheduler, running_batch, req)
-        req.sage.job.num_preemptions += 1
-        req.sage.waits.begins()
-        self.num_preemptions[action.to is None, action.mode] += 1
-        return req
+    def preempt(self, running_batch: Batch, actions: Sequence[Preempt]) -> list[Req]:
+        """Preempt running requests and return them, up to the first whose copy fails on some rank;
+        it keeps running. A request without a place in host memory leaves its KV in the radix tree,
+        or keeps running if its answer could not be continued then."""
+        of_job = {req.sage.job: req for req in running_batch.reqs}
+        reqs = [of_job[action.job] for action in actions]
+        gone = reqs[: self._num_copied(reqs, actions)]
+        for req, action in zip(gone, actions, strict=False):
+            mode = PreemptionMode.RECOMPUTE
+            if kv_copy.is_swapped(req):
+                mode = PreemptionMode.SWAP
+                # It comes back with all of its KV.
+                self._scheduler.sage.session_kv.mark(req, "")
+                kv_copy.leave(self._scheduler, running_batch, req)
+            else:
+                kv_copy.preempt_to_tree(self._scheduler, running_batch, req)
+            req.sage.job.num_preemptions += 1
+            req.sage.waits.begins()
+            self.num_preemptions[action.to is None, mode] += 1
+        return gone
 
-    def resume(self, running_batch: Batch, reqs: Sequence[Req]) -> tuple[Batch, list[Req]]:
-        """Bring swapped-out requests back. Return the running batch with them in it, and the
-        requests that have to wait on.
+    def _num_copied(self, reqs: Sequence[Req], actions: Sequence[Preempt]) -> int:
+        """Copy the KV of requests that are to be swapped out. Return how many may leave: all before
+        the first whose copy fails on some rank."""
+        swaps = [action.mode is PreemptionMode.SWAP for action in actions]
+        if not any(swaps):
+            return len(reqs)
+        num_copied = 0
+        with self._meter.timing() as move:
+            for req, is_swap in zip(reqs, swaps, strict=True):
+                if is_swap and not self._copies.take(req):
+                    break
+                if is_swap and not kv_copy.is_swapped(req) and why_not_retractable(req):
+                    break  # its answer would not go on after a prefill
+                num_copied += 1
+            num_gone = kv_copy.least(self._scheduler, num_copied)
+            move.num_tokens = sum(r.seqlen - 1 for r in reqs[:num_gone] if kv_copy.is_swapped(r))
+        for req in reqs[num_gone:]:
+            self._copies.drop(req)
+        if num_gone < len(reqs):
+            logger.warning("a copy to host memory failed on some rank; the request goes on running")
+        return num_gone
 
-        Some of the latter are still swapped out, because the device has no room for them. The
-        others lost their copies and will be recomputed.
+    def resume(self, running_batch: Batch, reqs: Sequence[Req]) -> list[Req]:
+        """Let swapped-out requests come back. Return the requests for which the device has no room.
+
+        They join the batch at the next pass. Trap: call this only if none of them was swapped out
+        since the last step was launched. Otherwise a result in flight would be taken for a result
+        of a request that has come back.
         """
+        for number, req in enumerate(reqs):
+            others = [*running_batch.reqs, *self.returning]
+            if not kv_copy.take_room(self._scheduler, req, others):
+                self._counts["num_without_device_room"] += len(reqs) - number
+                return [*reqs[number:]]
+            self._copies.fetch(req)
+            self.returning.append(req)
+        return []
+
+    def join(self, running_batch: Batch) -> Batch:
+        """Put the requests that come back into the running batch, and return it. If a copy cannot
+        be written back on some rank, its request will be recomputed."""
+        coming, self.returning = self.returning, []
+        if not coming:
+            return running_batch
+        scheduler, names = self._scheduler, {id(req) for req in coming}
+        waiting = [req for req in scheduler.waiting_queue if id(req) not in names]
         with self.restoring() as back:
-            batch, left = kv_copy.swap_in(self._scheduler, reqs, running_batch.reqs)
-            back += batch.reqs if batch is not None else []
-        num_without_room = len(kv_copy.swapped(left))
-        self._counts["num_without_device_room"] += num_without_room
-        self._counts["num_recomputed"] += len(left) - num_without_room
-        if batch is not None and running_batch.is_empty():
-            return batch, left
-        if batch is not None:
-            running_batch.merge_batch(batch)
-        return running_batch, left
+            num_done = 0
+            while num_done < len(coming) and self._copies.put_back(coming[num_done]):
+                num_done += 1
+            back += coming[: kv_copy.least(scheduler, num_done)]
+        lost = coming[len(back) :]
+        for req in lost:
+            kv_copy.give_room_back(scheduler, req)
+            self._copies.drop(req)
+        self._counts["num_recomputed"] += len(lost)
+        if lost:  # there is free room
+            running_batch.batch_is_full, scheduler.sage.num_arrivals_planned = False, -1
+        scheduler.waiting_queue = [*lost, *waiting]
+        batch = kv_copy.resumed(scheduler, back)
+        if batch is None:
+            return running_batch
+        if running_batch.is_empty():
+            return batch
+        running_batch.merge_batch(batch)
+        return running_batch
+
+    def recall(self) -> None:
+        """Take the requests that come back off the device again. They wait on, with their
+        copies."""
+        for req in self.returning:
+            self._copies.stay(req)
+            kv_copy.give_room_back(self._scheduler, req)
+        self.returning = []
+
+    def aborted(self, req: Req) -> None:
+        """Drop what a waiting request that was aborted has in host memory and on the device."""
+        if req in self.returning:
+            self.returning.remove(req)
+            kv_copy.give_room_back(self._scheduler, req)
+        self._copies.drop(req)
 
     @contextmanager
     def restoring(self) -> Iterator[list[Req]]:
@@ -211,7 +303,7 @@ class Preemption:
         """Drop all copies: KV of old weights, or of a flushed cache, must not come back. The flush
         has already freed their share of the hierarchical cache."""
         for req in queues.in_host_memory(self._scheduler):
-            req.kv.retraction_backup = None
+            self._copies.drop(req, flushed=True)
             self._counts["num_recomputed"] += 1
 
     def carried_out(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from patches.engine_types import Batch
@@ -117,7 +117,8 @@ class RequestState:
     token_times: None without an SLO.
     was_checked: whether it was ever chosen to be preempted.
     why_not_preemptible: the feature that rules preemption out, or None.
-    shared_slots: the slots of its KV in the radix tree when it left the device.
+    shared_nodes: the nodes of the radix tree with its KV when it left the device, and how many
+        tokens end with each.
     """
 
     job: Job
@@ -126,7 +127,7 @@ class RequestState:
     has_ended: bool = False
     was_checked: bool = False
     why_not_preemptible: str | None = None
-    shared_slots: Any = ()
+    shared_nodes: dict[int, int] = field(default_factory=dict)
     predicted_times: PredictedTimes | None = None
 
     def is_of_other_call(self, came_s: float | None) -> bool:

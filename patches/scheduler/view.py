@@ -181,7 +181,9 @@ class Prompts:
         taken = before - tree.evictable_size()
         tree.unlock(lock)
         shared_tokens = int(req.prefix_len) - taken
-        return min(shared_tokens, len(req.sage.shared_slots)) if is_swapped(req) else shared_tokens
+        if not is_swapped(req):
+            return shared_tokens
+        return min(shared_tokens, max(req.sage.shared_nodes.values(), default=0))
 
     def common_tokens(self, position: int, other: int | Job) -> int:
         """Return the length of the shared prefix (see SchedulerView.common_tokens). As in the radix

@@ -124,7 +124,7 @@ class PreemptionConfig:
     """Swap running requests out for others, or when memory runs out."""
     host_pool_gib: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     """Host memory for swapped KV per rank. 0: all ranks share a quarter of the host's free
-    memory."""
+    memory, up to 16 GiB each."""
 
 
 @dataclass(frozen=True, slots=True)

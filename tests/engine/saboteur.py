@@ -24,39 +24,38 @@ def install(folder: Path) -> dict[str, str]:
 
 
 def register() -> None:
-    """The entry point. In the scheduler it stands between kv_copy.py and SGLang's functions, and
-    counts the copies that are alive (`copies_alive` among the counters of preemption)."""
+    """The entry point. In the scheduler it stands before the arena of copies, and counts the copies
+    that are alive (`copies_alive` among the counters of preemption)."""
     if "sglang.srt.managers.scheduler" not in sys.modules:
         return
     from torch import distributed
 
     from patches.scheduler import kv_copy
+    from patches.scheduler.kv_arena import KvArena
     from patches.scheduler.preemption import Preemption
 
     copies: list[Any] = []
-    backup, restore = kv_copy.backup_kv_cache, kv_copy.restore_kv_cache
+    copy_out, put_back = KvArena.copy_out, KvArena.put_back
     given_room, num_calls = kv_copy._given_room, count(1)
 
     def fails(*orders: int) -> bool:
         return Stage.sabotage in orders and next(num_calls) % ONE_IN == 0
 
-    def backed_up(req: Any, *args: Any) -> Any:
+    def copied(arena: Any, slots: Any) -> Any:
         is_on_this_rank = distributed.get_rank() == 1
         if fails(FAIL_BACKUP, *[FAIL_BACKUP_ON_ONE_RANK] * is_on_this_rank):
             raise RuntimeError("on purpose")
-        result = backup(req, *args)
-        copies.append(weakref.ref(req.kv.retraction_backup.cpu_tensors[0][0][0]))
-        return result
+        copy = copy_out(arena, slots)
+        if copy is not None:
+            copies.append(weakref.ref(copy))
+        return copy
 
-    def restored(req: Any, *args: Any) -> Any:
+    def restored(arena: Any, copy: Any, slots: Any, num_kept: int) -> None:
         if fails(FAIL_RESTORE):
             raise RuntimeError("on purpose")
-        if Stage.sabotage != SKIP_RESTORE:
-            return restore(req, *args)
-        req.kv.retraction_backup = None
-        return None
+        put_back(arena, copy, slots, len(slots) if Stage.sabotage == SKIP_RESTORE else num_kept)
 
-    kv_copy.backup_kv_cache, kv_copy.restore_kv_cache = backed_up, restored
+    KvArena.copy_out, KvArena.put_back = copied, restored  # type: ignore[assignment,method-assign]
     kv_copy._given_room = lambda *args: not fails(NO_ROOM) and given_room(*args)
 
     def with_copies(stats: Any, self: Any) -> dict[str, float]:

@@ -141,13 +141,19 @@ class DeviceClock:
         """Copy the KV of num_tokens, either way. The host waits for the copy. The device begins it
         after the running step and earlier copies."""
         started_s = self._now()
-        move_s = num_tokens * self._model.swap_token_s + self._model.host.move_s
-        self._free_s = max(self._free_s, started_s) + move_s
+        move_s = self.hold_up(num_tokens)
         result = copy()
         self._sleep_until(started_s + move_s)
+        return result
+
+    def hold_up(self, num_tokens: int) -> float:
+        """Let a copy beside compute begin, either way, and return its seconds. The host does not
+        wait for it."""
+        move_s = num_tokens * self._model.swap_token_s + self._model.host.move_s
+        self._free_s = max(self._free_s, self._now()) + move_s
         self.stats.num_moves += 1
         self.stats.moved_s += move_s
-        return result
+        return move_s
 
     def _sleep_until(self, end_s: float) -> None:
         left_s = end_s - self._now()
@@ -173,6 +179,7 @@ def register() -> None:
 
     from bench.engines.clock import light_model
     from patches.scheduler import step_meter, swap_meter
+    from patches.scheduler.kv_arena import KvArena
 
     light_model.register()
     written = json.loads(Path(os.environ[_MODEL_FILE]).read_text(encoding="utf-8"))
@@ -208,6 +215,14 @@ def register() -> None:
     ) -> Any:
         return clock.move(len(indices), lambda: original(self, copy, indices, *args, **kw))
 
+    def copy_beside(arena: Any, slots: Any) -> Any:
+        clock.hold_up(len(slots))
+        return copy_out(arena, slots)
+
+    def put_back_beside(arena: Any, copy: Any, *given: Any) -> None:
+        clock.hold_up(copy.num_tokens)
+        put_back(arena, copy, *given)
+
     def after_internal_state(result: Any, self: Any, recv_req: Any) -> None:
         result.internal_state[STATE] = asdict(clock.stats) | {"cpu_s": time.process_time()}
 
@@ -216,6 +231,8 @@ def register() -> None:
     step_meter.ends_with_launch = lambda device: False
     step_meter.time = SimpleNamespace(perf_counter=lambda: seen.device_s)  # type: ignore[attr-defined,assignment]
     swap_meter.time = SimpleNamespace(perf_counter=lambda: clock.stats.moved_s)  # type: ignore[attr-defined,assignment]
+    copy_out, put_back = KvArena.copy_out, KvArena.put_back
+    KvArena.copy_out, KvArena.put_back = copy_beside, put_back_beside  # type: ignore[assignment,method-assign]
     scheduler = f"{_MANAGERS}.scheduler.Scheduler"
     HookRegistry.register(f"{scheduler}.run_batch", around_run_batch, HookType.AROUND)
     HookRegistry.register(f"{scheduler}.process_batch_result", before_process, HookType.BEFORE)

@@ -26,6 +26,7 @@ from sglang.srt.server_args import PortArgs, prepare_server_args
 
 from patches.json_lines import JsonLines
 from patches.scheduler import host_memory, kv_copy, queues, step_meter
+from patches.scheduler.kv_arena import KvArena
 from sage_sched import step_learner
 from tests.patches.recorded.device import Clock, Device
 from tests.patches.recorded.records import Records
@@ -95,6 +96,9 @@ class RecordedServer:
             allocator.get_cpu_copy = self._device.moving(allocator.get_cpu_copy, len)
             load = self._device.moving(allocator.load_cpu_copy, lambda copy, slots: len(slots))
             allocator.load_cpu_copy = load
+        KvArena.copy_out = self._device.moving(KvArena.copy_out, len)
+        put_back = self._device.moving(KvArena.put_back, lambda copy, *others: copy.num_tokens)
+        KvArena.put_back = put_back
         for name in ("backup_kv_cache", "restore_kv_cache"):
             copy = getattr(UnifiedRadixCache, name)
             copy = self._device.moving(copy, lambda req, *others: req.seqlen)

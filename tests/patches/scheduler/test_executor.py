@@ -44,7 +44,7 @@ def test_nothing_of_a_view_outlives_its_pass(full: FullServer) -> None:
 def test_an_empty_queue_needs_no_plan_while_memory_suffices(
     full: FullServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Preemption, "preempt", lambda *args: None)
+    monkeypatch.setattr(Preemption, "preempt", lambda *args: [])
     full.take_pass()
     full.scheduler.waiting_queue = []
     for free_tokens, num_passes in ((10**6, 1), (0, 2)):
@@ -196,7 +196,7 @@ def test_others_pass_a_swapped_request_without_room_only_if_nothing_runs(
 
     def no_room(self: Preemption, running_batch: Any, reqs: Any) -> Any:
         seen.append([*reqs])
-        return running_batch, [*reqs]
+        return [*reqs]
 
     monkeypatch.setattr(Preemption, "resume", no_room)
     roomy.take_pass(lambda batch: seen.append([*roomy.waiting]))

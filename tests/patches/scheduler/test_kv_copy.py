@@ -15,10 +15,8 @@ from tests.patches.schedulers import Server, make_request, make_tree
     ("free_rows", "free_tokens", "comes_back"), [(1, 9, True), (0, 9, False), (1, 8, False)]
 )
 def test_a_request_comes_back_if_it_finds_a_row_and_a_slot_for_each_token(
-    monkeypatch: pytest.MonkeyPatch, free_rows: int, free_tokens: int, comes_back: bool
+    free_rows: int, free_tokens: int, comes_back: bool
 ) -> None:
-    monkeypatch.setattr(kv_copy, "restore_kv_cache", lambda *args: None)
-    monkeypatch.setattr(kv_copy, "_prebuilt", lambda scheduler, reqs: reqs)
     tree: Any = make_tree()
     rows, slots = tree.req_to_token_pool, tree.token_to_kv_pool_allocator
     # The newest of its 13 tokens has no KV yet. The first three are in the tree.
@@ -31,10 +29,14 @@ def test_a_request_comes_back_if_it_finds_a_row_and_a_slot_for_each_token(
         enable_overlap=False,
     )  # fmt: skip
     (req,) = server.arrive(make_request([9], 10, answer_tokens=3))
-    req.kv.retraction_backup = object()
-    req.sage.shared_slots = shared
-    found = kv_copy.swap_in(server.scheduler, [req], [])
-    assert found == (([req], []) if comes_back else (None, [req]))
+    found = kv_copy.match_kv_cache(req, tree)
+    (path,) = tree.tree_core.collect_path_info([found.last_device_node])
+    req.sage.shared_nodes = {node.node_id: node.path_end for node in path}
+    assert kv_copy.take_room(server.scheduler, req, []) == comes_back
+    if comes_back:
+        row = rows.req_to_token[req.kv.req_pool_idx]
+        assert row[:3].tolist() == shared.tolist()
+        assert len({*row[:12].tolist()}) == 12
     free = (rows.available_size(), slots.available_size())
     assert free == ((0, 0) if comes_back else (free_rows, free_tokens))
     assert (req.lock is None, tree.evictable_size()) == ((False, 0) if comes_back else (True, 3))

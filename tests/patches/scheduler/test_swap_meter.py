@@ -10,8 +10,9 @@ from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 
 from patches.scheduler import swap_meter
-from patches.scheduler.kv_copy import token_bytes
+from patches.scheduler.copies import Copies, token_bytes
 from patches.scheduler.swap_meter import SwapMeter
+from tests.patches.fake_device import FakeDevice
 
 NUM_TOKENS, NUM_LAYERS = 128, 3
 # Seconds of the model in one of the host.
@@ -29,11 +30,12 @@ def meter_of(pool: Any = None, told: float | None = None) -> tuple[SwapMeter, li
     allocator = TokenToKVPoolAllocator(NUM_TOKENS, torch.bfloat16, "cpu", pool, False)
     ranks = SimpleNamespace(broadcast_object=lambda measured: measured if told is None else told)
     scheduler: Any = SimpleNamespace(
-        device="cpu", token_to_kv_pool_allocator=allocator, attn_tp_group=ranks
-    )
+        device="cpu", token_to_kv_pool_allocator=allocator, attn_tp_group=ranks, tree_cache=None,
+        server_args=SimpleNamespace(disaggregation_mode="null"),
+    )  # fmt: skip
     steps = SimpleNamespace(interrupted=lambda: noted.append("interrupted"))
     calibration: Any = SimpleNamespace(steps=steps, pace=lambda: PACE)
-    return SwapMeter(scheduler, calibration), noted, scheduler
+    return SwapMeter(scheduler, calibration, Copies(scheduler, 64)), noted, scheduler
 
 
 @pytest.fixture
@@ -97,15 +99,34 @@ def test_a_stall_is_not_taken_for_the_price_of_a_move(move: Callable[..., None])
     assert meter.token_s == pytest.approx(PACE * 5.0)
 
 
-def test_a_move_that_did_not_come_off_says_nothing_and_no_move_is_part_of_a_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_move_that_did_not_come_off_says_nothing_and_no_move_is_part_of_a_step() -> None:
     # A request that finds no room tries again in every pass, and would be a very fast move.
     meter, noted, _ = meter_of()
     trial = meter.token_s
-    monkeypatch.setattr(swap_meter, "_wait_for_device", lambda scheduler: noted.append("waited"))
     for _ in range(16):
         with meter.timing():
             noted.append("moved")
-    assert noted == ["waited", "interrupted", "moved"] * 16
+    assert noted == ["interrupted", "moved"] * 16
     assert meter.token_s == trial
+
+
+def test_the_device_tells_what_a_move_took_and_nothing_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    meter, _, scheduler = meter_of()
+    device = FakeDevice()
+    monkeypatch.setattr(torch, "get_device_module", lambda _: device)
+    scheduler.device = "cuda"
+    for _ in range(16):
+        with meter.timing() as one:
+            device.works_for(device.current_stream(), 40.0)
+            one.num_tokens = 800
+    trial = meter.token_s
+    assert meter.total_s == 0.0
+    device.work()
+    for _ in range(16):
+        with meter.timing() as one:
+            one.num_tokens = 800
+    assert (meter.total_s, trial) == (pytest.approx(0.64), meter._trial_s)
+    assert meter.token_s == pytest.approx(PACE * 5e-5)
+    assert device.num_syncs == 0
