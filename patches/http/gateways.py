@@ -14,6 +14,9 @@ HEADERS = {
     "x-claude-code-session-id": "session",
     "x-dynamo-session-id": "session",
     "x-dynamo-request-priority": "priority",
+    # The Gateway API inference extension, and llm-d before it had names of its own.
+    "x-slo-ttft-ms": "ttft_slo_ms",
+    "x-slo-tpot-ms": "tpot_slo_ms",
     "x-llm-d-slo-ttft-ms": "ttft_slo_ms",
     "x-llm-d-slo-tpot-ms": "tpot_slo_ms",
     "x-llm-d-inference-fairness-id": "tenant",

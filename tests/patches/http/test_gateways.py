@@ -25,8 +25,8 @@ def test_headers_and_the_body_count_if_they_are_trusted() -> None:
 def test_the_last_of_several_headers_counts() -> None:
     by_hint = {
         "session": "x-session-id session-id thread-id x-claude-code-session-id x-dynamo-session-id",
-        "priority": "x-dynamo-request-priority", "ttft_slo_ms": "x-llm-d-slo-ttft-ms",
-        "tpot_slo_ms": "x-llm-d-slo-tpot-ms",
+        "priority": "x-dynamo-request-priority", "ttft_slo_ms": "x-slo-ttft-ms x-llm-d-slo-ttft-ms",
+        "tpot_slo_ms": "x-slo-tpot-ms x-llm-d-slo-tpot-ms",
         "tenant": "x-llm-d-inference-fairness-id x-smg-tenant-id",
     }  # fmt: skip
     for hint, headers in by_hint.items():
@@ -34,7 +34,7 @@ def test_the_last_of_several_headers_counts() -> None:
             assert [*gateway_hints("header", {name: "1"}, None)] == [hint]
     given = {name: f"{number}" for number, name in enumerate(HEADERS)}
     assert gateway_hints("header", given, None) == {
-        "session": "4", "priority": 5, "ttft_slo_ms": 6.0, "tpot_slo_ms": 7.0, "tenant": "9",
+        "session": "4", "priority": 5, "ttft_slo_ms": 8.0, "tpot_slo_ms": 9.0, "tenant": "11",
     }  # fmt: skip
     assert gateway_class({name: name for name in CLASS_HEADERS}) == "x-smg-priority"
     assert gateway_class({}) is None
