@@ -44,7 +44,9 @@ class FairShares(Interleaving):
 
     def placed(self, entry: Entry) -> None:
         if _shares(entry):
-            _put_in(entry, self._by_tenant)
+            job = entry[3]
+            tenants = self._by_tenant.setdefault((entry[0], job.hints.slo_class), {})
+            insort(tenants.setdefault(job.hints.tenant, SortedJobs()).of(job), entry)
 
     def taken_out(self, entry: Entry) -> None:
         hints = entry[3].hints
@@ -73,15 +75,7 @@ class FairShares(Interleaving):
         if not self._service.any_waits:
             yield from super().in_turns(entries, first_arrival, moving, num_ahead, skips)
             return
-        by_tenant = self._by_tenant
-        sharing = [each for each in moving if _shares(each)]
-        if sharing:
-            by_tenant = {
-                of: {name: jobs.copy() for name, jobs in own.items()}
-                for of, own in by_tenant.items()
-            }
-            for each in sharing:
-                _put_in(each, by_tenant, is_ranked=True)
+        by_tenant = self._with(moving)
         turns: dict[tuple[float, str], Iterator[Job | None]] = {}
         for entry in entries:
             job = entry[3]
@@ -96,6 +90,25 @@ class FairShares(Interleaving):
                 }
                 turns[of_class] = self._turns(of_class[1], walks, skips)
             yield next(turns[of_class], None)
+
+    def _with(self, moving: Iterable[Entry]) -> ByTenant:
+        """Return the jobs by tenant, and among them those whose keys move. moving: in order."""
+        grouped: dict[tuple[float, str], dict[str, list[Entry]]] = {}
+        for entry in moving:
+            if _shares(entry):
+                hints = entry[3].hints
+                tenants = grouped.setdefault((entry[0], hints.slo_class), {})
+                tenants.setdefault(hints.tenant, []).append(entry)
+        if not grouped:
+            return self._by_tenant
+        by_tenant = {of: {**tenants} for of, tenants in self._by_tenant.items()}
+        for of_class, tenants in grouped.items():
+            own = by_tenant.setdefault(of_class, {})
+            for tenant, entries in tenants.items():
+                jobs = own[tenant].copy() if tenant in own else SortedJobs()
+                jobs.ranked = sorted([*jobs.ranked, *entries]) if jobs.ranked else entries
+                own[tenant] = jobs
+        return by_tenant
 
     def _turns(
         self, slo_class: str, walks: Mapping[str, Iterator[Entry]], skips: Callable[[Job], bool]
@@ -129,13 +142,6 @@ class FairShares(Interleaving):
 def _shares(entry: Entry) -> bool:
     job = entry[3]
     return job.hints.shares_fairly and not job.goes_first and entry[0] < math.inf
-
-
-def _put_in(entry: Entry, by_tenant: ByTenant, *, is_ranked: bool = False) -> None:
-    job = entry[3]
-    tenants = by_tenant.setdefault((entry[0], job.hints.slo_class), {})
-    jobs = tenants.setdefault(job.hints.tenant, SortedJobs())
-    insort(jobs.ranked if is_ranked else jobs.of(job), entry)
 
 
 def _cost(job: Job) -> float:

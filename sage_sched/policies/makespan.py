@@ -11,7 +11,6 @@ from msgspec import Meta
 
 from sage_sched.distribution import Floats, LengthDistribution
 from sage_sched.job import Job
-from sage_sched.order import serving_order
 from sage_sched.plan import Budget
 from sage_sched.policy import Policy
 from sage_sched.steps import ServerFacts
@@ -104,6 +103,7 @@ class Makespan(Policy):
         self._num_jobs -= 1
         if not self._num_jobs:
             self._scale, self._work, self._left_tokens = 0, 0.0, 0.0
+            self._rate_of_order = 0.0
 
     def on_prediction(self, job: Job) -> None:
         """Do nothing: a key depends on neither step times nor cached tokens."""
@@ -114,9 +114,9 @@ class Makespan(Policy):
                 self._look(job)
         self._rescale()
         if self._rate != self._rate_of_order:
+            # The queue ranks its jobs again, some in each plan. Until then their old keys stand.
+            self.revision += self._rate_of_order > 0
             self._rate_of_order = self._rate
-            for job in view.waiting:
-                job.changes()
 
     def _rescale(self) -> None:
         scale = math.ceil(math.log(max(self._work, 1.0), _SCALE_STEP))
@@ -142,10 +142,8 @@ class Makespan(Policy):
         num_running = len(view.running)
         if not num_running or view.chunked is not None or view.swapped:
             return None
-        order = serving_order(self, view)
-        if not order:
+        if (first := next(self.queue.walk(view, self), None)) is None:
             return None
-        first = view.waiting[order[0]]
         if first.goes_first or any(first.level < job.level for job in view.running):
             return None
         step_time = view.server.step_time

@@ -170,9 +170,8 @@ class Proserve(Policy):
         waiting = self._waiting
         # Jobs that go first, or starve, are not among `jobs`.
         entries = waiting.first(num + len(waiting.jobs) - len(jobs))
-        return [
-            entry for entry in entries if not entry[3].goes_first and not self._is_starved(entry[3])
-        ]
+        starved = {starved.first for starved in self._starved}
+        return [entry for entry in entries if not entry[3].goes_first and entry[3] not in starved]
 
     def key(self, job: Job, view: SchedulerView) -> float:
         if self._is_starved(job):
