@@ -41,10 +41,10 @@ _MOST_SLOWDOWN = 2.0
 # Work takes this much longer than in full batches, because batches are not always full, and because
 # the device idles while KV is moved and the host prepares the next step. At 30/s, of which 5/s fit,
 # 0.95 of the admitted are good; with 1.15, 0.88.
-_MARGIN = 1.5
+MARGIN = 1.5
 # Arrivals overtake if they bring this share of the work that full batches serve. With 1.15, 0.83 of
 # the admitted are good at the rate that just fits; with 0.9, all.
-_BEYOND = 0.9
+BEYOND = 0.9
 # Weight of the latest prefill step in the mean number of requests that share one.
 _RECENT = 1 / 64
 # The least time in which arrivals give a rate, and the least number of them.
@@ -156,7 +156,7 @@ class Overload:
         is_beyond = self._is_beyond(pace, now_s)
         if is_beyond.any():
             work = work_since_each(admitted, *ahead_of(column, admitted, ties=False))
-            later = Repeated(_MARGIN * pace.busy_s(work) * is_beyond, span_s)
+            later = Repeated(MARGIN * pace.busy_s(work) * is_beyond, span_s)
         fresh = None
         if policy.starts_early:
             chosen = level_of(column, table)
@@ -176,7 +176,7 @@ class Overload:
             return np.zeros(0, bool)
         places = self._admitted.numbers - offered.numbers[0]
         busy_s = pace.busy_s(offered.since_each) * _SURE[-len(came_s) :]
-        return (busy_s >= _BEYOND * (now_s - came_s)).take(places, mode="clip")
+        return (busy_s >= BEYOND * (now_s - came_s)).take(places, mode="clip")
 
     def refuses(
         self, job: Job, newcomer: Newcomer, now_s: float, *, may_refuse: bool
