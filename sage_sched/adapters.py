@@ -94,32 +94,18 @@ class Adapters:
     def open(self, view: SchedulerView) -> Callable[[Job], bool]:
         """Start a walk through the order. Return a function to call with each job in turn. It
         returns whether the job stays in the queue, so that no job is preempted for it."""
-        has_slot = self.has_slot(view, in_order=True)
-        return lambda job: not has_slot(job)
+        if not self.saw_any:
+            return lambda job: False
+        may_run = _MayRun(self._turn, _on_device(view), view, in_order=True)
+        return lambda job: not may_run[job.adapter]
 
-    def has_slot(self, view: SchedulerView, *, in_order: bool = False) -> Callable[[Job], bool]:
+    def has_slot(self, view: SchedulerView) -> Callable[[Job], bool]:
         """Return a function that tells whether a waiting job's adapter may run now, beside the
-        adapters on the device.
-
-        in_order: whether the function is called with jobs in the order in which they enter. Then
-            the adapters of earlier jobs that may run count too.
-        """
+        adapters on the device."""
         if not self.saw_any:
             return lambda job: True
-        loaded = _on_device(view)
-        turn, beside = self._turn, {*loaded}
-        fits: dict[str, bool] = {}
-
-        def fits_in(job: Job) -> bool:
-            name = job.adapter
-            if name not in fits:
-                is_open = turn is None or _is_open(name, turn, loaded)
-                fits[name] = is_open and (name in beside or view.fits_adapters({*beside, name}))
-                if fits[name] and in_order:
-                    beside.add(name)
-            return fits[name]
-
-        return fits_in
+        may_run = _MayRun(self._turn, _on_device(view), view)
+        return lambda job: may_run[job.adapter]
 
     def look(self, view: SchedulerView) -> list[tuple[Preempt, Holding]]:
         """Begin, go on with or end a turn, once a pass. Return the running jobs to swap out for it,
@@ -226,6 +212,28 @@ class Adapters:
         self._rest_s = rest_s if turn.was_used else min(2 * self._rest_s, _LONGEST_REST_S)
         self._turn, self._since_s = None, view.now_s
         self._next_s = self.plan_by_s = view.now_s + self._rest_s
+
+
+class _MayRun(dict[str, bool]):
+    """Tells for each adapter whether its requests may run now, beside the adapters on the device.
+
+    in_order: whether adapters are asked for in the order in which requests enter. Then adapters of
+        earlier requests that may run count too.
+    """
+
+    def __init__(
+        self, turn: _Turn | None, loaded: set[str], view: SchedulerView, *, in_order: bool = False
+    ) -> None:
+        self._turn, self._loaded, self._in_order = turn, loaded, in_order
+        self._beside, self._fits = {*loaded}, view.fits_adapters
+
+    def __missing__(self, name: str) -> bool:
+        is_open = self._turn is None or _is_open(name, self._turn, self._loaded)
+        fits = is_open and (name in self._beside or self._fits({*self._beside, name}))
+        self[name] = fits
+        if fits and self._in_order:
+            self._beside.add(name)
+        return fits
 
 
 def _is_open(name: str, turn: _Turn, loaded: set[str]) -> bool:

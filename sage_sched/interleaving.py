@@ -36,8 +36,8 @@ class Interleaving:
         moving: Iterable[Entry],
         num_ahead: Callable[[Entry, Entry], int],
         skips: Callable[[Job], bool],
-    ) -> Iterator[Job | None]:
-        """Yield the jobs in the order in which to serve them, or None for a job that is left out.
+    ) -> Iterator[Job]:
+        """Yield the jobs in the order in which to serve them, without those that are left out.
 
         entries: the queue in the policy's order. moving: the entries whose keys change while they
             wait.
@@ -45,4 +45,4 @@ class Interleaving:
         skips: whether a job is left out. It is called in the order of the result, because jobs get
             LoRA adapter slots in that order.
         """
-        return (None if skips(entry[3]) else entry[3] for entry in entries)
+        return (entry[3] for entry in entries if not skips(entry[3]))

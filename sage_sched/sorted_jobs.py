@@ -37,7 +37,7 @@ def walk(
     moving: Iterable[Entry] = (),
     num_ahead: Callable[[Entry, Entry], int] | None = None,
 ) -> Iterator[Entry]:
-    """Yield sorted jobs by level. Within a level, jobs that go first come by arrival, then the
+    """Return sorted jobs by level. Within a level, jobs that go first come by arrival, then the
     others by key and arrival.
 
     A job that the policy cannot rank waits for as many other jobs as waited when it arrived, as
@@ -52,7 +52,19 @@ def walk(
     """
     either = iter(jobs.ranked or moving)  # a merge takes a while
     both = merge(jobs.ranked, moving) if jobs.ranked and moving else either
-    others = iter(jobs.unranked)
+    if not jobs.unranked:
+        return both
+    return _mixed(both, jobs.unranked, first_arrival, num_ahead)
+
+
+def _mixed(
+    both: Iterator[Entry],
+    unranked_jobs: Iterable[Entry],
+    first_arrival: int,
+    num_ahead: Callable[[Entry, Entry], int] | None,
+) -> Iterator[Entry]:
+    """Yield ranked jobs and unranked ones, see walk."""
+    others = iter(unranked_jobs)
     ranked, unranked = next(both, None), next(others, None)
     number = 0
 

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from itertools import count, islice
+from itertools import islice
 from operator import attrgetter
 from typing import Protocol
 from weakref import ref
@@ -64,12 +64,10 @@ class Moving:
         self.first = policy.first_moving(jobs, HEAD, view)
 
     def __iter__(self) -> Iterator[Entry]:
-        for number in count():
-            if number == len(self.first) < len(self._jobs):
-                self.first = self._policy.first_moving(self._jobs, len(self._jobs), self._view)
-            if number == len(self.first):
-                return
-            yield self.first[number]
+        yield from (first := self.first)
+        if len(first) < len(self._jobs):
+            self.first = self._policy.first_moving(self._jobs, len(self._jobs), self._view)
+            yield from self.first[len(first) :]
 
 
 class WaitingQueue:
@@ -228,7 +226,7 @@ class WaitingQueue:
         return bisect_left(jobs.ranked, entry) + bisect_left(jobs.unranked, entry)
 
     def walk(self, view: SchedulerView, policy: Ranking) -> Iterator[Job]:
-        """Yield the jobs in the order in which to serve them.
+        """Return the jobs in the order in which to serve them.
 
         The order is that of sorted_jobs.walk, interleaved. Jobs without an adapter slot are left
         out.
@@ -243,11 +241,7 @@ class WaitingQueue:
             return bisect_left(self._sorted.ranked, ranked) + num_moving + num_unranked
 
         entries = walk(self._sorted, first_arrival, moving or ())
-        for job in self.interleaving.in_turns(
-            entries, first_arrival, moving or (), num_ahead, skips
-        ):
-            if job is not None:
-                yield job
+        return self.interleaving.in_turns(entries, first_arrival, moving or (), num_ahead, skips)
 
     def ordered(self, order: Sequence[int]) -> None:
         """Note that the queue was put in the order of a plan."""

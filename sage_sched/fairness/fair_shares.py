@@ -70,7 +70,7 @@ class FairShares(Interleaving):
         moving: Iterable[Entry],
         num_ahead: Callable[[Entry, Entry], int],
         skips: Callable[[Job], bool],
-    ) -> Iterator[Job | None]:
+    ) -> Iterator[Job]:
         """Return the jobs. The places of a class that shares fairly go to its tenants in turn."""
         if not self._service.any_waits:
             yield from super().in_turns(entries, first_arrival, moving, num_ahead, skips)
@@ -80,7 +80,8 @@ class FairShares(Interleaving):
         for entry in entries:
             job = entry[3]
             if not _shares(entry):
-                yield None if skips(job) else job
+                if not skips(job):
+                    yield job
                 continue
             of_class = entry[0], job.hints.slo_class
             if of_class not in turns:
@@ -89,7 +90,8 @@ class FairShares(Interleaving):
                     for tenant, jobs in by_tenant[of_class].items()
                 }
                 turns[of_class] = self._turns(of_class[1], walks, skips)
-            yield next(turns[of_class], None)
+            if (turn := next(turns[of_class], None)) is not None:
+                yield turn
 
     def _with(self, moving: Iterable[Entry]) -> ByTenant:
         """Return the jobs by tenant, and among them those whose keys move. moving: in order."""
