@@ -33,10 +33,12 @@ def made() -> Calibration:
     return Calibration(None, StepTimeFile(KIND), 72_000, 64, "cpu")
 
 
-def run(calibration: Calibration, step_time: StepTime, num_steps: int) -> list[StepTimes]:
+def run(
+    calibration: Calibration, step_time: StepTime, num_steps: int, noise: float = 0.05
+) -> list[StepTimes]:
     """Steps of a server that is as step_time says; what rank 0 tells meanwhile, and all hear."""
     told = []
-    for work, seconds in islice(steps(step_time, 0, rate=8.0), num_steps):
+    for work, seconds in islice(steps(step_time, 0, rate=8.0, noise=noise), num_steps):
         calibration._learner.add(work, seconds)
         if (news := calibration.polled()) is not None:
             calibration.updated(news)
@@ -68,6 +70,13 @@ def test_the_next_server_begins_with_what_many_steps_have_told() -> None:
     assert second.source == "kept"
     assert second.step_time.decode_s(32, 32_768) == pytest.approx(TRUTH.decode_s(32, 32_768), 0.05)
     assert len(run(second, TRUTH, 2000)) <= 3
+
+
+def test_a_server_as_shipped_says_once_that_it_has_learned() -> None:
+    """Nothing is refused before."""
+    calibration = made()
+    assert len(run(calibration, SHIPPED, 2000, noise=0.0)) == 1
+    assert (calibration.step_time, calibration.source) == (SHIPPED, "learned")
 
 
 def test_learning_that_fails_costs_the_learning_alone(
