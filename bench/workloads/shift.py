@@ -25,7 +25,7 @@ class Shift(Prompts):
         at this fraction of the rate, so that all phases are as heavy.
     """
 
-    def __init__(self, data: Path | None, *, slower: float) -> None:
+    def __init__(self, data: Path | None, *, slower: float = 6.0) -> None:
         super().__init__(data, "shift")
         gaps = np.array([slower if kind == "reasoning" else 1.0 for kind in _PHASES.values()])
         self._shares = 1 / gaps / np.sum(1 / gaps)
