@@ -50,7 +50,8 @@ class Policy(ABC):
     heeds_ages: whether the last plan found that the ages of running jobs may decide whether a job
         enters a full batch. plan_by_tokens: if not, when it wants the next plan, by
         SchedulerView.served_tokens.
-    revision: how often its server's step times have changed.
+    revision: how often the keys of all jobs have changed, for example because the server's step
+        times have. The queue then ranks its jobs again, some in each plan.
     retention: makes the predictor of when sessions come back (sage_sched.limits); None if no KV is
         kept for them.
     queue: the waiting jobs, in order.

@@ -21,7 +21,7 @@ from sage_sched.view import SchedulerView
 # At most this many new jobs join the order in a plan, by arrival. The others wait for the next
 # plan.
 NUM_JOINING = 64
-# At most this many jobs are ranked again in a plan after the server's step times have changed.
+# At most this many jobs are ranked again in a plan after the keys of all have changed.
 NUM_RANKED_ANEW = 32
 _arrival = attrgetter("arrival")
 
@@ -169,7 +169,7 @@ class WaitingQueue:
         return [job for job in joined if job in self._entries]
 
     def rank_anew(self, view: SchedulerView, policy: Ranking) -> None:
-        """Rank jobs again that were ranked by older step times, at most NUM_RANKED_ANEW a plan:
+        """Rank jobs again that were ranked at an older revision, at most NUM_RANKED_ANEW a plan:
         running jobs first, then by order. Until then a job's old key stands."""
         revision = policy.revision
         if self._revision != revision:

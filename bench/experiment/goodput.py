@@ -119,8 +119,8 @@ def _ratio(ours: dict[int, Rate], theirs: dict[int, Rate]) -> str:
     ]
     if not ratios:
         return ""
-    least, *_, most = sorted(rate.per_s for rate in (*ratios, ratios[0]))
-    return f"{_median(ratios)} ({least:.2f} to {most:.2f})"
+    numbers = [ratio.per_s for ratio in ratios]
+    return f"{_median(ratios)} ({min(numbers):.2f} to {max(numbers):.2f})"
 
 
 def _sign(one: Rate, other: Rate) -> str:
