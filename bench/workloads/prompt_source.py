@@ -34,6 +34,7 @@ from bench.workloads.source import Purpose, Source
 
 # mixed: real prompts, half of them with drawn lengths.
 _OF_DATA: dict[str, Callable[[Path], Workload]] = {
+    "levels": datasets.load_mixed,
     "mixed": datasets.load_mixed,
     "real": datasets.load_real,
     "repeated": datasets.load_repeated,

@@ -12,6 +12,7 @@ from bench.workloads.arrivals import RECORDED
 from bench.workloads.catalogue import files_of
 from bench.workloads.datasets import given
 from bench.workloads.lengths import RECORDINGS, WithDeadlines
+from bench.workloads.levels import Levels
 from bench.workloads.prompt_source import WORKLOADS, Prompts
 from bench.workloads.shift import Shift
 from bench.workloads.source import Source
@@ -40,6 +41,8 @@ def source_of(workload: Mapping[str, Any], engine: Engine, data: Path | None) ->
     options = dict(workload)
     name = options.pop("name", "")
     try:
+        if name == "levels":
+            return Levels(data, **options)
         if name == "shift":
             return Shift(data, **options)
         if name in WORKLOADS:

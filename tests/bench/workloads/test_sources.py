@@ -21,7 +21,7 @@ from bench.workloads.prompt_source import load_workload
 from bench.workloads.prompts import WorkloadError
 from bench.workloads.source import Purpose
 from bench.workloads.sources import source_of
-from bench.workloads.triage import LENGTHS
+from bench.workloads.triage import LENGTHS, SHARES
 from sage_sched.slo import SloClass
 from tests.bench.recordings import agents_like, azure_like, triage_like, write
 from tests.bench.workloads.fingerprint import fingerprint
@@ -71,6 +71,20 @@ def test_requests_of_datasets(folder: Path) -> None:
         "mixed": "fb8cdde6", "real": "73ca3b64", "repeated": "277d744b", "reasoning": "d04aa440",
         "samples": "4cc37358",
     }  # fmt: skip
+
+
+def test_levels_have_deadlines_but_for_best_effort(folder: Path) -> None:
+    source = source_of({"name": "levels"}, H800_QWEN3_32B, folder)
+    found = source.requests(Arm(policy="fcfs"), np.arange(200.0), 3, 600, Purpose.REPORT)
+    assert [request.arrival_s for request in found] == [*range(200)]
+    for request in found:
+        hints = request.hints
+        level, is_document = hints.urgency, request.input_tokens >= 16 * 2
+        said = request.class_name, hints.ttft_slo_ms, hints.tpot_slo_ms, hints.weight, is_document
+        slo = (None, None, 1.0) if level == 5 else (2000.0, 100.0, 2.0 if level < 3 else 1.0)
+        assert said == (f"{level}", *slo, level == 5)
+    shares = np.bincount([request.hints.urgency for request in found], minlength=6)[1:] / 200
+    assert np.abs(shares - SHARES).max() < 0.1
 
 
 def test_an_unusable_row_is_named(folder: Path) -> None:

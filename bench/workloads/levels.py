@@ -1,0 +1,63 @@
+"""Makes one traffic for systems with different aims: deadlines, levels of urgency, best effort."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.policies.arm import Arm
+from bench.simulator.request import SimRequest
+from bench.workloads.prompt_source import Prompts
+from bench.workloads.source import Purpose
+from bench.workloads.triage import SHARES
+from sage_sched.job import Hints
+
+# The prompts of levels 1 to 4, and of best effort.
+_ASKED, _BEST_EFFORT = ("instruction", "chat", "writing"), ("summarization",)
+# From abstracts to whole papers.
+_PAPER = 16
+
+
+class Levels(Prompts):
+    """Requests of levels 1 (most urgent) to 5, which are their classes, with triage's shares.
+
+    Levels 1 to 4 have deadlines, and levels 1 and 2 count twice. Levels do not depend on lengths.
+    Level 5 is best effort without deadlines: summaries of long documents.
+    """
+
+    def __init__(
+        self, data: Path | None, *, ttft_slo_ms: float = 2000.0, tpot_slo_ms: float = 100.0
+    ) -> None:
+        super().__init__(data, "levels")
+        self._hints = [
+            Hints(urgency=5)
+            if level == 5
+            else Hints(
+                urgency=level,
+                weight=2.0 if level <= 2 else 1.0,
+                ttft_slo_ms=ttft_slo_ms,
+                tpot_slo_ms=tpot_slo_ms,
+                slo_class=f"{level}",
+            )
+            for level in range(1, 6)
+        ]
+
+    def requests(
+        self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
+    ) -> list[SimRequest]:
+        levels = np.random.default_rng([seed, 23]).choice(5, len(arrivals_s), p=SHARES) + 1
+        made: dict[int, SimRequest] = {}
+        for kinds, factor, here in (
+            (_ASKED, 1, np.flatnonzero(levels < 5)),
+            (_BEST_EFFORT, _PAPER, np.flatnonzero(levels == 5)),
+        ):
+            self._classes, self._factor = kinds, factor
+            drawn = super().requests(arm, arrivals_s[here], seed, cap, purpose)
+            made |= dict(zip(here.tolist(), drawn, strict=True))
+        return [
+            replace(made[i], class_name=f"{level}", hints=self._hints[level - 1])
+            for i, level in enumerate(levels.tolist())
+        ]
