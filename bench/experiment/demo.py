@@ -19,7 +19,7 @@ from types import FrameType
 
 import numpy as np
 
-from bench.experiment.lanes import Lane, picture
+from bench.experiment.lanes import Lane, picture, svg
 from bench.experiment.pace import Pace
 from bench.experiment.records import Provenance, Record
 from bench.experiment.report import html_table, write_page
@@ -110,6 +110,7 @@ class Page:
                 *(f"<p>{text}</p>" for text in texts),
             ],
         )
+        self._file.with_name("lanes.svg").write_text(svg(lanes), encoding="utf-8")
         print(f"\n{plain(experiment, shown)}\n\n" + "\n".join(texts))
         print("\n".join(["", summary, *filter(None, [note]), f"report: {self._file}"]), flush=True)
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _LINE_PX = 3
-_WAITS, _ANSWERED, _OURS = "#c9c9c9", "#4c78a8", "#d62728"
+_WAITS, _ANSWERED, _OURS = "#aaaaaa", "#4c78a8", "#d62728"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def picture(lanes: Sequence[Lane]) -> str:
     with the screen, and its text would be unreadable on a narrow one."""
     if not lanes:
         return ""
-    end_s = max(float(lane.last_s.max() - lane.arrival_s.min()) for lane in lanes)
+    end_s = _end_s(lanes)
     parts = [_lane(lane, end_s) for lane in lanes]
     ticks = np.linspace(0, end_s, 5)
     axis = "".join(f"<span>{tick:.0f} s</span>" for tick in ticks)
@@ -51,7 +51,42 @@ def picture(lanes: Sequence[Lane]) -> str:
     )
 
 
+def svg(lanes: Sequence[Lane]) -> str:
+    """Return the lanes as one SVG with its own text, for pages that show it 300 to 600 px wide. It
+    follows a dark page."""
+    end_s, top, parts = _end_s(lanes), 0, []
+    for lane in lanes:
+        bars, height = _bars(lane, end_s)
+        scaled = f'<g transform="translate(0 {top + 24}) scale(0.48 0.5)">{bars}</g>'
+        parts += [f'<text x="0" y="{top + 16}">{escape(lane.title)}</text>', scaled]
+        top += height // 2 + 32
+    anchors = ("start", "middle", "middle", "middle", "end")
+    for i, (tick, anchor) in enumerate(zip(np.linspace(0, end_s, 5), anchors, strict=True)):
+        where = f'x="{120 * i}" y="{top + 14}" text-anchor="{anchor}"'
+        parts.append(f"<text {where}>{tick:.0f} s</text>")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 480 {top + 20}" width="480">'
+        "<style>text{font:14px system-ui,sans-serif;fill:#24292f}"
+        "@media(prefers-color-scheme:dark){text{fill:#e6edf3}}</style>"
+        f"{''.join(parts)}</svg>\n"
+    )
+
+
+def _end_s(lanes: Sequence[Lane]) -> float:
+    return max(float(lane.last_s.max() - lane.arrival_s.min()) for lane in lanes)
+
+
 def _lane(lane: Lane, end_s: float) -> str:
+    bars, height = _bars(lane, end_s)
+    return (
+        f"<h3>{escape(lane.title)}</h3>"
+        f'<svg viewBox="0 0 1000 {height}" preserveAspectRatio="none" role="img" '
+        f'aria-label="{escape(lane.title)}" style="width:100%;height:{height}px">{bars}</svg>'
+    )
+
+
+def _bars(lane: Lane, end_s: float) -> tuple[str, int]:
+    """Return a lane's lines, 1000 wide, and their height in px."""
     color = _OURS if lane.is_ours else _ANSWERED
     began_s = float(lane.arrival_s.min())
     order = np.argsort(lane.arrival_s, kind="stable")
@@ -59,7 +94,6 @@ def _lane(lane: Lane, end_s: float) -> str:
     def x(at_s: float) -> float:
         return (at_s - began_s) / end_s * 1000
 
-    height = _LINE_PX * len(order)
     bars = []
     for row, i in enumerate(order):
         y = row * _LINE_PX + _LINE_PX / 2
@@ -68,9 +102,5 @@ def _lane(lane: Lane, end_s: float) -> str:
         paused = [(x(start_s), x(until_s), _WAITS) for start_s, until_s in lane.pauses_s[i]]
         for start, end, stroke in [(arrival, first, _WAITS), *answered, *paused]:
             bars.append(f'<path d="M{start:.1f} {y}H{end:.1f}" stroke="{stroke}"/>')
-    return (
-        f"<h3>{escape(lane.title)}</h3>"
-        f'<svg viewBox="0 0 1000 {height}" preserveAspectRatio="none" role="img" '
-        f'aria-label="{escape(lane.title)}" style="width:100%;height:{height}px" '
-        f'stroke-width="{_LINE_PX - 1}">{"".join(bars)}</svg>'
-    )
+    lines = f'<g stroke-width="{_LINE_PX - 1}">{"".join(bars)}</g>'
+    return lines, _LINE_PX * len(order)

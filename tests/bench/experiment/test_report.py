@@ -8,6 +8,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from bench.experiment import demo
 from bench.experiment.compare import report
 from bench.experiment.goodput import figure, rate_within
 from bench.experiment.goodput import rows as goodput_rows
-from bench.experiment.lanes import Lane, picture
+from bench.experiment.lanes import Lane, picture, svg
 from bench.experiment.plot import mean_against_tail
 from bench.experiment.records import Provenance, Record
 from bench.experiment.report import write_report
@@ -108,15 +109,22 @@ def test_the_report_stands_alone_and_holds_everything(tmp_path: Path) -> None:
 def test_lanes_show_when_requests_waited() -> None:
     """A tenth of a second is 10 of 1000; the second request comes first."""
     times = (np.array([2.0, 1.0]), np.array([2.5, 1.0]), np.array([11.0, 1.0]))
-    svg = picture([Lane("sage <ours>", *times, [[(3.0, 4.0)], []], is_ours=True)])
-    assert re.findall(r'd="M(\S+) (\S+)H(\S+)" stroke="#(.)', svg) == [
-        ("0.0", "1.5", "0.0", "c"), ("0.0", "1.5", "1.0", "d"),
-        ("100.0", "4.5", "150.0", "c"), ("150.0", "4.5", "1000.0", "d"),
-        ("200.0", "4.5", "300.0", "c"),
+    html = picture([Lane("sage <ours>", *times, [[(3.0, 4.0)], []], is_ours=True)])
+    assert re.findall(r'd="M(\S+) (\S+)H(\S+)" stroke="#(.)', html) == [
+        ("0.0", "1.5", "0.0", "a"), ("0.0", "1.5", "1.0", "d"),
+        ("100.0", "4.5", "150.0", "a"), ("150.0", "4.5", "1000.0", "d"),
+        ("200.0", "4.5", "300.0", "a"),
     ]  # fmt: skip
-    assert re.findall(r"<span>(.*?)</span>", svg) == ["0 s", "2 s", "5 s", "8 s", "10 s"]
-    assert "<h3>sage &lt;ours&gt;</h3>" in svg
+    assert re.findall(r"<span>(.*?)</span>", html) == ["0 s", "2 s", "5 s", "8 s", "10 s"]
+    assert "<h3>sage &lt;ours&gt;</h3>" in html
     assert picture([]) == ""
+
+
+def test_lanes_stand_alone_as_a_file() -> None:
+    times = (np.array([2.0, 1.0]), np.array([2.5, 1.0]), np.array([11.0, 1.0]))
+    root = ElementTree.fromstring(svg([Lane("sage <ours>", *times, [[], []], is_ours=True)]))
+    texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts == ["sage <ours>", "0 s", "2 s", "5 s", "8 s", "10 s"]
 
 
 def test_a_comparison_without_a_valid_run_is_an_error(
