@@ -18,17 +18,21 @@ from tqdm import tqdm
 from bench.engines.baseline import Saturation
 from bench.experiment.records import Provenance, Record, of_metrics
 from bench.experiment.simulated import Loaded, served
-from bench.experiment.spec import TUNED, Experiment, Options
+from bench.experiment.spec import TUNED, Experiment, Load, Options
 from bench.policies.arm import Arm
 from bench.simulator.pool import OutOfMemoryError
 from bench.simulator.result import Result, Served
-from bench.workloads.arrivals import QUIET_S, RUSH
+from bench.workloads.arrivals import QUIET_S, RECORDED, RUSH
+from bench.workloads.prompt_source import WORKLOADS
 from bench.workloads.source import Purpose
 from bench.workloads.sources import check_data
 from sage_sched.fields import ConfigError
 
 if TYPE_CHECKING:
     from bench.experiment.servers import Servers
+
+# Of runs with generated prompts: the most requests, their cap, and a KV pool that they fill.
+_NUM_GENERATED, _GENERATED_CAP, _GENERATED_POOL_TOKENS = 300, 2048, 8192
 
 
 class Outcome(NamedTuple):
@@ -252,8 +256,20 @@ def changed(
     seeds: int | None = None,
     loads: Sequence[str] = (),
     arms: Sequence[str] = (),
+    generated: bool = False,
 ) -> Experiment:
-    """Return the experiment with these fields changed. Raises ConfigError."""
+    """Return the experiment with these fields changed. Raises ConfigError.
+
+    generated: it becomes small, with generated prompts in place of real ones, under another name.
+    """
+    if generated:
+        experiment = replace(
+            experiment,
+            name=f"{experiment.name}-generated",
+            title=f"{experiment.title}, with few generated prompts",
+            loads=[without_data(load) for load in experiment.loads],
+            seeds=1,
+        )
     by_load = {load.name: load for load in experiment.loads}
     by_arm = {arm.name: arm for arm in experiment.arms}
     if unknown := set(loads) - set(by_load):
@@ -267,4 +283,20 @@ def changed(
         loads=[by_load[load] for load in loads] or experiment.loads,
         arms=chosen or experiment.arms,
         tuned=None if chosen and not needs_tuning else experiment.tuned,
+    )
+
+
+def without_data(load: Load) -> Load:
+    """Return the load with few generated prompts in place of real ones. Raises ConfigError if it
+    has none."""
+    name = load.workload["name"]
+    if name not in WORKLOADS:
+        raise ConfigError(f"load {load.name}: {name} needs --data, as it is not made of prompts")
+    return replace(
+        load,
+        workload={"name": "chats"},
+        arrivals="pulse" if load.arrivals == RECORDED else load.arrivals,
+        num_requests=min(load.num_requests or _NUM_GENERATED, _NUM_GENERATED),
+        max_new_tokens=min(load.max_new_tokens, _GENERATED_CAP),
+        engine={**load.engine, "kv_pool_tokens": _GENERATED_POOL_TOKENS},
     )

@@ -37,7 +37,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="POLICY",
         help="these policies instead of the experiment's",
     )
-    parser.add_argument("--data", type=Path, metavar="DIR", help="the folder of datasets")
+    prompts = parser.add_mutually_exclusive_group()
+    prompts.add_argument("--data", type=Path, metavar="DIR", help="the folder of datasets")
+    prompts.add_argument(
+        "--generated",
+        action="store_true",
+        help="a small run with generated prompts, for a look without data (NAME-generated)",
+    )
     parser.add_argument("--model-path", type=Path, metavar="DIR", help="the model of servers")
     parser.add_argument("--server-flags", type=shlex.split, metavar="FLAGS", help="SGLang's flags")
     parser.add_argument(
@@ -57,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
         experiment = changed(
             Experiment.read(args.name),
             engine=args.engine, seeds=args.seeds, loads=args.loads, arms=args.arms,
+            generated=args.generated,
         )  # fmt: skip
         file = records.file_of(experiment.name, folder)
         options = Options(

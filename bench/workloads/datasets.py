@@ -63,7 +63,8 @@ def given(data: Path | None, what: str, workload: str, arrivals: str = "") -> Pa
     files = [data_files()[name].path for name in files_of(workload, arrivals)]
     if data is None:
         raise WorkloadError(
-            f"{what} needs datasets: --data DIR names the folder with {', '.join(files)}"
+            f"{what} needs datasets: --data DIR names the folder with {', '.join(files)}. "
+            "`sage-sched bench data` says where publishers offer them"
         )
     if missing := [file for file in files if not expanded(str(data / file)).is_file()]:
         raise WorkloadError(f"--data {data} lacks {', '.join(missing)}, which {what} needs")

@@ -142,6 +142,19 @@ def test_experiments_run_small(
     assert fingerprint([[*record.metrics.items()] for record in found]) == wanted
 
 
+def test_papers_run_small_on_generated_prompts_only_if_asked() -> None:
+    for name in ("paper", "trail", "sagesched"):
+        experiment = changed(Experiment.read(name), generated=True, arms=["fcfs"])
+        assert experiment.name == f"{name}-generated"  # its records replace none of real prompts
+        assert experiment.seeds == 1
+        assert {load.workload["name"] for load in experiment.loads} == {"chats"}
+    at_once = changed(Experiment.read("trail"), generated=True, loads=["at once"], arms=["fcfs"])
+    (record,) = run(at_once, Options(), lambda _: None)
+    assert record.metrics["mean_waited_s"] > 10  # so an order matters
+    with pytest.raises(ConfigError, match="azure needs --data"):
+        changed(Experiment.read("slo"), generated=True)
+
+
 def test_missing_data_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, file in (
         ("tail", "math_code_reasoning"), ("paper", "alpaca_eval"), ("trail", "alpaca_eval"),
