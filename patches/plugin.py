@@ -109,7 +109,6 @@ def _in_one_line(call: Callable[[], None]) -> None:
 
 
 def _prepare(server_args: Any, config_path: str | None, trace_path: str | None) -> None:
-    from patches.http.urgency import refuse_urgency
     from patches.probe.setup import refuse_probe
     from sage_sched.app.switch import Settings
 
@@ -121,7 +120,6 @@ def _prepare(server_args: Any, config_path: str | None, trace_path: str | None) 
     if server_args._sage_trace is not None:
         refusals.refuse_place("--sage-trace", server_args._sage_trace)
     refuse_probe(server_args, config)
-    refuse_urgency(config.urgency)
     Settings(server_args.schedule_policy, config)  # raises if they do not go together
 
 

@@ -54,10 +54,6 @@ COMMANDS = {
         "predictor_store.probe.command",
         "train a probe on the hidden states of a server",
     ),
-    "urgency train": (
-        "predictor_store.urgency.command",
-        "train a model that guesses how urgent prompts are",
-    ),
     "store info": ("predictor_store.data.store_info", "show what the predictor's store holds"),
     "bench": ("bench.experiment.compare", "compare policies on real servers"),
     "bench run": ("bench.experiment.run_command", "run an experiment, simulated or on servers"),

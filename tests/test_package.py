@@ -65,7 +65,6 @@ RUN = (
     *(f"{command} --help" for command in COMMANDS),
     "warm {work}/prompts.jsonl --store {work}/store",
     "store info --store {work}/store",
-    "urgency train {work}/labels.jsonl --out {work}/urgency.safetensors",
     "explain --summary {work}/trace.jsonl",
     "whatif {work}/log.csv --preset h800-qwen3-32b --seeds 1 --output {work}/whatif",
     "bench run gaps --seeds 1 --arms fcfs sage --output {work}/bench",
@@ -94,9 +93,8 @@ def test_documented_installs_are_complete(built: tuple[Path, Path], tmp_path: Pa
     header = "arrival_s,input_tokens,output_tokens,prompt"
     (tmp_path / "log.csv").write_text("\n".join([header, *rows]))
     prompts = [{"prompt": f"What is {i}?", "output_tokens": 9 + i} for i in range(300)]
-    labels = [{"prompt": f"Help {i}!", "urgency": 1 + i % 5} for i in range(300)]
     events = [{"t": 0.0, "is": "policy", "name": "sage", "at": 1.0}]
-    for name, written in (("prompts", prompts), ("labels", labels), ("trace", events)):
+    for name, written in (("prompts", prompts), ("trace", events)):
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, written)))
     lines = json.dumps([line.format(work=tmp_path) for line in RUN])
     done = environment.run("python", "-c", _RUNNER, cwd=tmp_path, stdin=lines)

@@ -1,4 +1,4 @@
-"""Makes requests with levels of urgency, which an expert, a nurse, a model or others have set."""
+"""Makes requests with levels of urgency, which an expert, a nurse or others have set."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from bench.simulator.request import SimRequest
 from bench.workloads.datasets import rows_with
 from bench.workloads.source import Purpose, Source
 from bench.workloads.supposed import USUAL_GAIN, Supposed
-from predictor_store.urgency.head import UNDER_COST, fit
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import DEFAULT_URGENCY, Hints
 
@@ -35,13 +34,8 @@ class Urgent(Source):
         self._gain = gain
         labelled = rows_with(data / LABELS, "prompt", "urgency_ktas", "urgency_nurse")
         expert = [int(row["urgency_ktas"]) for row in labelled]
-        # The level of each prompt comes from a model that was trained on the other four fifths.
-        model = fit([str(row["prompt"]) for row in labelled], expert, UNDER_COST)[1]
         nurse = [int(row["urgency_nurse"]) for row in labelled]
-        self._said = {
-            name: np.array(levels)
-            for name, levels in (("expert", expert), ("nurse", nurse), ("model", model))
-        }
+        self._said = {"expert": np.array(expert), "nurse": np.array(nurse)}
         rows = rows_with(data / LENGTHS, "prompt_len", "output_len")
         logged = np.array([(int(row["prompt_len"]), int(row["output_len"])) for row in rows])
         lengths = np.random.default_rng(0).permutation(np.maximum(logged, 1))
@@ -85,7 +79,7 @@ class Urgent(Source):
         return np.array([rng.choice(by_level[level - 1]) for level in levels.tolist()])
 
     def _levels(self, who: str, drawn: NDArray[np.int64], seed: int) -> list[int]:
-        """Return the levels by `who`: the expert, the nurse, the model, "nobody" (all alike) or
+        """Return the levels by `who`: the expert, the nurse, "nobody" (all alike) or
         pure chance. With "expert, 0.3 wrong", three in ten of the expert's levels become any of the
         other four."""
         if who == "nobody":

@@ -67,7 +67,7 @@ def receive(manager: TokenizerManager, ours: HttpState, obj: GenerateReqInput, r
         if incoming(part).is_dry_run and part.session_params:
             raise ValueError("a dry run has no session_params: SGLang would change the session")
         text = prompt_text(manager, part)
-        _hint(manager, ours, part, headers, given, text)
+        _hint(manager, ours, part, headers, given)
         _predict(manager, ours, part, text)
 
 
@@ -85,7 +85,6 @@ def _hint(
     obj: GenerateReqInput,
     headers: Mapping[str, str],
     given: Mapping[str, Any],
-    text: str | None,
 ) -> None:
     """Set a request's hints. given: hints of a gateway."""
     kept, trust = incoming(obj), ours.config.hints.trust
@@ -98,7 +97,6 @@ def _hint(
         obj.priority,
         headers.get(_TENANT_HEADER, ""),
     )
-    hints = ours.urgency.hints(hints, text)
     if kept.is_dry_run:
         hints = replace(hints, session="")
     elif not hints.session:

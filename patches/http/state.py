@@ -12,7 +12,6 @@ from patches.http.keep_open import add_comments
 from patches.http.metrics import HttpMetrics
 from patches.http.refused import add_refused_responses
 from patches.http.settings_route import add_settings_route
-from patches.http.urgency import UrgencyGuess
 from predictor_store.service.client import PredictorClient
 from sage_sched.app.config import SageConfig
 from sage_sched.slo import SloClaims
@@ -36,7 +35,6 @@ class HttpState:
         model = server_args.served_model_name or server_args.model_path
         self.client = PredictorClient(self.config, model)
         self.claims = SloClaims(self.config.slo)
-        self.urgency = UrgencyGuess(self.config.urgency)
         labels = manager.metrics_collector.labels if manager.enable_metrics else None
         self.metrics = HttpMetrics(self.client, labels)
         self.may_refuse = self.config.overload.enabled
@@ -51,7 +49,7 @@ class HttpState:
 
     def stats(self) -> dict[str, Any]:
         """Return entries for /server_info, next to the schedulers' own."""
-        return {"predictor": self.client.stats(), "urgency": self.urgency.stats()}
+        return {"predictor": self.client.stats()}
 
 
 def http_state(manager: TokenizerManager) -> HttpState | None:

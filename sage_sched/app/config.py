@@ -108,15 +108,6 @@ class ProbeConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class UrgencyConfig:
-    """The urgency of requests if neither their class nor their client gives it."""
-
-    model: str = ""
-    """Model that guesses urgency if neither class nor client gives it: a file from `sage-sched
-    urgency train`, or `builtin`."""
-
-
-@dataclass(frozen=True, slots=True)
 class PreemptionConfig:
     """Preemption of running requests, whose KV is swapped to host memory."""
 
@@ -214,7 +205,6 @@ class SageConfig:
     slo: SloConfig = field(default_factory=SloConfig)
     policy: Mapping[str, Any] = field(default_factory=dict, hash=False)
     probe: ProbeConfig = field(default_factory=ProbeConfig)
-    urgency: UrgencyConfig = field(default_factory=UrgencyConfig)
     preemption: PreemptionConfig = field(default_factory=PreemptionConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     overload: OverloadConfig = field(default_factory=OverloadConfig)

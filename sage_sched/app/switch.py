@@ -22,7 +22,7 @@ _SECTIONS = ("policy", "preemption", "decode", "overload")
 _INFINITIES = {"inf": math.inf, "-inf": -math.inf}
 _FIXED = {
     **dict.fromkeys(
-        ("store", "predictor", "hints", "slo", "urgency", "http"),
+        ("store", "predictor", "hints", "slo", "http"),
         "the processes that accept requests read it only when they start",
     ),
     "probe": "it is built into the model at the start, before CUDA graphs are captured",

@@ -71,14 +71,13 @@ for flags, env in json.loads(sys.argv[1]):
 
 SETTINGS = {
     "free": "", "used": "", "served": "predictor.service = '/no.socket'\n",
-    "urgent": "urgency.model = '/no/such/model'\n", "junk": "urgency.model = '/bin/sh'\n",
 }  # fmt: skip
 
 
 def starts_in(folder: Path) -> list[tuple[list[str], dict[str, str], Any]]:
     """Return flags and variables of servers, each with words of its refusal, or with its trace, its
     record, its app and the hooks that are in place then."""
-    free, used, served, urgent, junk = (f"{folder}/{name}.toml" for name in SETTINGS)
+    free, used, served = (f"{folder}/{name}.toml" for name in SETTINGS)
     trace, nowhere = f"{folder}/trace", "/no/such/folder/trace"
     ours, needs = ["--schedule-policy", "sage"], " needs --schedule-policy "
     shadow = ["--sage-shadow", "a.record", "--sage-config", free]
@@ -90,8 +89,7 @@ def starts_in(folder: Path) -> list[tuple[list[str], dict[str, str], Any]]:
             (["--sage-config", "no-such-file.toml"], "[Errno 2] No such file"),
             (["--use-ray"], "--use-ray"), (["--grpc-mode"], "--smg-grpc-mode"),
             (["--pp-size", "2"], "--pp-size above 1"), (["--is-embedding"], "--is-embedding"),
-            (["--sage-config", used], in_use), (["--sage-config", urgent], "urgency.model: "),
-            (["--sage-config", junk], "urgency.model: "),
+            (["--sage-config", used], in_use),
             (["--sage-config", used, "--disaggregation-mode", "decode"], in_use))),
         *(([*shadow, *more], {}, refusal) for more, refusal in (
             (ours, "--sage-shadow is for SGLang's own policies"),

@@ -121,7 +121,6 @@ BY_HEADER, PRIORITY_3 = Hints(ttft_slo_ms=250.0, tenant="a"), {"priority": 3}
         ({}, Hints(), None),
         ({"hints": {"trust": "header"}}, BY_HEADER, 3),
         ({"hints": {"trust": "body"}}, replace(BY_HEADER, weight=2.0, ttft_slo_ms=100.0), 3),
-        ({"urgency": {"model": "builtin"}}, Hints(urgency=2), None),
         ({"slo": {"trust": "header", "classes": {"bulk": {"weight": 0.5, "urgency": 4}}}},
          Hints(weight=0.5, urgency=4, slo_class="bulk", tenant="b"), None),
         ({"hints": {"trust": "header"}, "slo": {"trust": "body"}},

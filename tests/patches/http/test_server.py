@@ -33,9 +33,7 @@ def test_a_process_counts_for_its_model(
     collector = SimpleNamespace(labels=labels)
     monkeypatch.setattr(Manager, "metrics_collector", collector, raising=False)
     for name, model in ((None, "its/path"), ("its name", "its name")):
-        manager = make_manager(
-            {"served_model_name": name}, urgency={"model": "builtin"}, slo={"trust": "header"}
-        )
+        manager = make_manager({"served_model_name": name}, slo={"trust": "header"})
         assert client.model == model
     manager.receive(generate("My father has crushing chest pain and cannot breathe!"))
     assert REGISTRY.get_sample_value("sage:predictor_records", labels) == 8
@@ -44,9 +42,8 @@ def test_a_process_counts_for_its_model(
         return [{"sage": {"policy": "sage", "slo": {"classes": {}}}} for _ in range(2)]
 
     found = asyncio.run(http_hook("get_internal_state")(theirs, manager))
-    urgency = {**manager.sage.urgency.stats(), "num_guessed": {"2": 1}}
     slo = {"classes": {}, **manager.sage.claims.stats()}
-    ours = {"policy": "sage", "slo": slo, "urgency": urgency, "predictor": client.stats()}
+    ours = {"policy": "sage", "slo": slo, "predictor": client.stats()}
     assert found == [{"sage": ours}] * 2
 
 

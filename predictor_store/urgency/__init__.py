@@ -1,4 +1,0 @@
-"""Guesses how urgent a prompt is, by a learned model.
-
-Import from `head` (UrgencyHead) and the command in `command`.
-"""
