@@ -21,7 +21,7 @@ from sage_sched.steps import attended_pairs
 
 _BOTH = (True, False)
 # A reader notices a longer gap between two tokens.
-_PAUSE_S = 5.0
+_LONG_GAP_S = 5.0
 _QUANTILES = (("median", 50), ("p90", 90), ("p99", 99))
 
 
@@ -116,7 +116,7 @@ class Served:
             "duration": self.duration_s,
             "p99_longest_gap_ms": 1e3 * float(np.percentile(self.longest_gap_s, 99)),
             "max_itl_ms": 1e3 * float(self.longest_gap_s.max()),
-            "paused_share": float((self.longest_gap_s > _PAUSE_S).mean()),
+            "paused_share": float((self.longest_gap_s > _LONG_GAP_S).mean()),
         }
         if self.gaps:
             numbers["p99_itl_ms"] = 1e3 * percentile_s(self.gaps, 99)
