@@ -174,7 +174,7 @@ class _DecodeNode(Node):
         heapq.heappush(self._landing, (at_s, index))
 
     def next_change_s(self) -> float:
-        if len(self.state.decode) or self.state.queue:
+        if self.state.has_work:
             return self.now_s
         return max(self.now_s, self._next_event_s())
 
@@ -192,7 +192,7 @@ class _DecodeNode(Node):
             self._pass()
             if len(state.decode):
                 self._decode(until_s if len(state.parked) == num_parked else self.now_s)
-            elif len(state.parked) == num_parked:
+            elif len(state.parked) == num_parked and not state.returning:
                 next_s = min(until_s, self._next_event_s())
                 if next_s == math.inf:
                     if state.queue or state.parked:
@@ -216,7 +216,7 @@ class _DecodeNode(Node):
 
     def _pass(self) -> None:
         state = self.state
-        if not len(state.decode):
+        if not state.runs_any:
             state.is_full = False
         if isinstance(self._policy, StockPolicy):
             self.give_room(state.queue, self.state.engine.reserved_decode_tokens)
@@ -239,6 +239,7 @@ class _DecodeNode(Node):
             if progress.swapped:
                 self._move(progress.kv_tokens, 1)
                 state.swap_in(progress)
+                state.join_returning()
                 continue
             state.pool.hold(state.pool.pages(progress.request.input_tokens))
             state.parked.append(progress)

@@ -40,6 +40,7 @@ class PlannedEngine(EngineState):
     def planned_pass(self) -> PassResult:
         """Make a pass by the plan of one of our policies."""
         self.result = PassResult()
+        self.join_returning()
         run_pass(self)
         return self.result
 

@@ -81,7 +81,7 @@ class Node:
         """Advance to the end of the first step that ends at until_s or later, or until idle."""
         state = self.state
         while self.now_s < until_s:
-            if not (len(state.decode) or len(state.queue) or state.chunked):
+            if not state.has_work:
                 if not self._coming or self._coming[0][0] >= until_s:
                     return
                 self.now_s = max(self.now_s, self._coming[0][0])
@@ -98,7 +98,7 @@ class Node:
                 self._prefill(result.parts)
             elif len(state.decode):
                 self._decode(until_s)
-            else:
+            elif not state.returning:
                 raise RuntimeError("requests wait, but none can be admitted")
             if watch:
                 watch(state, before, after, self.num_outstanding - len(self._coming))
@@ -107,9 +107,9 @@ class Node:
         """Return a time before which no request ends and no decision changes, unless a request
         arrives."""
         state = self.state
-        if not (len(state.decode) or len(state.queue) or state.chunked):
+        if not state.has_work:
             return max(self.now_s, self._coming[0][0]) if self._coming else math.inf
-        if self._coming or state.chunked or not len(state.decode):
+        if self._coming or state.chunked or state.returning or not len(state.decode):
             return self.now_s
         if len(state.queue) and not (state.is_full and not state.can_swap):
             return self.now_s
@@ -122,7 +122,7 @@ class Node:
         """Return the number of generated tokens of each request that is here or on its way, by
         index."""
         state = self.state
-        waiting = [*state.queue, *([state.chunked] if state.chunked else ())]
+        waiting = [*state.queue, *state.returning, *([state.chunked] if state.chunked else ())]
         return {
             **{index: 0 for _, index, _ in self._coming},
             **{progress.index: progress.generated_tokens for progress in waiting},
@@ -282,7 +282,7 @@ class Node:
                 return
             fitting = decode.steps_that_fit(state.pool.room_pages)
         steps = min(fitting, decode.steps_to_finish())
-        if state.chunked is not None or (len(state.queue) and not state.is_full):
+        if state.chunked or state.returning or (len(state.queue) and not state.is_full):
             steps = 1
         elif len(state.queue) and state.can_swap:
             assert isinstance(self._policy, Policy)

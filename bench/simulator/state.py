@@ -81,6 +81,7 @@ class EngineState:
     queue: waiting requests, as SGLang's waiting_queue.
     chunked: the request in the middle of its prefill, or None.
     parked: requests of a prefill that is between two slices (slices.py).
+    returning: requests that are back on the device, and decode from the next pass on.
     lost: retracted requests whose answers cannot go on (Job.is_pinned).
     served_tokens: prefilled and decoded.
     stale_prefill_tokens: see stock.HrrnPolicy.
@@ -110,6 +111,7 @@ class EngineState:
         self.ratio = NewTokenRatio(engine.schedule_conservativeness)
         self.chunked: Progress | None = None
         self.parked: list[Progress] = []
+        self.returning: list[Progress] = []
         self.lost: list[Progress] = []
         self.is_full = False
         self.served_tokens = 0
@@ -124,6 +126,7 @@ class EngineState:
 
     def follow(self, policy: Policy) -> None:
         """Switch to a policy, which gets the unfinished requests in order of arrival."""
+        self.join_returning()
         self.policy = policy
         self.limits = self._config.limits(policy)
         self.pool.tree.rate = None
@@ -139,8 +142,13 @@ class EngineState:
 
     @property
     def runs_any(self) -> bool:
-        """Whether any request decodes."""
-        return len(self.decode) > 0
+        """Whether any request decodes, or is about to."""
+        return len(self.decode) > 0 or bool(self.returning)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is here."""
+        return self.runs_any or bool(self.queue) or self.is_chunking
 
     @property
     def is_chunking(self) -> bool:
@@ -166,7 +174,8 @@ class EngineState:
     @property
     def free_slots(self) -> int:
         """The number of free slots."""
-        return self.engine.max_running_requests - len(self.decode) - len(self.parked)
+        num_taken = len(self.decode) + len(self.parked) + len(self.returning)
+        return self.engine.max_running_requests - num_taken
 
     @property
     def reserve(self) -> Headroom | Reserve:
@@ -179,7 +188,8 @@ class EngineState:
     @property
     def adapters(self) -> set[str]:
         """The adapters of the requests on the device."""
-        begun = (*self.decode, *self.parked, *([self.chunked] if self.chunked else ()))
+        chunked = [self.chunked] if self.chunked else ()
+        begun = (*self.decode, *self.parked, *self.returning, *chunked)
         return {progress.request.adapter for progress in begun}
 
     def has_adapter(self, progress: Progress, beside: set[str]) -> bool:
@@ -274,15 +284,21 @@ class EngineState:
         return progress.kv_tokens
 
     def swap_in(self, progress: Progress) -> bool:
-        """Bring a request back to decode on. Return False if there is no room for it."""
+        """Bring a request back. Return False if there is no room for it."""
         if self.free_slots < 1 or not self.has_adapter(progress, self.adapters):
             return False
         if not self.pool.take_back(progress):
             return False
         progress.swapped = False
         self.host_tokens -= progress.kv_tokens
-        self.decode.join(progress)
+        self.returning.append(progress)
         return True
+
+    def join_returning(self) -> None:
+        """Let the requests that are back decode on, a pass later than they came: SGLang's loop does
+        not wait for their KV (patches/scheduler/preemption.py)."""
+        while self.returning:
+            self.decode.join(self.returning.pop(0))
 
     def retention_order(self) -> list[Progress]:
         """Return the decoding requests, from the first to keep to the first to retract. Under

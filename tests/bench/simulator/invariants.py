@@ -39,7 +39,7 @@ def check_state(state: EngineState, num_outstanding: int) -> None:
     decode, pool, chunked = state.decode, state.pool, state.chunked
     for progress in decode:
         decode.sync(progress)
-    members = [*decode]
+    members = [*decode, *state.returning]
     inside = members if chunked is None else [*members, chunked]
     waiting = [*state.queue]
     _check_pool(state, members)
@@ -48,8 +48,8 @@ def check_state(state: EngineState, num_outstanding: int) -> None:
     assert all(p.generated_tokens < p.request.output_tokens for p in [*inside, *waiting])  # 4
     assert all(p.generated_tokens >= 1 for p in members)  # 4
     assert all((p.first_token_s >= 0) == (p.generated_tokens > 0) for p in waiting)  # 4
-    assert decode.context_tokens == sum(p.fill_tokens for p in members)  # 5
-    due = sum(p.kv_tokens % pool.page_size == 0 for p in members)
+    assert decode.context_tokens == sum(p.fill_tokens for p in decode)  # 5
+    due = sum(p.kv_tokens % pool.page_size == 0 for p in decode)
     assert decode.pages_needed(1) == due  # 5
 
 

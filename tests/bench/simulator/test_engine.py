@@ -59,7 +59,7 @@ def test_no_decision_depends_on_a_true_length_that_is_not_yet_known(policy: str)
             node.submit(each, index)
         node.advance(12.0)
         node.state.running_jobs()  # brings their tokens up to date
-        others = [*node.state.decode, *node.state.queue]
+        others = [*node.state.decode, *node.state.returning, *node.state.queue]
         places = [(p.index, p.generated_tokens, p.job.num_preemptions) for p in others]
         return {p.index: p.last_token_s for p in finished}, places
 
