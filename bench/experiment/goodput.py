@@ -3,6 +3,7 @@ good."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -66,7 +67,7 @@ def rows(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
         head += [f"requests/s, {share:.0%} good", "to tuned", "to fcfs"]
     body = []
     for mix in ordered(map(mix_of, records)):
-        here = [record for record in records if mix_of(record) == mix]
+        here = _of_mix(records, mix)
         arms = ordered(record.arm for record in here)
         rates = {share: _rates(here, share) for share in SHARES}
         for arm in arms:
@@ -82,7 +83,7 @@ def rows(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
 def figure(records: Sequence[Record], mix: str, arms: str, share: float) -> str:
     """Return the requests per second of an arm, or the median ratio of `ARM/REFERENCE`; "" if there
     are none. TUNED is the first arm."""
-    here = [record for record in records if mix_of(record) == mix]
+    here = _of_mix(records, mix)
     rates = _rates(here, share)
     ours, *theirs = (
         rates.get(here[0].arm if here and arm == TUNED else arm, {}) for arm in arms.split("/")
@@ -90,6 +91,24 @@ def figure(records: Sequence[Record], mix: str, arms: str, share: float) -> str:
     if theirs:
         return _ratio(ours, theirs[0]).partition(" (")[0]
     return _median([*ours.values()]) if ours else ""
+
+
+def metric_within(
+    records: Sequence[Record], mix: str, arm: str, metric: str, share: float
+) -> float:
+    """Return an arm's metric at the largest rate at which this share of requests is good: the
+    median over seeds, NaN if there is none. Between two rates it is assumed to be linear."""
+    ours = [record for record in _of_mix(records, mix) if record.arm == arm]
+    at = []
+    for seed, rate in _rates(ours, share)[arm].items():
+        numbers = [record.metrics for record in ours if record.seed == seed]
+        points = sorted((each["offered_rate"], each.get(metric, math.nan)) for each in numbers)
+        at.append(np.interp(rate.per_s, *np.array(points).T))
+    return float(np.median(at)) if at else math.nan
+
+
+def _of_mix(records: Sequence[Record], mix: str) -> list[Record]:
+    return [record for record in records if mix_of(record) == mix]
 
 
 def _rates(records: Sequence[Record], share: float) -> dict[str, dict[int, Rate]]:

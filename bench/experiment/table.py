@@ -91,7 +91,11 @@ def _ratio(ours: Sequence[Record], theirs: Sequence[Record], metric: str) -> str
 
 
 def _value(ours: Sequence[Record], metric: str) -> str:
-    value = median(ours, metric) * _named(metric)[1]
+    return _shown(median(ours, metric), metric)
+
+
+def _shown(number: float, metric: str) -> str:
+    value = number * _named(metric)[1]
     return "" if value != value else f"{round(value):d}" if abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -165,13 +169,17 @@ def figure(named: str, records_of: Callable[[str], Sequence[Record]]) -> str:
 
     named: `EXPERIMENT;LOAD;ARM;METRIC`. `ARM/REFERENCE` in place of ARM gives their median ratio.
         `;ENGINE` may follow; the default is sim. With `EXPERIMENT;MIX;ARMS;good@0.99` the result is
-        goodput.figure. Raises ValueError if no record holds it.
+        goodput.figure; `METRIC@0.99` is another metric at that rate. Raises ValueError if no record
+        holds it.
     """
     name, load, arms, metric, *engine = named.split(";")
     here = [record for record in records_of(name) if [record.engine] == (engine or ["sim"])]
     ours, *theirs = (of_arm(here, load, arm) for arm in arms.split("/"))
-    if metric.startswith("good@"):
-        text = goodput.figure(here, load, arms, float(metric.removeprefix("good@")))
+    metric, _, share = metric.partition("@")
+    if share and metric == "good":
+        text = goodput.figure(here, load, arms, float(share))
+    elif share:
+        text = _shown(goodput.metric_within(here, load, arms, metric, float(share)), metric)
     elif theirs:
         found = ratio(ours, theirs[0], metric)
         text = "" if found is None else f"{found.median:.2f}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import html
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from bench.engines.server.server import ServerError
 from bench.experiment import demo
 from bench.experiment.compare import report
-from bench.experiment.goodput import figure, rate_within
+from bench.experiment.goodput import figure, metric_within, rate_within
 from bench.experiment.goodput import rows as goodput_rows
 from bench.experiment.lanes import Lane, picture, svg
 from bench.experiment.plot import mean_against_tail
@@ -168,6 +169,8 @@ def test_rates_within_the_slo_are_medians_with_ratios_paired_by_seed() -> None:
     arms = ("sage/tuned", "sage/fcfs", "fcfs", "tuned", "none")
     figures = [figure(found, "chat", arm, 0.95) for arm in arms]
     assert figures == ["2.00", "3.00", "2.50", "3.00", ""]
+    at = [metric_within(found, "chat", arm, "p99_ttft_ms", 0.95) for arm in ("sage", "none")]
+    assert at == pytest.approx([600.0, math.nan], nan_ok=True)
 
 
 def test_rates_beyond_a_sweep_are_bounds() -> None:
