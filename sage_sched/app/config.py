@@ -125,9 +125,10 @@ class DecodeConfig:
     max_gap_ms: Annotated[float, Meta(ge=1)] = 1000.0
     """Longest time between two tokens while others are prefilled. It is exceeded if prefills would
     have to be cut too finely."""
-    max_swapped_ms: Annotated[float, Meta(ge=1)] = 60_000.0
+    max_swapped_ms: Annotated[float, Meta(ge=1)] = 40_000.0
     """Longest time that a swapped-out request waits. Then it goes first, and runs for at least 64
-    tokens. `makespan` ignores it."""
+    tokens. No request is swapped out for a new one if such turns would take a quarter of the time.
+    `makespan` ignores it."""
 
     @property
     def cuts(self) -> int:

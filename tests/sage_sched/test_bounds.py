@@ -18,7 +18,7 @@ from sage_sched.policies.sage import SageParameters
 from sage_sched.swap_out_bound import SwapOutBound
 from tests.bench.simulator.fuzz import Case, run
 from tests.bench.simulator.traffic import MANY_SLOTS, SMALL, mixed
-from tests.sage_sched.situations import Story
+from tests.sage_sched.situations import Story, decided
 from tests.sage_sched.strategies import named
 
 
@@ -116,8 +116,10 @@ def away(most_s: float = 60.0) -> Story:
         [*DUE, ("run 9:100+68; wait 5:10", True), ("run 9:100+69; wait 5:10", False)],
         [*DUE, ("chunk 9:100+68; wait 5:10", True), ("chunk 9:100+69; wait 5:10", False)],
         # A new wait begins anew.
-        [*AWAY, ("run 9:100; wait 5:10; now 50", False), ("wait 9:100~ 5:10; now 70", False),
+        [*AWAY, ("run 9:100+6; wait 5:10; now 50", False), ("wait 9:100~ 5:10; now 70", False),
          ("wait 9:100~ 5:10; now 80", False), ("wait 9:100~ 5:10; now 139", False)],
+        # It came back for less than a token.
+        [*AWAY, ("run 9:100; wait 5:10; now 50", False), ("wait 9:100~ 5:10; now 61.1", True)],
         # Its other promise is not taken back.
         [*AWAY, ("wait 9:100~! 5:10; now 62", True), ("run 9:100+90; wait 5:10; now 63", True)],
     ],
@@ -127,6 +129,21 @@ def test_a_job_that_was_away_for_too_long_is_due(passes: list[tuple[str, bool]])
     for situation, is_due in passes:
         story.plan(situation)
         assert (story.jobs[9].goes_first, story.jobs[5].goes_first) == (is_due, False)
+
+
+@pytest.mark.parametrize(
+    ("swapped", "new", "plan"),
+    [(8_000, "1:20", "-0 +1 9"), (9_000, "1:20", "1 9"), (9_000, "1:20!", "-0 +1 9")],
+)
+def test_jobs_whose_turns_would_take_too_long_keep_new_ones_out(
+    swapped: int, new: str, plan: str
+) -> None:
+    story = Story(limits=Limits(swap_out=SwapOutBound(10.0)))
+    assert story.plan(f"run 0:500; wait {new} 9:{swapped}~+5; full") == plan
+
+
+def test_jobs_that_go_first_share_the_room_that_one_victim_frees() -> None:
+    assert decided("run 0:500; wait 1:300~!+5 2:20~!+5 3:20; full; slots 1") == "-0 ^1 ^2 3"
 
 
 def test_a_job_that_meets_another_policy_keeps_its_other_promise_alone() -> None:
