@@ -192,9 +192,9 @@ def test_the_report_opens_with_the_result_and_its_picture(
     places = [text.index(part) for part in ("sage finished answers", 'class="lanes"', "<table>")]
     assert places == sorted(places)
     assert re.findall("<h3>(.*?): requests waited (.*?) s on", text) == [
-        ("shortest-prefill-first@clip=32", "8"), ("sage", "4")
+        ("shortest-prefill-first@clip=32", "8"), ("sage", "3")
     ]  # fmt: skip
-    assert fingerprint(re.findall(r'path d="(.*?)"', text)) == "ead83cce"
+    assert fingerprint(re.findall(r'path d="(.*?)"', text)) == "9e71824a"
     assert "src=" not in text
     assert "href=" not in text
     *_, limit, _, said, _ = capsys.readouterr().out.splitlines()
