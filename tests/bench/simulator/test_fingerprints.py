@@ -50,4 +50,4 @@ def test_metrics_are_as_recorded() -> None:
          each.good_share(0.5, 0.05))
         for each in views
     ]  # fmt: skip
-    assert [*map(fingerprint, found)] == ["e62ab521", "3c19b413", "e7375ac4", "b01bbf1d"]
+    assert [*map(fingerprint, found)] == ["3016ea87", "94432abe", "270f51b0", "340f84d3"]
