@@ -200,8 +200,8 @@ def test_the_report_opens_with_the_result_and_its_picture(
     *_, limit, _, said, _ = capsys.readouterr().out.splitlines()
     assert limit.startswith("If no request waits, no order can help: below 1.7 requests/s")
     assert said == (
-        "Simulated: sage finished answers in 15 s on average, SGLang's best tuned policy "
-        "(shortest-prefill-first@clip=32) in 19 s: 22 % sooner. Of 100 requests 99 were good under "
+        "Simulated: sage finished answers in 14 s on average, SGLang's best tuned policy "
+        "(shortest-prefill-first@clip=32) in 19 s: 23 % sooner. Of 100 requests 99 were good under "
         "sage, and 73 under SGLang's: the first token within 2 s, and then at most 100 ms per "
         "token."
     )
