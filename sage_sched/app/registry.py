@@ -25,12 +25,21 @@ POLICIES: dict[str, type[Policy]] = {
     "qllm": Qllm,
     "urgency": Urgency,
 }
-# Policies that only comparisons run. bench.policies has them under these names. It is imported only
-# if one of them is used.
-RIVALS = (
-    "fastserve", "lpt", "ltr", "sagesched", "ssjf", "tie", "tie-log-t", "trail",
-    "trail-prompt", "uniboost", "urgency-arrival", "urgency-order",
-)  # fmt: skip
+# Policies that only comparisons run. bench is imported only if one of them is used.
+RIVALS = {
+    "fastserve": "bench.policies.fastserve:FastServe",
+    "lpt": "bench.policies.ssjf:Lpt",
+    "ltr": "bench.policies.ltr:Ltr",
+    "sagesched": "bench.policies.sagesched:SageSched",
+    "ssjf": "bench.policies.ssjf:Ssjf",
+    "tie": "bench.policies.tie:Tie",
+    "tie-log-t": "bench.policies.tie:TieLogT",
+    "trail": "bench.policies.trail:Trail",
+    "trail-prompt": "bench.policies.trail:TrailPrompt",
+    "uniboost": "bench.policies.uniboost:UniBoost",
+    "urgency-arrival": "bench.policies.variants:UrgencyArrival",
+    "urgency-order": "bench.policies.variants:UrgencyOrder",
+}
 # A package offers its policies in this group of entry points: a name, and a subclass of Policy.
 ENTRY_POINT_GROUP = "sage_sched.policies"
 # The names of SGLang's own policies (managers/schedule_policy.py of 0.5.23).
@@ -89,13 +98,14 @@ def _offers() -> dict[str, list[tuple[str, Callable[[], object]]]]:
     for section, policy in POLICIES.items():
         for name in (section, *policy.variants):
             offers[name] = [(policy.__qualname__, partial(POLICIES.get, section))]
-    for name in RIVALS:
-        offers[name] = [("bench.policies", partial(_rival, name))]
+    for name, place in RIVALS.items():
+        offers[name] = [(place, partial(_rival, place))]
     for point in entry_points(group=ENTRY_POINT_GROUP):
         if point.name not in SGLANG_POLICIES:  # these names are reserved for SGLang's policies
             offers.setdefault(point.name, []).append((point.value, point.load))
     return offers
 
 
-def _rival(name: str) -> object:
-    return import_module("bench.policies").POLICIES[name]
+def _rival(place: str) -> object:
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
