@@ -19,6 +19,7 @@ _HEADINGS: dict[str, tuple[str, float]] = records.METRIC_LISTS["headings"]
 _TABLES: dict[str, Any] = tomllib.loads(
     Path(__file__).with_name("pages.toml").read_text(encoding="utf-8")
 )
+_BEST: dict[str, Callable[..., str]] = {"min": min, "max": max}
 _ENGINES = {"sim": "simulated", "clock": "device clock", "server": "servers"}
 
 
@@ -153,8 +154,9 @@ def renewed(page: str, records_of: Callable[[str], Sequence[Record]]) -> str:
 
     def block(match: re.Match[str]) -> str:
         table = _TABLES[match["name"]]
+        cells: list[str] = table["cells"]
         rows = [
-            [said, *(figure(cell.format(key), records_of) for cell in table["cells"])]
+            [said, *(figure(cell.format(key, *key.split(";")), records_of) for cell in cells)]
             for key, said in table["rows"]
         ]
         lines = [f"|{'|'.join(cells)}|" for cells in (table["head"], *rows)]
@@ -167,7 +169,8 @@ def renewed(page: str, records_of: Callable[[str], Sequence[Record]]) -> str:
 def figure(named: str, records_of: Callable[[str], Sequence[Record]]) -> str:
     """Return one number as tables show it.
 
-    named: `EXPERIMENT;LOAD;ARM;METRIC`. `ARM/REFERENCE` in place of ARM gives their median ratio.
+    named: `EXPERIMENT;LOAD;ARM;METRIC`. `ARM/REFERENCE` in place of ARM gives their median ratio,
+        `min` or `max` the value of the best arm, and its name.
         `;ENGINE` may follow; the default is sim. With `EXPERIMENT;MIX;ARMS;good@0.99` the result is
         goodput.figure; `METRIC@0.99` is another metric at that rate. Raises ValueError if no record
         holds it.
@@ -175,6 +178,10 @@ def figure(named: str, records_of: Callable[[str], Sequence[Record]]) -> str:
     name, load, arms, metric, *engine = named.split(";")
     here = [record for record in records_of(name) if [record.engine] == (engine or ["sim"])]
     ours, *theirs = (of_arm(here, load, arm) for arm in arms.split("/"))
+    if arms in _BEST:
+        tried = ordered(record.arm for record in here if record.load == load)
+        best = _BEST[arms](tried, key=lambda arm: median(of_arm(here, load, arm), metric))
+        return f"`{best}` {_value(of_arm(here, load, best), metric)}"
     metric, _, share = metric.partition("@")
     if share and metric == "good":
         text = goodput.figure(here, load, arms, float(share))

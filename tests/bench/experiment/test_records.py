@@ -58,12 +58,13 @@ def test_a_page_s_tables_are_made_from_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: list[Record]
 ) -> None:
     named = f"paper;{found[0].load};{{}}/fcfs;mean_e2e_latency_ms"
-    spec = {"head": ["policy", "mean"], "cells": [named], "rows": [["sage", "ours"]]}
+    best = f"paper;{found[0].load};min;mean_e2e_latency_ms"
+    spec = {"head": ["policy", "mean", "best"], "cells": [named, best], "rows": [["sage", "ours"]]}
     monkeypatch.setitem(table._TABLES, "mine", spec)
     page = tmp_path / "page.md"
     page.write_text("Before.\n\n<!-- figures: mine -->\n<!-- end -->\n\nAfter.\n")
     ((_, new),) = stale([page], tmp_path)
-    assert "|policy|mean|\n|---|---|\n|ours|0.50|\n" in new
+    assert "|policy|mean|best|\n|---|---|---|\n|ours|0.50|`sage` " in new
     assert (new[:8], new[-7:]) == ("Before.\n", "After.\n")
     page.write_text(new)
     assert list(stale([page], tmp_path)) == []
