@@ -8,9 +8,7 @@ from typing import Any, TypeVar, cast
 
 from patches.engine_types import Batch, Req
 from sage_sched.job import Job
-from sage_sched.limits import Limits
 from sage_sched.plan import Action, Plan
-from sage_sched.policy import Policy
 
 
 class Listener:
@@ -41,9 +39,7 @@ class Listener:
     def ended(self, req: Req, was_aborted: bool) -> None:
         """A request has finished, or was aborted in the queue. Each request ends once."""
 
-    def switched(
-        self, name: str, policy: Policy, limits: Limits, unfinished: Sequence[Req]
-    ) -> None:
+    def switched(self, name: str, unfinished: Sequence[Req]) -> None:
         """Another policy, or the same with other settings, orders requests from now on.
 
         name: the name for --schedule-policy.

@@ -1,4 +1,4 @@
-"""Narrows down the waiting jobs that a pass may admit, in the steps of sage_sched.decide."""
+"""Narrows down the waiting jobs that a pass may admit, in the steps of sage_sched.scheduler."""
 
 from __future__ import annotations
 

@@ -79,12 +79,11 @@ class Plan:
     """One pass, to be carried out in the order of its fields (sage_sched.scheduling_pass).
 
     order: positions of SchedulerView.waiting, in the order in which to serve them. Other waiting
-        jobs stay behind them as they are. None: nothing is planned.
+        jobs stay behind them as they are.
     actions: the jobs to preempt, admit and resume. The pass stops at the first action that fails.
     num_open: how many more of the order the engine may admit, if it finds memory.
     swapped_go_first: whether no job behind a swapped one is admitted before it.
     decode_only: whether nothing is prefilled, not even the next chunk.
-    headroom_steps, kept_tokens: see sage_sched.headroom.Headroom.
     has_turn: whether running jobs leave because another adapter has its turn.
     is_new: whether candidates were looked at; if not, the last plan still stands.
     num_without_host_room: how many jobs were not preempted because host memory has no room for
@@ -93,14 +92,12 @@ class Plan:
     places: how many jobs are ahead of each job that is ordered for the first time, by its position.
     """
 
-    order: Sequence[int] | None
+    order: Sequence[int]
     actions: tuple[Action, ...] = ()
     num_open: int = 0
     swapped_go_first: bool = True
     decode_only: bool = False
     budget: Budget = UNLIMITED
-    headroom_steps: int = 0
-    kept_tokens: int = 0
     has_turn: bool = False
     is_new: bool = False
     num_without_host_room: int = 0

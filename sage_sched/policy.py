@@ -47,9 +47,8 @@ class Policy(ABC):
     max_preemptions: a job that was preempted this often is not preempted for other jobs any more.
     plan_by_s: when it wants the next plan, by SchedulerView.now_s, even if nothing has changed.
         Each plan resets it before on_pass.
-    heeds_ages: whether the last plan found that the ages of running jobs may decide whether a job
-        enters a full batch. plan_by_tokens: if not, when it wants the next plan, by
-        SchedulerView.served_tokens.
+    plan_by_tokens: the same by SchedulerView.served_tokens, if the ages of running jobs do not
+        decide whether a job enters a full batch.
     revision: how often the keys of all jobs have changed, for example because the server's step
         times have. The queue then ranks its jobs again, some in each plan.
     retention: makes the predictor of when sessions come back (sage_sched.limits); None if no KV is
@@ -70,7 +69,6 @@ class Policy(ABC):
     refresh_interval_tokens: int = REFRESH_INTERVAL_TOKENS
     max_preemptions: int = 4
     plan_by_s: float = math.inf
-    heeds_ages: bool = True
     plan_by_tokens: float = math.inf
     revision: int = 0
 

@@ -7,7 +7,8 @@ from itertools import islice, takewhile
 from typing import Protocol, TypeVar
 
 from sage_sched.followed import in_front
-from sage_sched.plan import UNLIMITED, Budget, Plan, Preempt
+from sage_sched.plan import Budget, Plan, Preempt
+from sage_sched.scheduler import Scheduler
 
 Request = TypeVar("Request")
 
@@ -16,18 +17,14 @@ class Engine(Protocol[Request]):
     """The operations of an engine in a pass: SGLang (patches/scheduler/executor.py) or the
     simulator.
 
+    core: makes its plans.
     queue: the waiting requests; set here in the order to serve them.
-    num_arrivals_planned: see SchedulerView; set to -1 if another plan is due.
     is_full: SGLang's mark: no request is admitted until one leaves.
     """
 
+    core: Scheduler
     queue: list[Request]
-    num_arrivals_planned: int
     is_full: bool
-
-    @property
-    def num_arrivals(self) -> int:
-        """Return how many requests have come."""
 
     @property
     def runs_any(self) -> bool:
@@ -80,17 +77,12 @@ def run_pass(engine: Engine[Request]) -> None:
     """Plan a pass and carry the plan out. The engine's own pass never sees a swapped request,
     because it would prefill it."""
     plan = engine.plan()
-    if plan.order is None:
-        engine.admit([], UNLIMITED)
-        return
     if plan.order:
         engine.queue = in_front(engine.queue, plan.order)
     if plan.decode_only:
         engine.decode_only()
         return
     was_full = engine.is_full
-    if plan.is_new:
-        engine.num_arrivals_planned = engine.num_arrivals
     entering, preempted = _make_room(plan, engine)
     fresh = [request for request in entering if not engine.is_swapped(request)]
     back = [request for request in entering if engine.is_swapped(request)]
@@ -120,7 +112,7 @@ def run_pass(engine: Engine[Request]) -> None:
         # sessions hold it between turns, for example.
         visible = [request for request in rest if not engine.is_swapped(request)]
     engine.admit(visible, plan.budget)
-    if engine.num_arrivals_planned < 0:
+    if engine.core.num_arrivals_planned < 0:
         return
     if lifts_mark:
         # If visible requests are left, they are first in the queue.
@@ -159,7 +151,7 @@ def _make_room(plan: Plan, engine: Engine[Request]) -> tuple[list[Request], list
 def _plan_again(engine: Engine[Request]) -> None:
     """Plan again before the next step, because there may be free room."""
     engine.is_full = False
-    engine.num_arrivals_planned = -1
+    engine.core.plan_again()
 
 
 def _open(

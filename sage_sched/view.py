@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from sage_sched.job import Job
-from sage_sched.plan import UNLIMITED, Budget
+from sage_sched.plan import UNLIMITED, Budget, Preempt
 from sage_sched.steps import ServerFacts
 
 
@@ -34,8 +35,7 @@ class SchedulerView:
 
     now_s: rank 0's clock, as broadcast, in seconds from an arbitrary moment.
     served_tokens: tokens prefilled and decoded by the server so far.
-    num_arrivals: how many requests have come. num_arrivals_planned: how many had come when the last
-        plan was made; -1 if another plan is due.
+    num_arrivals: how many requests have come.
     waiting: jobs in the queue. swapped: the waiting jobs with KV in host memory.
     running: jobs that decode. chunked: the job in the middle of its prefill.
     batch_is_full: SGLang's mark: no request is admitted until one leaves.
@@ -66,7 +66,6 @@ class SchedulerView:
     now_s: float
     served_tokens: int
     num_arrivals: int
-    num_arrivals_planned: int
     waiting: Sequence[Job]
     swapped: Collection[Job]
     running: Sequence[Job]
@@ -90,6 +89,20 @@ class SchedulerView:
     common_tokens: Callable[[int, int | Job], int]
     kept_for: Callable[[], Mapping[str, int]]
     holding: Callable[[Job], Holding | None]
+
+    def without(self, moved: Sequence[tuple[Preempt, Holding]]) -> Self:
+        """Return the view as it will be when these running jobs have been swapped out."""
+        gone = {action.job for action, _ in moved}
+        freed_tokens = sum(holding.freed_tokens for _, holding in moved)
+        return replace(
+            self,
+            running=[job for job in self.running if job not in gone],
+            batch_is_full=False,
+            free_slots=self.free_slots + len(gone),
+            free_tokens=self.free_tokens + freed_tokens,
+            locked_tokens=self.locked_tokens - freed_tokens,
+            host_free_tokens=self.host_free_tokens - sum(holding.kv_tokens for _, holding in moved),
+        )
 
     @property
     def chunked_jobs(self) -> list[Job]:

@@ -7,9 +7,12 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
+from inspect import isfunction
 from pathlib import Path
 
 import pytest
+
+from sage_sched.policy import Policy
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("sage_sched", "patches", "predictor_store", "bench")
@@ -23,6 +26,8 @@ FORBIDDEN = {
     "bench": {"tests"},
 }  # fmt: skip
 ROOMS = {"best_effort", "fairness", "probe", "slo", "urgency"}
+_CALLED = "|".join(name for name, one in vars(Policy).items() if isfunction(one) and name[0] != "_")
+CALLS = rf"\.({_CALLED})\("
 # Where names of policies, and sections of the configuration, become objects of the rooms.
 EDGE = {"sage_sched.app.config", "sage_sched.app.registry"}
 
@@ -118,9 +123,11 @@ def test_imports_point_one_way(package: str) -> None:
 @pytest.mark.parametrize(
     ("package", "pattern"),
     [
-        # Order, admission and preemption are the core's decisions; stock.py is SGLang's own code.
-        ("patches", r"\.key\(|should_preempt|serving_order|on_prediction\b|\.place\b"),
-        ("bench/simulator", r"\.key\(|should_preempt|serving_order|on_prediction\b|\.place\b"),
+        # Only the core calls a policy (sage_sched.scheduler); stock.py is SGLang's own code.
+        *(
+            (package, CALLS)
+            for package in ("patches", "predictor_store", "bench/simulator", "bench/engines")
+        ),
         # A benchmark's request carries its true length (forced_length.py).
         ("sage_sched", r"forced|true_length|recorded|custom_params|output_ids"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -145,12 +145,15 @@ class _DecodeState(PlannedEngine):
             holding=lambda job: None if job in on_the_way else self._copied(job),
         )
 
+    def ages(self) -> Iterable[int]:
+        return (*super().ages(), *(progress.generated_tokens for progress in self.parked))
+
     def _copied(self, job: object) -> Holding:
         return replace(self._holding(job), stays_whole=True)  # type: ignore[arg-type]
 
     def admit(self, visible: Sequence[Progress], budget: Budget) -> None:
         if visible and not self.is_full:
-            self.give_room(visible, self.headroom.num_steps)
+            self.give_room(visible, self.core.headroom.num_steps)
 
     def decode_only(self) -> None:
         self.admit([p for p in self.queue if not p.swapped], Budget())

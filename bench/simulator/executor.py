@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 
 from bench.simulator.prefill_adder import PassResult, PrefillAdder
 from bench.simulator.request import Progress
 from bench.simulator.state import EngineState
 from bench.simulator.stock import StockPolicy, stock_order
-from sage_sched.decide import decide
 from sage_sched.plan import UNLIMITED, Budget, Plan, Preempt
-from sage_sched.policy import Policy
 from sage_sched.scheduling_pass import run_pass
 
 # SGLang's WAITING_PREFIX_REFRESH_INTERVAL and WAITING_QUEUE_PREFIX_MATCH_MAX.
@@ -27,7 +24,7 @@ def scheduling_pass(engine: PlannedEngine) -> PassResult:
         return engine.planned_pass()
     if (not engine.queue and engine.chunked is None) or _is_closed(engine):
         return PassResult()
-    engine.queue = stock_order(engine.queue, policy, engine.served_tokens, engine.pool)
+    engine.queue = stock_order(engine.queue, policy, engine.core.served_tokens, engine.pool)
     return _admit(engine, UNLIMITED, engine.queue)
 
 
@@ -39,22 +36,30 @@ class PlannedEngine(EngineState):
 
     def planned_pass(self) -> PassResult:
         """Make a pass by the plan of one of our policies."""
-        self.result = PassResult()
         self.join_returning()
-        run_pass(self)
+        self.result = PassResult(plans=self.needs_plan())
+        if self.result.plans:
+            run_pass(self)
+        else:
+            self.admit([], UNLIMITED)
         return self.result
 
+    def needs_plan(self) -> bool:
+        """Whether a plan may change anything."""
+        if self.is_chunking or self.is_short:
+            return True
+        if not self.queue or not self.is_full:
+            return bool(self.queue)
+        most_tokens = self.server.reserve_tokens
+        num_arrivals = self.core.num_arrivals
+        return self.can_swap and self.core.may_have_changed(num_arrivals, self.ages(), most_tokens)
+
+    def ages(self) -> Iterable[int]:
+        """Return the tokens that each running request has."""
+        return (progress.age_offset + self.decode.step for progress in self.decode)
+
     def plan(self) -> Plan:
-        assert isinstance(self.policy, Policy)
-        if not self.queue and not self.is_chunking and not self.is_short:
-            return Plan(order=None)
-        plan = decide(self.view(), self.policy, self.limits)
-        if plan.order is not None:
-            self.result.plans = True
-            self.headroom = replace(
-                self.headroom, num_steps=plan.headroom_steps, kept_tokens=plan.kept_tokens
-            )
-        return plan
+        return self.core.plan(self.view())
 
     def is_swapped(self, request: Progress) -> bool:
         return request.swapped

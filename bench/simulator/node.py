@@ -51,7 +51,6 @@ class Node:
         on_finish: Callable[[Progress], None],
     ) -> None:
         self.state = self.State(engine, policy, config, options)
-        self.now_s = 0.0
         self.num_outstanding = 0
         self.prefill_tokens = 0
         self.moved_tokens = 0
@@ -64,6 +63,14 @@ class Node:
         self._on_finish = on_finish
         self._delay_s = 0.0 if isinstance(policy, StockPolicy) else options.prediction_delay_s
         self._coming: list[tuple[float, int, SimRequest]] = []  # a heap
+
+    @property
+    def now_s(self) -> float:
+        return self.state.core.now_s
+
+    @now_s.setter
+    def now_s(self, now_s: float) -> None:
+        self.state.core.now_s = now_s
 
     def submit(self, request: SimRequest, index: int, at_s: float | None = None) -> None:
         """Accept a request that is on its way. at_s: when it reaches this node, if not at its
@@ -138,11 +145,11 @@ class Node:
         while self._coming and self._coming[0][0] <= self.now_s:
             _, index, request = heapq.heappop(self._coming)
             job = Job(
-                arrival=state.num_arrivals,
+                arrival=state.core.num_arrivals,
                 input_tokens=request.input_tokens,
                 max_new_tokens=request.max_new_tokens,
                 distribution=request.distribution,
-                served_at_arrival_tokens=state.served_tokens,
+                served_at_arrival_tokens=state.core.served_tokens,
                 arrival_s=request.arrival_s,
                 hints=request.hints,
                 is_pinned=request.is_pinned,
@@ -151,9 +158,9 @@ class Node:
             if isinstance(self._policy, SrptOracle):
                 truth = np.array([request.output_tokens])
                 job.distribution = LengthDistribution(truth, np.ones(1), 1.0, "truth")
-            state.num_arrivals += 1
-            state.limits.arrived(job)
-            job.is_ranked = self._policy.on_arrival(job)
+            state.core.arrived(job)
+            if isinstance(self._policy, StockPolicy):
+                self._policy.arrived(job)
             hints = request.hints
             deadlines = Deadlines.of(hints) if hints.has_slo else self._options.due
             progress = Progress(request, index, job, deadlines=deadlines)
@@ -163,19 +170,18 @@ class Node:
             state.queue.append(progress)
 
     def _refuses(self, progress: Progress) -> bool:
-        state, overload, job = self.state, self.state.limits.overload, progress.job
+        state, core, job = self.state, self.state.core, progress.job
         most = state.engine.max_queued_requests
         if most is not None and sum(not each.swapped for each in state.queue) >= most:
             return True
-        if not overload.config.enabled or not isinstance(self._policy, Policy):
+        if not core.limits.overload.config.enabled:
             return False
         state.running_jobs()  # brings their ages up to date
         found = state.pool.found_tokens(progress), state.pool.host_tokens(progress)
         job.shared_tokens = state.pool.shared_tokens(progress)
-        overload.found(job, *found, self._policy, state.server)
-        newcomer = overload.newcomer(job, self._policy, state.server, self.now_s)
-        refusal = overload.refuses(job, newcomer, self.now_s, may_refuse=bool(state.queue))
-        return refusal is not None
+        core.found(job, *found, state.server)
+        newcomer = core.newcomer(job, state.server)
+        return core.refuses(job, newcomer, may_refuse=bool(state.queue)) is not None
 
     def _end_lost(self) -> None:
         """End retracted requests whose answers cannot go on, with an error."""
@@ -184,9 +190,7 @@ class Node:
             self._ended_early(progress.index, progress.job)
 
     def _ended_early(self, index: int, job: Job) -> None:
-        if isinstance(self._policy, Policy):
-            self._policy.on_end(job, self.now_s)
-        self.state.limits.ended(job, self.now_s)
+        self.state.core.ended(job)
         self.num_outstanding -= 1
         self.refused.append(index)
 
@@ -216,14 +220,18 @@ class Node:
         num_decodes, kv_tokens = (len(decode), decode.context_tokens) if mixes else (0, 0)
         step_s = engine.step_time.mixed_s(len(parts), num_tokens, pairs, num_decodes, kv_tokens)
         step_s = max(step_s, self._host_s())
+        is_cut = False
         if num_decodes:
             self._leap(1, Pace(step_s))
-        elif slices.is_cut(state, parts):
+        elif is_cut := slices.is_cut(state, parts):
             self._in_slices(parts, step_s)
         else:
-            state.limits.prefilled(len(parts), num_tokens, pairs)
             self.now_s += step_s
-        state.served_tokens += num_tokens
+        jobs, numbers = zip(*((part.progress.job, part.new_tokens) for part in parts), strict=True)
+        if num_decodes or is_cut:
+            state.core.worked(jobs, numbers)
+        else:
+            state.core.prefilled(jobs, numbers, pairs)
         self.prefill_tokens += num_tokens
         if not len(state.decode):
             state.stale_prefill_tokens = num_tokens
@@ -234,7 +242,6 @@ class Node:
             state.is_full = False
         for part in parts:
             progress = part.progress
-            progress.job.served_tokens += part.new_tokens
             progress.prefilled_tokens = part.cached_tokens + part.new_tokens
             state.pool.publish(progress, progress.prefilled_tokens)
             if part.completes:
@@ -285,12 +292,11 @@ class Node:
         if state.chunked or state.returning or (len(state.queue) and not state.is_full):
             steps = 1
         elif len(state.queue) and state.can_swap:
-            assert isinstance(self._policy, Policy)
-            policy = self._policy
-            until_s = min(until_s, policy.plan_by_s)
-            if policy.heeds_ages:
-                steps = min(steps, decode.steps_to_refresh(policy.refresh_interval_tokens))
-            elif (left_tokens := policy.plan_by_tokens - state.served_tokens) < math.inf:
+            due = state.core.next_plan
+            until_s = min(until_s, due.at_s)
+            if due.interval_tokens:
+                steps = min(steps, decode.steps_to_refresh(due.interval_tokens))
+            elif (left_tokens := due.at_tokens - state.core.served_tokens) < math.inf:
                 steps = min(steps, 1 + max(0, math.floor(left_tokens)) // len(decode))
         next_s = min(until_s, self._next_event_s())
         pace, host_s = decode.pace(state.engine.step_time), self._host_s()
@@ -304,7 +310,6 @@ class Node:
     def _leap(self, steps: int, pace: Pace) -> None:
         """Give each decoding request one token per step."""
         state, decode = self.state, self.state.decode
-        state.limits.gap.decoded()
         seconds, growth_s = pace.seconds(steps), pace.growth_s
         first_s = seconds / steps - growth_s * (steps - 1) / 2
         last_s = first_s + growth_s * (steps - 1)
@@ -339,9 +344,7 @@ class Node:
         progress.last_token_s = self.now_s
         state.pool.publish(progress, progress.kv_tokens)
         state.pool.leave(progress)
-        if isinstance(self._policy, Policy):
-            self._policy.on_end(progress.job, self.now_s)
-            state.limits.ended(progress.job, self.now_s)
+        state.core.ended(progress.job)
         state.is_full = False
         self.num_outstanding -= 1
         self._on_finish(progress)

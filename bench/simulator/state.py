@@ -16,9 +16,9 @@ from sage_sched.app.config import SageConfig
 from sage_sched.headroom import Headroom
 from sage_sched.job import Job
 from sage_sched.limits import Limits
-from sage_sched.order import retention_order
 from sage_sched.plan import PreemptionMode
-from sage_sched.policy import Policy
+from sage_sched.policy import FcfsFill, NoParameters, Policy
+from sage_sched.scheduler import Scheduler
 from sage_sched.slo import Deadlines
 from sage_sched.view import Holding, SchedulerView
 
@@ -76,16 +76,14 @@ class EngineState:
 
     is_full: SGLang's batch_is_full: nothing is admitted until a request leaves.
     can_swap: whether requests are swapped out.
-    num_arrivals_planned: see SchedulerView.
-    headroom: the headroom of the last plan.
+    core: decides, unless the policy is SGLang's.
+    now_s: when the latest pass began.
     queue: waiting requests, as SGLang's waiting_queue.
     chunked: the request in the middle of its prefill, or None.
     parked: requests of a prefill that is between two slices (slices.py).
     returning: requests that are back on the device, and decode from the next pass on.
     lost: retracted requests whose answers cannot go on (Job.is_pinned).
-    served_tokens: prefilled and decoded.
     stale_prefill_tokens: see stock.HrrnPolicy.
-    num_arrivals: requests that have come; under stock policies each retraction counts too.
     num_preemptions: how many, by whether memory ran out (else they were for a waiting request), and
         by mode.
     host_tokens, peak_host_tokens: KV of swapped-out requests, now and at most.
@@ -97,14 +95,14 @@ class EngineState:
     ) -> None:
         self.engine = engine
         self.policy = policy
-        self.limits = Limits()
         self._config = config
         self.server = engine.server_facts()
         leaves = options.preempt and isinstance(policy, Policy)
         self.can_swap = leaves
+        ours = policy if isinstance(policy, Policy) else FcfsFill(NoParameters(), self.server)
+        headroom = Headroom(0, engine.page_size, engine.kv_pool_tokens)
+        self.core = Scheduler(ours, Limits(), headroom)
         self.now_s = 0.0
-        self.headroom = Headroom(0, engine.page_size, engine.kv_pool_tokens)
-        self.num_arrivals_planned = -1
         self.pool = KvPool(engine.kv_pool_tokens, engine.page_size, engine.host_tier)
         self.decode = DecodeBatch(engine.page_size)
         self.queue: list[Progress] = []
@@ -114,9 +112,7 @@ class EngineState:
         self.returning: list[Progress] = []
         self.lost: list[Progress] = []
         self.is_full = False
-        self.served_tokens = 0
         self.stale_prefill_tokens = 0
-        self.num_arrivals = 0
         self.num_passes = 0
         self.host_tokens = 0
         self.peak_host_tokens = 0
@@ -127,18 +123,14 @@ class EngineState:
     def follow(self, policy: Policy) -> None:
         """Switch to a policy, which gets the unfinished requests in order of arrival."""
         self.join_returning()
-        self.policy = policy
-        self.limits = self._config.limits(policy)
+        self.policy, limits = policy, self._config.limits(policy)
         self.pool.tree.rate = None
-        if (sessions := self.limits.sessions) is not None:
+        if (sessions := limits.sessions) is not None:
             self.pool.tree.rate = lambda session: sessions.rate(session, self.now_s)
-        self.is_full, self.num_arrivals_planned = False, -1
+        self.is_full = False
         chunked = [] if self.chunked is None else [self.chunked.job]
         jobs = [*self.running_jobs(), *chunked, *(progress.job for progress in self.queue)]
-        for job in sorted(jobs, key=lambda job: job.arrival):
-            job.forget_policy()
-            self.limits.arrived(job)
-            job.is_ranked = policy.on_arrival(job)
+        self.core.switched(policy, limits, sorted(jobs, key=lambda job: job.arrival))
 
     @property
     def runs_any(self) -> bool:
@@ -183,7 +175,7 @@ class EngineState:
         if isinstance(self.policy, StockPolicy) or self.engine.reserves:
             clip_tokens = self.engine.clip_max_new_tokens
             return Reserve(self.ratio.value, clip_tokens, self.engine.page_size)
-        return self.headroom
+        return self.core.headroom
 
     @property
     def adapters(self) -> set[str]:
@@ -212,9 +204,8 @@ class EngineState:
             self.chunked.job.prefill(self.chunked.prefilled_tokens)
         return SchedulerView(
             now_s=self.now_s,
-            served_tokens=self.served_tokens,
-            num_arrivals=self.num_arrivals,
-            num_arrivals_planned=self.num_arrivals_planned,
+            served_tokens=self.core.served_tokens,
+            num_arrivals=self.core.num_arrivals,
             waiting=[progress.job for progress in self.queue],
             swapped=dict.fromkeys(progress.job for progress in self.queue if progress.swapped),
             running=self.running_jobs(),
@@ -308,7 +299,7 @@ class EngineState:
         if not isinstance(self.policy, Policy):
             return order
         jobs = [progress.job for progress in order]
-        places = retention_order(jobs, range(len(jobs)), self.policy, self.view())
+        places = self.core.retention_order(jobs, range(len(jobs)), self.view())
         return [order[place] for place in places]
 
     def retract(self, chunk_tokens: Callable[[], int] = lambda: 0) -> None:
@@ -335,11 +326,11 @@ class EngineState:
         """Count the tokens of decode steps."""
         stock_clock = isinstance(self.policy, StockPolicy) and self.policy.counts_stale_prefill
         per_step = self.stale_prefill_tokens if stock_clock else len(self.decode)
-        self.served_tokens += num_steps * per_step
+        self.core.decoded(num_steps * per_step)
 
     def requeue(self, progress: Progress) -> None:
         """Put a retracted request, which has left the batch, back into the queue."""
         if isinstance(self.policy, StockPolicy):
-            self.policy.requeued(progress.job, self.num_arrivals, self.served_tokens)
-            self.num_arrivals += 1
+            self.policy.requeued(progress.job, self.core.num_arrivals, self.core.served_tokens)
+            self.core.num_arrivals += 1
         self.queue.append(progress)

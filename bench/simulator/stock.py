@@ -41,10 +41,9 @@ class StockPolicy(ABC):
     def key(self, job: Job, served_tokens: int) -> float:
         """Return the place of a waiting job: smaller goes first, ties by arrival."""
 
-    def on_arrival(self, job: Job) -> bool:
+    def arrived(self, job: Job) -> None:
         """Take in a new job, of which no cached tokens are known."""
         job.memo = Found(0)
-        return True
 
     def requeued(self, job: Job, arrival: int, served_tokens: int) -> None:
         """Move the job to the end of the queue."""

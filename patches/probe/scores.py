@@ -16,9 +16,9 @@ from patches.messages import Scores
 from patches.probe.recorder import Recorder
 from predictor_store.probe.file import ProbeFile
 from sage_sched.job import Job
-from sage_sched.limits import Limits
 from sage_sched.policy import Policy
 from sage_sched.probe import Refiner, from_steps, in_steps
+from sage_sched.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Probing(Listener):
 
     def __init__(
         self,
-        policy: Policy,
+        core: Scheduler,
         probe: ProbeFile | None,
         recorder: Recorder | None,
         failures: Failures,
@@ -66,15 +66,14 @@ class Probing(Listener):
         self._refiner: Refiner | None = None
         # Weak references, so that this keeps no request alive.
         self._jobs: WeakValueDictionary[int, Job] = WeakValueDictionary()
-        self.switched("", policy, Limits(), ())
+        self._core = core
+        self.switched("", ())
 
-    def switched(
-        self, name: str, policy: Policy, limits: Limits, unfinished: Sequence[Req]
-    ) -> None:
+    def switched(self, name: str, unfinished: Sequence[Req]) -> None:
         """Refine jobs for another policy. why_no_probe must have returned "" for it."""
-        self._policy, self._refiner = policy, None
-        if policy.refiner is not None and self.probe is not None:
-            self._refiner = policy.refiner(self.probe.edges)
+        refiner, self._refiner = self._core.policy.refiner, None
+        if refiner is not None and self.probe is not None:
+            self._refiner = refiner(self.probe.edges)
         self._why_stopped, self._num_scores = "", 0
         self._jobs.clear()
         self._drop(len(self._steps))
@@ -96,7 +95,7 @@ class Probing(Listener):
             refined = [job for _, job in sorted(self._jobs.items()) if job.refined is not None]
             for job in refined:
                 job.revise(None)
-            self._policy.on_predictions(refined)
+            self._core.refined(refined)
 
     def read(self, batch: Batch, commits: Sequence[Any], logits: Any, states: Any) -> None:
         """Read the committed tokens of a step. Never raises, because an error would end the server.
@@ -176,7 +175,7 @@ class Probing(Listener):
             known = [job for job in jobs if job is not None]
             refined = self._refiner.refine(known, [scores.ages[row] for row in rows], log_p[rows])
             self._num_scores += len(refined)
-            self._policy.on_predictions(refined)
+            self._core.refined(refined)
 
     def ended(self, req: Req, was_aborted: bool) -> None:
         job = req.sage.job

@@ -21,7 +21,7 @@ from predictor_store.cached_file import expanded
 from predictor_store.probe.file import ProbeFile, fingerprint
 from sage_sched.app.config import ProbeConfig, SageConfig, StepTimeConfig
 from sage_sched.app.registry import policy_named
-from sage_sched.policy import Policy
+from sage_sched.scheduler import Scheduler as Core
 from sage_sched.steps import ServerFacts
 
 logger = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ def install_tap(runner: Any, config: ProbeConfig, probing: Callable[[], Probing 
 
 
 def probing_of(
-    scheduler: Scheduler, policy: Policy, config: ProbeConfig, failures: Failures
+    scheduler: Scheduler, core: Core, config: ProbeConfig, failures: Failures
 ) -> Probing | None:
     """Return the scheduler's Probing; None if hidden states are not read."""
     if not config.file and not config.record:
@@ -132,4 +132,4 @@ def probing_of(
         about = {"fingerprint": fingerprint(folder), "hidden_size": hidden_size}
         path, max_bytes = expanded(config.record), int(config.record_gib * 2**30)
         recorder = Recorder(path, max_bytes, recorded_layers(num_layers), about)
-    return Probing(policy, _read(config), recorder, failures)
+    return Probing(core, _read(config), recorder, failures)

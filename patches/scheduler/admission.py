@@ -31,7 +31,7 @@ def add(
     job.grow(len(req.output_ids))
     sampling = req.sampling_params
     cap_tokens = sampling.max_new_tokens
-    left_tokens = state.headroom.left_tokens(job)
+    left_tokens = state.core.headroom.left_tokens(job)
     beyond_tokens = max(0, left_tokens - CLIP_MAX_NEW_TOKENS)
     adder.memory_budget.total_offset += beyond_tokens
     sampling.max_new_tokens = min(cap_tokens, job.generated_tokens + left_tokens)
@@ -50,6 +50,6 @@ def correct(state: SchedulerState, adder: Any) -> None:
         return
     reqs = adder.running_batch.reqs
     theirs = sum(adder._get_running_request_total_token_offset(req) for req in reqs)
-    ours = sum(state.headroom.set_aside_tokens(state.jobs.running(reqs)))
-    ours += state.headroom.kept_tokens
+    ours = sum(state.core.headroom.set_aside_tokens(state.jobs.running(reqs)))
+    ours += state.core.headroom.kept_tokens
     adder.memory_budget.total_offset += ours - theirs

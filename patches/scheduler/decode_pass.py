@@ -75,7 +75,7 @@ class _DecodePass(Pass):
     def admit(self, visible: Sequence[Req], budget: Budget) -> None:
         room = self._state.room
         room.open_to(visible)
-        self._prealloc.num_reserved_decode_tokens = self._state.headroom.num_steps
+        self._prealloc.num_reserved_decode_tokens = self._state.core.headroom.num_steps
         swapped_out = self._prealloc.retracted_queue
         if self._preemption is not None:  # if it is off, SGLang resumes them first
             self._prealloc.retracted_queue = []

@@ -28,7 +28,6 @@ from patches.scheduler.view import (
     step_tokens,
 )
 from sage_sched import scheduling_pass
-from sage_sched.decide import may_have_changed
 from sage_sched.plan import Budget, Plan, Preempt
 
 logger = logging.getLogger(__name__)
@@ -65,6 +64,7 @@ class Pass:
         self.done: Any = None
         self._scheduler, self._original = scheduler, original
         self._state: SchedulerState = scheduler.sage
+        self.core = self._state.core
         self._preemption: Preemption | None = self._state.preemption
 
     @property
@@ -76,24 +76,12 @@ class Pass:
         self._scheduler.waiting_queue = queue
 
     @property
-    def num_arrivals_planned(self) -> int:
-        return self._state.num_arrivals_planned
-
-    @num_arrivals_planned.setter
-    def num_arrivals_planned(self, num_arrivals: int) -> None:
-        self._state.num_arrivals_planned = num_arrivals
-
-    @property
     def is_full(self) -> bool:
         return is_full(self._scheduler, self.running)
 
     @is_full.setter
     def is_full(self, is_full: bool) -> None:
         self.running.batch_is_full = is_full
-
-    @property
-    def num_arrivals(self) -> int:
-        return num_arrivals(self._scheduler, self._state.jobs)
 
     @property
     def runs_any(self) -> bool:
@@ -130,7 +118,8 @@ class Pass:
         retracted = self._retract_for_chunk(budget) if self.is_chunking else []
         if self._scheduler.enable_lora and self._any_returns:
             # SGLang does not see the adapters of requests that are about to join.
-            visible, self.num_arrivals_planned = [], -1
+            visible = []
+            self.core.plan_again()
         with self._state.stage.within(budget, self.running):
             self.done = self._state.stage.showing(visible, lambda: self._original(self.running))
         self.running = self.done.running_batch
@@ -185,11 +174,8 @@ def has_nothing_to_plan(scheduler: Scheduler, running_batch: Batch) -> bool:
         return True
     if not is_full(scheduler, running_batch):
         return False
-    return state.preemption is None or not may_have_changed(
-        state.policy,
-        state.jobs.now_s,
-        state.jobs.served_tokens,
-        num_arrivals(scheduler, state.jobs) != state.num_arrivals_planned,
+    return state.preemption is None or not state.core.may_have_changed(
+        num_arrivals(scheduler),
         (len(req.output_ids) for req in (*running_batch.reqs, *queues.held(scheduler))),
         state.reserve_tokens,
     )

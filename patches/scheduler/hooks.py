@@ -189,7 +189,7 @@ def _passes(hooks: Hooks, process: _Process) -> None:
 
     @hooks.at(f"{_SCHEDULER}.close_session", AFTER, "recv_req")
     def after_close_session(_: None, self: Scheduler, recv_req: Any) -> None:
-        if (sessions := self.sage.limits.sessions) is not None:
+        if (sessions := self.sage.core.limits.sessions) is not None:
             sessions.closed(carrier.session_of(str(recv_req.session_id)))
 
     @hooks.at(f"{_SCHEDULER}.flush_cache", AROUND)

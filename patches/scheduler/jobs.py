@@ -9,7 +9,6 @@ from typing import Any
 
 from patches.carrier import CLOCK, came_at_s, decode, decode_hints, is_dry_run
 from patches.engine_types import Batch, Req, Scheduler
-from patches.failures import Failures
 from patches.listener import Listener
 from patches.messages import Tick
 from patches.scheduler.priorities import level_of
@@ -20,6 +19,7 @@ from sage_sched.followed import Followed
 from sage_sched.job import NO_HINTS, Job
 from sage_sched.limits import Limits
 from sage_sched.policy import Policy
+from sage_sched.scheduler import Scheduler as Core
 from sage_sched.steps import attended_pairs
 
 _ONE_TOKEN = LengthDistribution.from_samples([1], "truth")
@@ -27,22 +27,12 @@ _ONE_TOKEN = LengthDistribution.from_samples([1], "truth")
 
 class Jobs(Listener):
     """The jobs of one scheduler. All ranks see the same requests in the same order and count the
-    same tokens.
+    same tokens."""
 
-    now_s: rank 0's clock at its latest tick, for policies that use a clock.
-    """
-
-    def __init__(
-        self, scheduler: Scheduler, policy: Policy, limits: Limits, failures: Failures
-    ) -> None:
-        self._scheduler = scheduler
-        self._policy, self._limits = policy, limits
+    def __init__(self, scheduler: Scheduler, core: Core) -> None:
+        self._scheduler, self._core = scheduler, core
         self._mode: str = scheduler.server_args.disaggregation_mode
-        self._failures = failures
-        self.served_tokens = 0
         self.recomputed_tokens = 0
-        self.num_arrivals = 0
-        self.now_s = 0.0
         self._undated: list[tuple[Job, Req]] = []
         # Decode steps; the requests of the latest one; and the steps that are counted in their
         # jobs' served_tokens, or came before. Counting each step for each job would take longer.
@@ -55,29 +45,26 @@ class Jobs(Listener):
     def arrived(self, req: Req) -> None:
         """Attach a Job to a new request."""
         job = Job(
-            arrival=self.num_arrivals,
+            arrival=self._core.num_arrivals,
             input_tokens=len(req.origin_input_ids),
             max_new_tokens=max(1, req.sampling_params.max_new_tokens),
             distribution=self._carried(decode, req, None),
-            served_at_arrival_tokens=self.served_tokens,
-            arrival_s=self.now_s,
+            served_at_arrival_tokens=self._core.served_tokens,
+            arrival_s=self._core.now_s,
             hints=self._carried(decode_hints, req, NO_HINTS),
             has_fixed_length=req.sampling_params.ignore_eos,
             keeps_memory=req.session is not None,
             is_pinned=self._is_pinned(req),
             adapter=req.lora_id or "",
             level=level_of(req, self._scheduler),
-            ranked_at=self._policy.revision,
         )
         if self._mode == "prefill":  # a prefill server generates one token
             job.max_new_tokens, job.distribution = 1, _ONE_TOKEN
         elif self._mode == "decode":  # the prompt is prefilled on another server
             job.cached_tokens = job.input_tokens
-        self.num_arrivals += 1
-        self._limits.arrived(job)
-        if self._needs_clock:
+        self._core.arrived(job)
+        if self._core.needs_clock:
             self._undated.append((job, req))
-        self._rank(job)
         # A request waits since it arrived: its wait for a prediction counts too.
         came_s = came_at_s(req.sampling_params.custom_params, time.monotonic())
         req.sage = RequestState(job, Waits(came_s, since_s=came_s))
@@ -88,10 +75,6 @@ class Jobs(Listener):
         else:
             self._num_unranked += 1
 
-    @property
-    def _needs_clock(self) -> bool:
-        return self._policy.uses_clock or self._limits.needs_clock
-
     def _is_pinned(self, req: Req) -> bool:
         """See Job.is_pinned. A decode server resumes what it retracts from a copy of its KV."""
         if self._mode == "decode" or why_not_retractable(req) is None:
@@ -100,13 +83,6 @@ class Jobs(Listener):
         can_swap = preemption is not None and preemption.config.enabled
         return not can_swap or why_not_preemptible(req) is not None
 
-    def _rank(self, job: Job) -> None:
-        try:
-            job.is_ranked = self._policy.on_arrival(job)
-        except Exception:
-            job.is_ranked = False
-            self._failures.count("rank a request")
-
     def dated(self, reqs: Sequence[Req], now_s: float, clock: str) -> None:
         """Set the arrival times of requests anew, because another policy may use the clock.
 
@@ -114,29 +90,19 @@ class Jobs(Listener):
             arrival times again.
         clock: the name of that clock. The ranks of several hosts must compute the same times.
         """
-        self.now_s = max(self.now_s, now_s)
+        core = self._core
+        core.now_s = max(core.now_s, now_s)
         for req in reqs:
-            arrival_s = came_at_s(req.sampling_params.custom_params, self.now_s, clock)
-            req.sage.job.arrival_s = arrival_s
+            req.sage.job.arrival_s = came_at_s(req.sampling_params.custom_params, core.now_s, clock)
 
-    def switched(
-        self, name: str, policy: Policy, limits: Limits, unfinished: Sequence[Req]
-    ) -> None:
+    def switch(self, policy: Policy, limits: Limits, unfinished: Sequence[Req]) -> None:
         """Let a new policy rank all requests, and new limits know them."""
-        is_new, before = policy is not self._policy, self._limits
         self._settle_all()
-        self._policy, self._limits = policy, limits
-        self._undated.clear()
         for req in unfinished:
-            job = req.sage.job
-            job.is_pinned = self._is_pinned(req)
-            if is_new:
-                job.forget_policy()
-            limits.arrived(job, before)
-            if is_new:
-                self._rank(job)
-            if self._needs_clock:
-                self._undated.append((job, req))
+            req.sage.job.is_pinned = self._is_pinned(req)
+        self._core.switched(policy, limits, [req.sage.job for req in unfinished])
+        dated = unfinished if self._core.needs_clock else ()
+        self._undated = [(req.sage.job, req) for req in dated]
 
     def _carried(self, decoded: Any, req: Req, otherwise: Any) -> Any:
         try:
@@ -150,7 +116,7 @@ class Jobs(Listener):
 
         clock: its name (patches.carrier).
         """
-        self.now_s = now_s
+        self._core.now_s = now_s
         for job, req in self._undated:
             job.arrival_s = came_at_s(req.sampling_params.custom_params, now_s, clock)
         self._undated.clear()
@@ -158,7 +124,7 @@ class Jobs(Listener):
     def polled(self) -> Tick | None:
         """Return a tick of rank 0's clock if a plan needs one. Ticks arrive after the requests of
         their broadcast."""
-        if self._needs_clock:
+        if self._core.needs_clock:
             return Tick(now_s=time.monotonic(), clock=CLOCK)
         return None
 
@@ -166,25 +132,27 @@ class Jobs(Listener):
         """Count the tokens that a batch computes, prefill or decode."""
         # Trap: a batch that goes on to decode keeps the extend_num_tokens of its prefill.
         if batch.forward_mode.is_extend_without_speculative():
-            self.served_tokens += batch.extend_num_tokens
             # The whole batch decodes if SGLang uses a prefill-like step because a peer prefills.
             num_mixed = len(batch.decoding_reqs or [])
-            num_prefills = len(batch.reqs) - num_mixed
+            jobs = [req.sage.job for req in batch.reqs]
             if num_mixed:
-                self._limits.gap.decoded()
+                self._core.worked(jobs, batch.extend_lens)
+                self._core.decoded(0)
             else:
                 pairs = sum(map(attended_pairs, batch.prefix_lens, batch.extend_lens))
-                self._limits.prefilled(num_prefills, batch.extend_num_tokens, pairs)
-            rows = zip(batch.reqs, batch.extend_lens, strict=True)
-            for place, (req, num_tokens) in enumerate(rows):
-                req.sage.job.served_tokens += num_tokens
-                # A prefill of a request with tokens: it was retracted, or preempted without a copy
-                # of its KV.
-                if req.output_ids and place < num_prefills:
-                    self.recomputed_tokens += num_tokens
+                self._core.prefilled(jobs, batch.extend_lens, pairs)
+            num_prefills = len(batch.reqs) - num_mixed
+            # Prefills of requests with tokens: they were retracted, or preempted without a copy of
+            # their KV.
+            self.recomputed_tokens += sum(
+                num_tokens
+                for req, num_tokens in zip(
+                    batch.reqs[:num_prefills], batch.extend_lens, strict=False
+                )
+                if req.output_ids
+            )
         else:
-            self._limits.gap.decoded()
-            self.served_tokens += len(batch.reqs)
+            self._core.decoded(len(batch.reqs))
             gone, came, _, _ = self._batch.look(batch.reqs)
             for req in gone:
                 self._settle(req.sage.job)
@@ -214,8 +182,7 @@ class Jobs(Listener):
         for req, accepted in zip(batch.reqs, num_tokens.tolist(), strict=False):
             if req.sage.has_ended:
                 continue
-            self.served_tokens += accepted - 1
-            req.sage.job.served_tokens += accepted - 1
+            self._core.worked([req.sage.job], [accepted - 1])
 
     def running(self, reqs: Sequence[Req]) -> list[Job]:
         """Return the jobs of running requests, at their current age."""
@@ -244,14 +211,7 @@ class Jobs(Listener):
         """Report the last age of a request to the policy."""
         self._settle(req.sage.job)
         req.sage.job.grow(len(req.output_ids))
-        self._limits.ended(req.sage.job, self.now_s)
-        self._on_end(req.sage.job)
-
-    def _on_end(self, job: Job) -> None:
-        try:
-            self._policy.on_end(job, self.now_s)
-        except Exception:
-            self._failures.count("record the end of a request")
+        self._core.ended(req.sage.job)
 
     def stats(self) -> dict[str, Any]:
         """Return counters for /server_info."""
@@ -259,6 +219,6 @@ class Jobs(Listener):
             "num_ranked": dict(self._num_ranked),
             "num_unranked": self._num_unranked,
             "num_malformed": self._num_malformed,
-            "served_tokens": self.served_tokens,
+            "served_tokens": self._core.served_tokens,
             "recomputed_tokens": self.recomputed_tokens,
         }

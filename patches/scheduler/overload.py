@@ -17,6 +17,7 @@ from patches.messages import answer_in_abort, in_abort
 from patches.scheduler import queues
 from patches.scheduler.request import PredictedTimes
 from patches.scheduler.view import Prompts
+from sage_sched.scheduler import Scheduler as Core
 
 # The ratios cover this many of the latest requests.
 _NUM_COMPARED = 500
@@ -44,7 +45,7 @@ class OverloadGate(Listener):
 
     @property
     def _is_on(self) -> bool:
-        return bool(self._scheduler.sage.limits.overload.config.enabled)
+        return bool(self._scheduler.sage.core.limits.overload.config.enabled)
 
     def turns_away(self, req: Req) -> bool:
         """Return whether a request that begins to wait is refused, or was a dry run. If so, its
@@ -74,7 +75,8 @@ class OverloadGate(Listener):
             return _NO_TIMES
         call = decode_asked(req.sampling_params.custom_params)
         came_s = call and call[1]
-        overload, now_s = state.limits.overload, state.jobs.now_s
+        core: Core = state.core
+        now_s = core.now_s
         self._look_up(req)
         if now_s != self._read_s:  # once per broadcast
             self._read_s = now_s
@@ -82,11 +84,11 @@ class OverloadGate(Listener):
             for other in (*scheduler.running_batch.reqs, *queues.held(scheduler)):
                 other.sage.job.grow(len(other.output_ids))
         acts = self._knows_steps and self._mode == "null" and self._any_waits(came_s)
-        newcomer = overload.newcomer(job, state.policy, state.server, now_s)
+        newcomer = core.newcomer(job, state.server)
         if is_dry:
-            late = overload.would_refuse(job, newcomer) if acts else None
+            late = core.limits.overload.would_refuse(job, newcomer) if acts else None
             return answer_in_abort(newcomer, late, self._mode)
-        refusal = overload.refuses(job, newcomer, now_s, may_refuse=acts)
+        refusal = core.refuses(job, newcomer, may_refuse=acts)
         if refusal is not None:
             self.num_refused[refusal.metric] += 1
             return in_abort(refusal)
@@ -96,14 +98,14 @@ class OverloadGate(Listener):
         return None
 
     def _look_up(self, req: Req) -> None:
-        """Look a request up in the cache, as a plan does (sage_sched.decide)."""
+        """Look a request up in the cache, as a plan does (sage_sched.scheduler)."""
         state, job = self._scheduler.sage, req.sage.job
         if job.keeps_memory or queues.only_decodes(self._scheduler):
             return
         prompts = Prompts(self._scheduler, [req], ())
         found = prompts.cached_tokens(0), req.host_hit_length
         job.shared_tokens = prompts.shared_tokens(0) if found[0] else 0
-        state.limits.overload.found(job, *found, state.policy, state.server)
+        state.core.found(job, *found, state.server)
 
     def _any_waits(self, came_s: float | None) -> bool:
         """Whether a request waits that came by another API call than the one of came_s.
@@ -111,7 +113,7 @@ class OverloadGate(Listener):
         The prompts of a long list come one after another. Until the next broadcast the queue only
         grows, so each of them looks only at what has come since the one before.
         """
-        queue, about = self._scheduler.waiting_queue, (came_s, self._scheduler.sage.jobs.now_s)
+        queue, about = self._scheduler.waiting_queue, (came_s, self._scheduler.sage.core.now_s)
         if self._looked_at[0] != about:
             self._looked_at = about, 0
         for place in range(self._looked_at[1], len(queue)):

@@ -25,12 +25,11 @@ class PassMeter(Listener):
         self._num_too_long += plan.num_too_long
         self._total_s += seconds
         self._longest_s = max(self._longest_s, seconds)
-        if plan.order is not None:
-            waiting = queues.waiting(self._scheduler)
-            for position, num_before in plan.places.items():
-                waits = waiting[position].sage.waits
-                if waits.num_before is None:
-                    waits.num_before = num_before
+        waiting = queues.waiting(self._scheduler)
+        for position, num_before in plan.places.items():
+            waits = waiting[position].sage.waits
+            if waits.num_before is None:
+                waits.num_before = num_before
 
     def stats(self) -> dict[str, Any]:
         """Return counters for /server_info.

@@ -262,7 +262,8 @@ class Preemption:
             self._copies.drop(req)
         self._counts["num_recomputed"] += len(lost)
         if lost:  # there is free room
-            running_batch.batch_is_full, scheduler.sage.num_arrivals_planned = False, -1
+            running_batch.batch_is_full = False
+            scheduler.sage.core.plan_again()
         scheduler.waiting_queue = [*lost, *waiting]
         batch = kv_copy.resumed(scheduler, back)
         if batch is None:

@@ -54,12 +54,12 @@ class SessionKv:
     def get_priority(self, node: Any) -> tuple[float, Any]:
         """Return a leaf's priority: the rate of its session's return, then the server's own
         priority."""
-        sessions = self._scheduler.sage.limits.sessions
+        sessions = self._scheduler.sage.core.limits.sessions
         session = getattr(node, "sage_session", "")
         theirs = self._theirs.get_priority(node)
         if sessions is None or not session:
             return 0.0, theirs
-        return sessions.rate(session, self._scheduler.sage.jobs.now_s), theirs
+        return sessions.rate(session, self._scheduler.sage.core.now_s), theirs
 
     def mark(self, req: Req, session: str) -> None:
         """Mark a request's KV in the tree, up to the node that it locks, as its session's.

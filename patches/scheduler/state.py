@@ -38,13 +38,11 @@ from patches.scheduler.waiting_jobs import WaitingJobs
 from sage_sched.app.config import SageConfig
 from sage_sched.app.registry import policy_named
 from sage_sched.app.switch import Settings
-from sage_sched.decide import decide
 from sage_sched.gap import FEW_CUTS
 from sage_sched.headroom import Headroom
-from sage_sched.limits import Limits
-from sage_sched.order import retention_order
 from sage_sched.plan import Plan
 from sage_sched.policy import FcfsFill, NoParameters, Policy
+from sage_sched.scheduler import Scheduler as Core
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
 
@@ -59,8 +57,7 @@ class SchedulerState:
     preemption: None while no request may be preempted.
     last_preemption: the latest preemption, kept even while none is allowed, because it may still
         hold copies.
-    headroom: the headroom of the last plan.
-    num_arrivals_planned: arrivals when the last plan was made; -1 if a new plan is needed.
+    core: decides.
     any_has_ended: whether a request has ended since the last pass.
     reserve_tokens: see sage_sched.steps.ServerFacts.
     room: on a decode server, which requests may enter the KV pool.
@@ -83,21 +80,21 @@ class SchedulerState:
             forgets=self.session_kv.forgets,
         )
         self.settings = Settings(scheduler.schedule_policy, config)
-        self.policy = self.policy_of(self.settings)
-        self.limits = self.settings.limits(self.policy)
         _warn_of_tpot(scheduler, config)
-        self.headroom = Headroom(
-            0, scheduler.page_size, scheduler.max_total_num_tokens, self._server.reserve_tokens
-        )
         self.failures = Failures()
-        self.jobs = Jobs(scheduler, self.policy, self.limits, self.failures)
+        policy = self.policy_of(self.settings)
+        headroom = Headroom(
+            0, scheduler.page_size, scheduler.max_total_num_tokens, self.reserve_tokens
+        )
+        self.core = Core(policy, self.settings.limits(policy), headroom, self.failures.count)
+        self.jobs = Jobs(scheduler, self.core)
         self.waiting = WaitingJobs()
         self.stage = Stage(scheduler)
-        self.probing = probing_of(scheduler, self.policy, config.probe, self.failures)
+        self.probing = probing_of(scheduler, self.core, config.probe, self.failures)
         self.room = queues.Room()
         self.early_aborts = EarlyAborts()
         self.preemption = self.last_preemption = preemption_of(scheduler, self.settings, None)
-        self.num_arrivals_planned, self.any_has_ended = -1, False
+        self.any_has_ended = False
         self._num_switches = 0
         self.overload = OverloadGate(scheduler)
         metrics = SchedulerMetrics(scheduler)
@@ -126,14 +123,11 @@ class SchedulerState:
         preemption = self.preemption
         return self._server if preemption is None else preemption.priced(self._server)
 
-    def policy_of(self, settings: Settings, present: Policy | None = None) -> Policy:
-        """Return the policy of these settings; first come, first served for one of SGLang's own.
-        Raises the policy's errors if it cannot be set up.
-
-        present: the policy of the present settings, which is kept if they hardly differ.
-        """
-        if present is not None and settings.keeps_policy_of(self.settings):
-            return present
+    def policy_of(self, settings: Settings) -> Policy:
+        """Return the policy of these settings, the present one if they hardly differ; first come,
+        first served for one of SGLang's own. Raises the policy's errors if it cannot be set up."""
+        if settings is not self.settings and settings.keeps_policy_of(self.settings):
+            return self.core.policy
         if settings.is_stock:
             return FcfsFill(NoParameters(), self._server)
         return policy_named(settings.schedule_policy, settings.config.policy, self._server)
@@ -144,18 +138,14 @@ class SchedulerState:
 
         unfinished: all unfinished requests, by arrival.
         """
-        is_new = policy is not self.policy
-        limits = settings.limits_after(self.settings, self.limits, policy, is_new_policy=is_new)
-        if is_new:
-            self.policy.queue.disband()
-            policy.takes_over(self.policy)
-        self.limits = limits
-        self.settings, self.policy = settings, policy
-        self.num_arrivals_planned = -1
+        is_new, present = policy is not self.core.policy, self.core.limits
+        limits = settings.limits_after(self.settings, present, policy, is_new_policy=is_new)
+        self.settings = settings
         self._num_switches += 1
         self.last_preemption = preemption_of(self._scheduler, settings, self.last_preemption)
         self.preemption = self.last_preemption
-        self.listeners.switched(settings.schedule_policy, policy, self.limits, unfinished)
+        self.jobs.switch(policy, limits, unfinished)
+        self.listeners.switched(settings.schedule_policy, unfinished)
 
     def plans(self) -> bool:
         """Whether the coming pass follows a plan of ours. Under SGLang's own policy it does so only
@@ -169,10 +159,7 @@ class SchedulerState:
         """Use the step times that rank 0 has learned. All ranks call this."""
         self.calibration.updated(update)
         self._server = replace(self._server, step_time=self.calibration.step_time)
-        try:
-            self.policy.on_server(self._server)
-        except Exception:
-            self.failures.count("take in step times")
+        self.core.updated(self._server)
 
     def ticked(self, now_s: float, clock: str) -> None:
         """Take in rank 0's clock. All ranks call this."""
@@ -197,24 +184,11 @@ class SchedulerState:
             self.listeners.ended(req, was_aborted)
 
     def plan(self, running_batch: Batch) -> Plan:
-        """Return the plan of the coming pass; first come, first served if the policy fails."""
+        """Return the plan of the coming pass."""
         started_s = time.perf_counter()
         if self.preemption is not None:
-            self.preemption.about_to_plan(self.jobs.served_tokens, self._server)
-        view = self.view(running_batch)
-        try:
-            plan = decide(view, self.policy, self.limits)
-        except Exception:
-            self.failures.count("plan a pass")
-            # A new policy each time: a kept one would keep the jobs of this pass alive.
-            plan = decide(view, FcfsFill(NoParameters(), self._server), Limits())
-        if plan.order is not None:
-            self.headroom = replace(
-                self.headroom,
-                num_steps=plan.headroom_steps,
-                reserve_tokens=self.reserve_tokens,
-                kept_tokens=plan.kept_tokens,
-            )
+            self.preemption.about_to_plan(self.core.served_tokens, self._server)
+        plan = self.core.plan(self.view(running_batch))
         self.listeners.planned(plan, time.perf_counter() - started_s)
         return plan
 
@@ -229,11 +203,7 @@ class SchedulerState:
             return list(default)
         jobs = self.jobs.running(reqs)
         view = replace(self.view(self._scheduler.running_batch), running=jobs)
-        try:
-            order = retention_order(jobs, default, self.policy, view)
-        except Exception:
-            self.failures.count("choose requests to retract")
-            order = list(default)
+        order = self.core.retention_order(jobs, default, view)
         # Those that can be swapped but not retracted are not pinned.
         return sorted(order, key=lambda position: why_not_retractable(reqs[position]) is None)
 
@@ -253,7 +223,7 @@ class SchedulerState:
             "schedule_policy": self.settings.schedule_policy,
             "num_switches": self._num_switches,
             "num_policy_errors": self.failures.num_failures,
-            "headroom_steps": self.headroom.num_steps,
+            "headroom_steps": self.core.headroom.num_steps,
             "preemption": None if self.last_preemption is None else self.last_preemption.stats(),
             # Defaults for listeners that are absent.
             "trace": None,

@@ -43,7 +43,7 @@ def _switch(scheduler: Scheduler, changes: object, now_s: float, clock: str) -> 
     settings = state.settings.changed(changes)
     name = settings.schedule_policy
     try:
-        policy = state.policy_of(settings, state.policy)
+        policy = state.policy_of(settings)
         # SGLang's order (managers/schedule_policy.py, SchedulePolicy.policy). Under a policy of
         # ours it is first come, first served, which leaves our order as it is.
         stock_order = scheduler.policy._validate_and_adjust_policy(name, scheduler.tree_cache)

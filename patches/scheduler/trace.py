@@ -15,9 +15,7 @@ from patches.listener import Listener
 from patches.scheduler import queues
 from patches.scheduler.request import predicted
 from sage_sched.job import Job
-from sage_sched.limits import Limits
 from sage_sched.plan import Action, Preempt
-from sage_sched.policy import Policy
 
 # The maximum size of the file, and of the previous one.
 _MAX_BYTES = 128 * 2**20
@@ -45,9 +43,7 @@ class Trace(Listener):
         self._started_s = time.monotonic()
         self._add("policy", None, name=scheduler.schedule_policy, at=time.time())
 
-    def switched(
-        self, name: str, policy: Policy, limits: Limits, unfinished: Sequence[Req]
-    ) -> None:
+    def switched(self, name: str, unfinished: Sequence[Req]) -> None:
         self._add("policy", None, name=name, at=time.time())
 
     def arrived(self, req: Req) -> None:

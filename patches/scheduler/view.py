@@ -10,20 +10,20 @@ from sglang.srt.mem_cache.common import match_kv_cache
 
 from patches.engine_types import Batch, Req, Scheduler
 from patches.scheduler import queues
-from patches.scheduler.jobs import Jobs
 from patches.scheduler.kv_copy import is_swapped, swapped
 from patches.scheduler.preemption import Preemption
 from sage_sched.job import Job
+from sage_sched.scheduler import Scheduler as Core
 from sage_sched.view import SchedulerView
 
 
 def view_of(scheduler: Scheduler, running_batch: Batch) -> SchedulerView:
     """Return the facts that a pass may use."""
     state = scheduler.sage
-    jobs: Jobs = state.jobs
+    core: Core = state.core
     preemption: Preemption | None = state.preemption
     waiting, chunked = queues.waiting(scheduler), scheduler.chunked_req
-    running = jobs.running([*running_batch.reqs, *queues.held(scheduler)])
+    running = state.jobs.running([*running_batch.reqs, *queues.held(scheduler)])
     free_tokens = scheduler.token_to_kv_pool_allocator.available_size()
     evictable_tokens = scheduler.tree_cache.evictable_size()
     if chunked is not None:
@@ -33,10 +33,9 @@ def view_of(scheduler: Scheduler, running_batch: Batch) -> SchedulerView:
     served = running_batch.reqs if chunked is None else [*running_batch.reqs, chunked]
     prompts = Prompts(scheduler, waiting, served)
     return SchedulerView(
-        now_s=jobs.now_s,
-        served_tokens=jobs.served_tokens,
-        num_arrivals=num_arrivals(scheduler, jobs),
-        num_arrivals_planned=state.num_arrivals_planned,
+        now_s=core.now_s,
+        served_tokens=core.served_tokens,
+        num_arrivals=num_arrivals(scheduler),
         waiting=state.waiting.jobs,
         # A dict, because sets would have different orders on different ranks.
         swapped=dict.fromkeys(req.sage.job for req in in_host_memory),
@@ -78,10 +77,11 @@ def _fits_adapters(scheduler: Scheduler) -> Callable[[Collection[str]], bool]:
     return lambda names: bool(manager.validate_lora_batch({name or None for name in names}))
 
 
-def num_arrivals(scheduler: Scheduler, jobs: Jobs) -> int:
+def num_arrivals(scheduler: Scheduler) -> int:
     """Return the number of requests that have arrived, without those that no plan sees at present
     (queues.unseen)."""
-    return jobs.num_arrivals - len(queues.unseen(scheduler))
+    num_arrived: int = scheduler.sage.core.num_arrivals
+    return num_arrived - len(queues.unseen(scheduler))
 
 
 def _free_slots(scheduler: Scheduler, running_batch: Batch) -> int:

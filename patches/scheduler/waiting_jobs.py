@@ -51,6 +51,5 @@ class WaitingJobs(Listener):
 
     def planned(self, plan: Plan, seconds: float) -> None:
         """Put the jobs in the plan's order, which the queue has taken."""
-        if plan.order is not None:
-            self._queue.ordered(plan.order)
-            self.jobs = in_front(self.jobs, plan.order)
+        self._queue.ordered(plan.order)
+        self.jobs = in_front(self.jobs, plan.order)

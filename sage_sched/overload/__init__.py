@@ -3,5 +3,6 @@ order."""
 
 from sage_sched.overload.config import OverloadConfig
 from sage_sched.overload.overload import Overload, Refusal
+from sage_sched.overload.waits import Newcomer
 
-__all__ = ["Overload", "OverloadConfig", "Refusal"]
+__all__ = ["Newcomer", "Overload", "OverloadConfig", "Refusal"]

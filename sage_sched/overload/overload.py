@@ -123,13 +123,6 @@ class Overload:
         config = self.config if self.config.enabled else OverloadConfig()
         return config.deadlines_s(hints, self._classes_ms if self.config.enabled else {})
 
-    def found(
-        self, job: Job, cached_tokens: int, host_tokens: int, policy: Policy, server: ServerFacts
-    ) -> None:
-        """Note what the radix tree has of the latest job's prompt (see SchedulerView)."""
-        if job.find(cached_tokens, server.recall_tokens(host_tokens)) and job.is_ranked:
-            policy.on_prediction(job)
-
     def newcomer(self, job: Job, policy: Policy, server: ServerFacts, now_s: float) -> Newcomer:
         """Return the latest job with the facts for its predicted times. The job has been ranked."""
         if policy.revision != self._revision:

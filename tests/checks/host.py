@@ -70,7 +70,7 @@ class FullServer(Server):
         self.batch = self.scheduler.running_batch
         self.set_free(0)
         view = self.state.view(self.batch)
-        requests.sort(key=lambda req: place_of(req.sage.job, self.state.policy, view))
+        requests.sort(key=lambda req: place_of(req.sage.job, self.state.core.policy, view))
         self.batch.reqs, waiting = requests[:num_running], requests[num_running:]
         self.batch.batch_is_full = True
         self.newcomers = [
@@ -96,7 +96,7 @@ class FullServer(Server):
         """Move the first of the queue elsewhere, and add an arrival."""
         del self.scheduler.waiting_queue[0]
         self.scheduler.waiting_queue.append(self.newcomers.pop())
-        self.state.jobs.num_arrivals += 1
+        self.state.core.num_arrivals += 1
 
     def take_pass(self, original: Any = None) -> list[Any]:
         """Run our part of a pass and return the queue after it. original: SGLang's part, called

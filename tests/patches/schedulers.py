@@ -171,7 +171,6 @@ class Server:
         if queue is not None:
             self.scheduler.waiting_queue = [*queue]
         plan = self.state.plan(self.scheduler.running_batch)
-        assert plan.order is not None
         return [self.scheduler.waiting_queue[position] for position in plan.order]
 
     def stats(self) -> dict[str, Any]:

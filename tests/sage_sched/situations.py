@@ -28,7 +28,7 @@ from sage_sched.plan import Plan, Preempt, PreemptionMode, Resume
 from sage_sched.policy import NoParameters, Policy
 from sage_sched.steps import ServerFacts
 from sage_sched.view import Holding, SchedulerView
-from tests.sage_sched.strategies import SERVER, decide, known, named, waiting
+from tests.sage_sched.strategies import SERVER, core_of, known, named, planned, waiting
 
 _JOB = re.compile(r"(-?\d+):(\d+)(\S*)")
 _MARK = re.compile(r"([!~?kfP])|([<+/@#=svaudpwF])(-?\d+)|%([\d,x]+)|\[([\w/]+)\]")
@@ -150,8 +150,6 @@ def view_of(situation: str, met: dict[int, Job] | None = None) -> SchedulerView:
     about |= {field: int(said[name]) for name, field in _NUMBERS.items() if name in said}
     if "now" in said:
         about["now_s"] = float(said["now"])
-    if "planned" in said:
-        about["num_arrivals_planned"] = about.get("num_arrivals", view.num_arrivals)
     if "noswap" in said:
         about |= {"can_swap": False, "may_preempt": False}
     if "nopreempt" in said:
@@ -178,9 +176,9 @@ def view_of(situation: str, met: dict[int, Job] | None = None) -> SchedulerView:
     return replace(view, server=replace(SERVER, **of_server), **about)
 
 
-def said_of(plan: Plan, view: SchedulerView) -> str:
+def said_of(plan: Plan | None, view: SchedulerView) -> str:
     """The plan in the notation of the module's text."""
-    if plan.order is None:
+    if plan is None:
         return "nothing"
     words, num_in = [], 0
     for action in plan.actions:
@@ -215,11 +213,11 @@ class Story:
     ) -> None:
         """server: its facts in all passes; None leaves them to the situations."""
         if isinstance(policy, str):
-            self.policy = named(policy, server=server or SERVER, **parameters)
+            made = named(policy, server=server or SERVER, **parameters)
         else:
-            self.policy = policy(NoParameters(), server or SERVER)
+            made = policy(NoParameters(), server or SERVER)
+        self.core = core_of(made, limits)
         self.facts = {} if server is None else {"server": server}
-        self.limits = limits or Limits()
         self.jobs: dict[int, Job] = {}
 
     def view(self, situation: str, **facts: Any) -> SchedulerView:
@@ -228,12 +226,13 @@ class Story:
         view = replace(view_of(situation, self.jobs), **{**self.facts, **facts})
         for arrival in sorted({*self.jobs} - before):
             job = self.jobs[arrival]
-            job.is_ranked = job.is_ranked and self.policy.on_arrival(job)
+            job.is_ranked = job.is_ranked and self.core.policy.on_arrival(job)
         return view
 
     def plan(self, situation: str, **facts: Any) -> str:
         view = self.view(situation, **facts)
-        return said_of(decide(view, self.policy, self.limits), view)
+        self.core.num_arrivals_planned = view.num_arrivals if "planned" in situation else -1
+        return said_of(planned(self.core, view), view)
 
 
 def decided(
@@ -250,5 +249,5 @@ def order_of(situation: str, policy: str, **parameters: object) -> str:
     """The waiting jobs in the order in which the policy serves them."""
     story = Story(policy, **parameters)
     view = story.view(situation)
-    order = serving_order(story.policy, view)
+    order = serving_order(story.core.policy, view)
     return " ".join(str(view.waiting[position].arrival) for position in order)

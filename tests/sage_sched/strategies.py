@@ -7,14 +7,15 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from bench.policies.sagesched import COSTS
-from sage_sched import decide as deciding
 from sage_sched.app.config import StepTimeConfig
 from sage_sched.app.registry import policy_named, policy_type, section_of
 from sage_sched.distribution import SOURCES, LengthDistribution
+from sage_sched.headroom import Headroom
 from sage_sched.job import Job
 from sage_sched.limits import Limits
 from sage_sched.plan import Plan
 from sage_sched.policy import Policy
+from sage_sched.scheduler import Scheduler
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
 
@@ -32,7 +33,6 @@ IDLE = SchedulerView(
     now_s=0.0,
     served_tokens=0,
     num_arrivals=0,
-    num_arrivals_planned=-1,
     waiting=(),
     swapped=(),
     running=(),
@@ -67,7 +67,27 @@ def waiting(*jobs: Job, served_tokens: int = 0) -> SchedulerView:
 
 def decide(view: SchedulerView, policy: Policy, limits: Limits | None = None) -> Plan:
     """The plan of a pass, without limits unless some are given."""
-    return deciding.decide(view, policy, limits or Limits())
+    return core_of(policy, limits).plan(view)
+
+
+def planned(core: Scheduler, view: SchedulerView) -> Plan | None:
+    """The plan of a pass, if an engine asks for one. Sets what the scheduler counts."""
+    core.now_s, core.served_tokens = view.now_s, view.served_tokens
+    if view.chunked is None and not view.is_short:
+        if not view.waiting or (view.batch_is_full and not view.can_swap):
+            return None
+        ages = [job.generated_tokens for job in view.running]
+        if view.batch_is_full and not core.may_have_changed(
+            view.num_arrivals, ages, view.server.reserve_tokens
+        ):
+            return None
+    return core.plan(view)
+
+
+def core_of(policy: Policy, limits: Limits | None = None) -> Scheduler:
+    """A scheduler that has seen nothing yet."""
+    headroom = Headroom(0, IDLE.page_size, SERVER.kv_pool_tokens)
+    return Scheduler(policy, limits or Limits(), headroom)
 
 
 def known(*lengths: int) -> LengthDistribution:

@@ -51,12 +51,12 @@ def test_finished_jobs_behind_an_unfinished_one_are_not_kept(name: str) -> None:
     for number in range(1, 100):
         comes = f"{number}:5%9,40[c/t{number}]{'u1' * (number % 2)}{'d900p90' * (number % 3 > 0)}"
         story.plan(f"wait 0:5%9 {comes}; slots 0")
-        story.limits.arrived(story.jobs[number])
+        story.core.limits.arrived(story.jobs[number])
         for situation in (f"run {number}:5+1; wait 0:5", f"wait 0:5 {number}:5~+2", "wait 0:5"):
             story.plan(f"{situation}; slots 0; served {5 * number}")
         gone = story.jobs.pop(number)
-        story.policy.on_end(gone, 0.0)
-        story.limits.ended(gone, 0.0)
+        story.core.policy.on_end(gone, 0.0)
+        story.core.limits.ended(gone, 0.0)
         alive.add(gone)
         del gone
     assert len(alive) < 5
@@ -66,12 +66,12 @@ def test_a_job_that_is_ranked_again_keeps_its_account() -> None:
     story = Story("sage")
     first = "wait " + " ".join(f"{n}:5%9" for n in range(4))
     story.plan(first)
-    story.policy.on_end(story.jobs[3], 0.0)
-    story.policy.on_arrival(story.jobs[3])
+    story.core.policy.on_end(story.jobs[3], 0.0)
+    story.core.policy.on_arrival(story.jobs[3])
     story.plan(first)
     for number in range(4, 200):
         story.view(f"gone {number}:5%9v5")
-        story.policy.on_end(story.jobs[number], 0.0)
+        story.core.policy.on_end(story.jobs[number], 0.0)
     story.plan(f"{first}; served 980")
     assert story.jobs[3].goes_first
 
@@ -90,7 +90,7 @@ def test_a_full_batch_is_planned_anew_when_the_next_job_passes_its_bound() -> No
     full = "wait 0:100%5000<9000; locked 1000; full"
     story.plan("wait 0:100%5000<9000 1:100%9<9000; come 2")
     story.plan(f"run 1:100v400+300; {full}; served 400; come 2")
-    last = int(story.policy.plan_by_tokens)
+    last = int(story.core.next_plan.at_tokens)
     for served, is_due in ((last, False), (last + 1, True)):
         story.plan(f"run 1:100v{served}+300; {full}; planned; served {served}; come 2")
         assert story.jobs[0].goes_first is is_due
@@ -169,17 +169,17 @@ def test_a_full_batch_is_planned_anew_when_the_next_job_has_been_away_for_too_lo
     story, by_s = away(), []
     for situation, _ in DUE:
         story.plan(f"{RUN}; {situation}")
-        by_s.append(story.policy.plan_by_s)
+        by_s.append(story.core.next_plan.at_s)
     assert by_s == [0.0, 61.0, 61.0, float("inf")]
 
 
 @pytest.mark.parametrize(("most_s", "asks"), [(60.0, True), (float("inf"), False)])
 def test_the_clock_is_asked_for_while_a_job_is_away(most_s: float, asks: bool) -> None:
     story = away(most_s)
-    found = [story.limits.needs_clock]
+    found = [story.core.limits.needs_clock]
     for situation in (f"{RUN}; wait 9:100~<1000+5; now 0", f"{RUN}; wait 5:10; now 1"):
         story.plan(situation)
-        found.append(story.limits.needs_clock)
+        found.append(story.core.limits.needs_clock)
     assert found == [False, asks, False]
 
 

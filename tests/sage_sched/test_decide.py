@@ -113,7 +113,7 @@ def test_what_is_cached_in_host_memory_costs_its_way_back() -> None:
         server = replace(SERVER, swap_token_s=share * SERVER.step_time.prefill_token_s)
         facts = {"host_tokens": lambda position: 3000, "server": server}
         story.plan("wait 0:3500%30,40; cached 0 3400", **facts)
-        keys.append(story.policy.key(story.jobs[0], IDLE))
+        keys.append(story.core.policy.key(story.jobs[0], IDLE))
         assert story.jobs[0].cached_input_tokens == 3400 - min(share, 1.0) * 3000
     assert keys == sorted(set(keys))
 

@@ -141,7 +141,7 @@ def test_a_job_is_ranked_anew_once_and_running_ones_first(monkeypatch: pytest.Mo
     decide(view, policy)
     policy.on_server(AFTER)
     monkeypatch.setattr(Sage, "on_prediction", lambda self, job: ranked.append(job))
-    order = decide(replace(view), policy).order or ()
+    order = decide(replace(view), policy).order
     first = [*among[1:20], among[0], *(view.waiting[position] for position in order)]
     assert ranked == first[:NUM_RANKED_ANEW]
     for _ in range(4):

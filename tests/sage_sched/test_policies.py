@@ -141,12 +141,12 @@ def test_a_batch_that_is_aborted_leaves_nothing_behind(num_going_on: int) -> Non
     others = [job(n, 100, lengths=(4000,)) for n in range(2000)]
     story = Story("makespan")
     for one in (*others, *(job(2000 + n, 100, lengths=(20,)) for n in range(num_going_on))):
-        story.policy.on_arrival(one)
+        story.core.policy.on_arrival(one)
     for one in others[:100]:
         one.grow(640)
-    story.policy.on_pass(replace(IDLE, running=others[:100]))
+    story.core.policy.on_pass(replace(IDLE, running=others[:100]))
     for one in others:
-        story.policy.on_end(one, 0.0)
+        story.core.policy.on_end(one, 0.0)
     assert story.plan("wait 3000:100%300 3001:100%50x19,2000") == "+3001 +3000"
 
 

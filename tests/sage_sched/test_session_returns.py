@@ -12,7 +12,7 @@ import pytest
 from sage_sched.job import Hints
 from sage_sched.limits import Limits
 from sage_sched.session_returns import SessionReturns
-from tests.sage_sched.strategies import SERVER, decide, job, named, waiting
+from tests.sage_sched.strategies import SERVER, core_of, job, named, waiting
 
 
 def told(returns: SessionReturns, session: str, pauses_s: list[float], now_s: float = 0.0) -> float:
@@ -170,6 +170,7 @@ def test_no_job_enters_for_kv_that_is_worth_more_unless_none_runs(
         locked_tokens=8900, kept_for=lambda: {"a": 700, "here": 50, "": 50},
     )  # fmt: skip
     limits = Limits(sessions=sessions)
-    plan = decide(replace(view, **facts), named("sage", runs, new), limits)
-    assert plan.kept_tokens == kept_tokens
+    core = core_of(named("sage", runs, new), limits)
+    plan = core.plan(replace(view, **facts))
+    assert core.headroom.kept_tokens == kept_tokens
     assert bool(plan.actions) == (not kept_tokens)

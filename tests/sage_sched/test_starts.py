@@ -37,20 +37,20 @@ def test_new_requests_are_held_behind_others(newcomers: str, plan: str, is_held:
     story = server()
     for _ in range(2):  # the first plan finds out what is cached
         found = story.plan(f"{FULL} {newcomers}")
-    assert (found, story.policy.plan_by_s < 2.0) == (plan, is_held)
+    assert (found, story.core.next_plan.at_s < 2.0) == (plan, is_held)
 
 
 def test_requests_start_together_as_soon_as_waiting_costs_more_than_a_prefill_step() -> None:
     story = server()
     assert story.plan(f"{FULL} 11:100%400") == "10 11"
-    due_s = story.policy.plan_by_s
+    due_s = story.core.next_plan.at_s
     # A step delays ten answers of 2000 tokens, waiting delays one of 400.
     assert due_s == pytest.approx(10 / 2000 * 400 * SERVER.step_time.prefill_base_s, rel=0.01)
     half_s = due_s / 2
     queue = f"{FULL} 11:100%400 12:100%400a{1000 * half_s:.0f}"
     assert story.plan(f"{queue}; now {half_s}") == "10 11 12"
     # The more wait, the sooner.
-    assert half_s < story.policy.plan_by_s < due_s
+    assert half_s < story.core.next_plan.at_s < due_s
     assert story.plan(f"{queue}; now {due_s}; planned") == "-9 +11 -8 +12 10"
 
 
@@ -61,7 +61,7 @@ def test_a_request_is_held_no_longer_than_its_own_deadline() -> None:
         story.plan(f"{FULL} 11:100%5000")
         story.jobs[11].ttft_s = deadline_s
         assert story.plan(f"{FULL} 11:100%5000") == "10 11"
-        held_until_s.append(story.policy.plan_by_s)
+        held_until_s.append(story.core.next_plan.at_s)
     assert held_until_s[0] > 0.5 > held_until_s[1] > 0.2
 
 

@@ -69,7 +69,7 @@ class Server:
         """Jobs touched by a plan and by carrying it out."""
         TOUCHED.clear()
         plan = decide(self.view, self.policy, self.limits)
-        queue = in_front(self.view.waiting, plan.order or ())
+        queue = in_front(self.view.waiting, plan.order)
         num_touched = len(TOUCHED)
         self.view = replace(self.view, waiting=queue, served_tokens=self.view.served_tokens + 20)
         return num_touched
@@ -126,5 +126,5 @@ def test_a_place_behind_the_head_counts_all_that_go_before() -> None:
     queue = " ".join(f"{arrival}:1{'?' * (arrival % 2)}" for arrival in range(HEAD + 44))
     for _ in range(5):
         view = story.view(f"wait {queue}; slots 0")
-        places |= decide(view, story.policy, story.limits).places
+        places |= decide(view, story.core.policy, story.core.limits).places
     assert places[HEAD + 43] == HEAD + 43

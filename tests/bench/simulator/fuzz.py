@@ -221,29 +221,36 @@ class Account:
     jobs: dict[int, Job] = field(default_factory=dict)
     passed: set[Job] = field(default_factory=set)
     num_events: int = 0
+    had: dict[Job, int] = field(default_factory=dict)
+    since_tokens: int = -1
+    regret: float = math.nan
 
     def audit(self, policy: Policy) -> None:
-        """Compare each of a policy's passes with this account, which begins at its first one."""
-        if not isinstance(policy, Sage) or not 0 < policy.parameters.regret < math.inf:
+        """Compare each of a policy's passes with this account. It begins at the first one, or at
+        that of the policy whose counts this one takes over."""
+        regret = policy.parameters.regret if isinstance(policy, Sage) else math.nan
+        if regret != self.regret:
+            self.regret, self.since_tokens = regret, -1
+        if not 0 < regret < math.inf:
             return
-        original, had, since_tokens = policy.on_pass, dict[Job, int](), -1
+        original = policy.on_pass
 
         def on_pass(view: SchedulerView) -> None:
-            nonlocal had, since_tokens
             promised = {job for job in self.jobs.values() if job.passed_starvation_bound}
             here = (*view.waiting, *view.running, *view.chunked_jobs)
             for job in here:
                 self.jobs.setdefault(job.arrival, job)
             jobs = [self.jobs[arrival] for arrival in sorted(self.jobs)]
             assert sum(job.served_tokens for job in jobs) == view.served_tokens
-            if since_tokens < 0:
-                had, since_tokens = {job: job.served_tokens for job in jobs}, view.served_tokens
-            served = np.array([job.served_tokens - had.get(job, 0) for job in jobs])
-            came_at = np.maximum(since_tokens, [job.served_at_arrival_tokens for job in jobs])
+            if self.since_tokens < 0:
+                self.had = {job: job.served_tokens for job in jobs}
+                self.since_tokens = view.served_tokens
+            served = np.array([job.served_tokens - self.had.get(job, 0) for job in jobs])
+            came_at = np.maximum(self.since_tokens, [job.served_at_arrival_tokens for job in jobs])
             behind = np.cumsum(served[::-1])[::-1]
             before = view.served_tokens - came_at - behind
             batch_tokens = max(1, view.locked_tokens)
-            passed = behind > policy.parameters.regret * before + batch_tokens
+            passed = behind > regret * before + batch_tokens
             self.passed.update(compress(jobs, passed))
             original(view)
             for job in here:

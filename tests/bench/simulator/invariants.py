@@ -60,7 +60,7 @@ def check_promises(
     turn are passed. A turn may outlast the requests that wanted it."""
     adapters = {progress.request.adapter for progress in (*before, *after)} | state.adapters
     too_many = len(adapters) > state.engine.max_loras_per_batch
-    if too_many or state.limits.adapters.needs_clock:
+    if too_many or state.core.limits.adapters.needs_clock:
         return
     waiting = {*after}
     last_in = max((p.job.arrival for p in before if p not in waiting), default=-1)

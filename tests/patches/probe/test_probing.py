@@ -30,8 +30,9 @@ LONG = np.array([[0.0, 0, 0, 0, 0, 0, 0, 9.0]], np.float32)
 class Rank:
     def __init__(self) -> None:
         self.server = Server()
-        policy = self.server.state.jobs._policy = policy_named("trail", {}, SERVER)
-        self.probing = Probing(policy, probe(), None, Failures())
+        core = self.server.state.core
+        core.policy = policy_named("trail", {}, SERVER)
+        self.probing = Probing(core, probe(), None, Failures())
         self.server.state.listeners.append(self.probing)
         (self.req,) = self.server.arrive(make_request([20, 400] * 50))
         self.job = self.req.sage.job
@@ -84,7 +85,7 @@ def test_scores_of_many_requests_are_sent_every_few_passes(
     assert rank.probing.polled() is None
     # The policy hears that scores by old weights no longer count.
     told: list[Any] = []
-    monkeypatch.setattr(rank.probing._policy, "on_predictions", told.extend)
+    monkeypatch.setattr(rank.server.state.core.policy, "on_predictions", told.extend)
     rank.probing.weights_updated()
     assert (told, rank.job.refined) == ([rank.job], None)
     # With few requests they are sent at once.
@@ -112,7 +113,7 @@ def test_a_rank_that_can_read_no_longer_still_takes_scores_in(rank: Rank) -> Non
         (lambda rank: rank.probing.ended(rank.req, was_aborted=False), 0, 0),
         (lambda rank: rank.probing.weights_updated(), 0, 0),
         # Another policy has come meanwhile, and the same one again.
-        (lambda rank: rank.probing.switched("", rank.probing._policy, None, ()), 0, 0),
+        (lambda rank: rank.probing.switched("", ()), 0, 0),
         (lambda rank: setattr(rank.probing._refiner, "refine", fail), 0, 1),
     ],
 )

@@ -16,7 +16,7 @@ from predictor_store.probe.file import fingerprint
 from sage_sched.app.config import ProbeConfig, SageConfig
 from sage_sched.app.registry import policy_named
 from tests.predictor_store.probes import probe
-from tests.sage_sched.strategies import SERVER
+from tests.sage_sched.strategies import SERVER, core_of
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +96,8 @@ def test_the_last_layer_is_never_recorded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_rank_records(model: Path, tmp_path: Path, rank: int) -> None:
     scheduler: Any = SimpleNamespace(server_args=SimpleNamespace(model_path=str(model)))
-    policy = policy_named("sage", {}, SERVER)
+    core = core_of(policy_named("sage", {}, SERVER))
     with get_parallel().override(tp_rank=rank):
-        found = probing_of(scheduler, policy, ProbeConfig(record=str(tmp_path)), Failures())
+        found = probing_of(scheduler, core, ProbeConfig(record=str(tmp_path)), Failures())
     assert found is not None
     assert (found.probe, found.recorder is None) == (None, rank > 0)

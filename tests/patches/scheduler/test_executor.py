@@ -101,7 +101,7 @@ def test_a_pass_keeps_to_its_budget_in_whole_units(
 ) -> None:  # fmt: skip
     scheduler, limit = roomy.scheduler, roomy.hooks["shortest_prefill_chunk_limit"]
     vars(scheduler).update(attributes)
-    roomy.state.limits.gap = Gap()  # no gap bound
+    roomy.state.core.limits.gap = Gap()  # no gap bound
     monkeypatch.setattr(Sage, "budget", lambda self, view: budget)
     seen: list[Any] = []
 

@@ -30,7 +30,7 @@ def test_a_refused_turn_does_not_free_its_session_for_a_third_one(server: Server
         assert (sessions.find_active_slot(turn) is None) == (to_finish is not None)
         assert session._inflight
     closed: list[str] = []
-    server.state.limits.sessions = SimpleNamespace(closed=closed.append)  # type: ignore[assignment]
+    server.state.core.limits.sessions = SimpleNamespace(closed=closed.append)  # type: ignore[assignment]
     server.hooks["close_session"](None, server.scheduler, SimpleNamespace(session_id="a"))
     assert closed == [session_of("a")]
 

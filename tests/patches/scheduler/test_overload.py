@@ -65,9 +65,9 @@ def test_a_prediction_that_fails_refuses_none(broken: str, monkeypatch: pytest.M
     server, aborts = server_of()
     if broken == "refuses":  # a time that no number tells
         endless = Refusal("ttft", math.inf, 1.0, 1.0)
-        monkeypatch.setattr(server.state.limits.overload, broken, lambda *args, **kw: endless)
+        monkeypatch.setattr(server.state.core.limits.overload, broken, lambda *args, **kw: endless)
     else:
-        monkeypatch.setattr(server.state.policy, broken, fail)
+        monkeypatch.setattr(server.state.core.policy, broken, fail)
     assert not refuses(server, *server.arrive(make_request([900])))
     assert (aborts, server.state.stats()["num_policy_errors"]) == ([], 1)
 
@@ -92,7 +92,7 @@ def test_a_request_is_looked_up_and_running_ages_are_read_before_the_decision(
     (running,) = server.scheduler.running_batch.reqs
     running.output_ids.extend([1] * 300)
     seen = list[tuple[int, int, int]]()
-    overload = server.state.limits.overload
+    overload = server.state.core.limits.overload
     original = overload.newcomer
 
     def newcomer(job: Any, *args: Any) -> Any:

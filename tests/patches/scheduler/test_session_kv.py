@@ -19,7 +19,7 @@ def test_sessions_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", "python")
     tree = make_tree()
     monkeypatch.setattr(session_kv, "_NUM_COUNTED", 4)
-    no_returns = SimpleNamespace(limits=Limits())
+    no_returns = SimpleNamespace(core=SimpleNamespace(limits=Limits()))
     kept = SessionKv(SimpleNamespace(tree_cache=tree, sage=no_returns))
     locks: list[Any] = []
     for session in range(5):

@@ -107,12 +107,12 @@ def test_a_refused_value_changes_nothing(
 ) -> None:
     (req,) = server.queue(make_request([50] * 9))
     before = json.loads(change(server, None).settings)
-    memo, policy = req.sage.job.memo, server.state.policy
+    memo, policy = req.sage.job.memo, server.state.core.policy
     monkeypatch.setattr(Sage, "__init__", fail)
     answer = change(server, changes)
     assert why in answer.refusal
     assert json.loads(answer.settings) == before
-    assert (req.sage.job.memo, server.state.policy) == (memo, policy)
+    assert (req.sage.job.memo, server.state.core.policy) == (memo, policy)
     assert server.stats()["num_switches"] == 0
 
 
@@ -136,8 +136,8 @@ def test_what_a_change_does_not_concern_keeps_what_it_has_learned(
     server: Server, changes: Any, is_new: set[str]
 ) -> None:
     def parts() -> dict[str, object]:
-        limits = {name: getattr(server.state.limits, name) for name in _PARTS}
-        return {"policy": server.state.policy, **limits}
+        limits = {name: getattr(server.state.core.limits, name) for name in _PARTS}
+        return {"policy": server.state.core.policy, **limits}
 
     server.queue(make_request([50] * 9, hints=Hints(tenant="a", shares_fairly=True)))
     server.state.plan(server.scheduler.running_batch)
@@ -158,7 +158,7 @@ def test_a_starvation_bound_counts_on_with_other_parameters(
 ) -> None:
     early, late = server.queue(make_request([50] * 9), make_request([50] * 9))
     server.state.plan(server.scheduler.running_batch)
-    for job in (late.sage.job, server.state.jobs):  # it overtakes the first
+    for job in (late.sage.job, server.state.core):  # it overtakes the first
         job.served_tokens += 9_000_000
     assert not change(server, {"policy": {"sage": changes}}).refusal
     server.state.plan(server.scheduler.running_batch)

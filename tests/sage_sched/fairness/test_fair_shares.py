@@ -102,7 +102,7 @@ def test_each_tenant_keeps_the_order_of_its_own(
             for arrival, (tenant, fair, first, is_ranked) in enumerate(drawn)
         ]  # fmt: skip
         limits = Limits(interleaving=FairShares())
-        return list(decide(waiting(*jobs), ByKey(NoParameters(), SERVER), limits).order or ())
+        return list(decide(waiting(*jobs), ByKey(NoParameters(), SERVER), limits).order)
 
     def whose(arrival: int) -> str:
         tenant, fair, first, _ = drawn[arrival]
@@ -119,7 +119,7 @@ def test_tenants_with_requests_are_not_forgotten_however_many_come(
 ) -> None:
     monkeypatch.setattr("sage_sched.fairness.service._MOST_NAMES", 10)
     server, shares = story(), FairShares()
-    server.limits.interleaving = shares
+    server.core.limits.interleaving = shares
     server.plan(queue("w y r w y r"))
     server.plan(f"{queue('w y')}; run 2:1; gone 3:1v2000 4:1v1000 5:1v3000")
     for number in range(6, 56):

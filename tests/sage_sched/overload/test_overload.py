@@ -17,7 +17,7 @@ from sage_sched.overload.overload import FLOOR, MARGIN, NUM_WITHIN, STRICT
 from sage_sched.overload.pace import Pace, Work
 from sage_sched.overload.waits import MOST_PERIODS, Newcomer, Repeated
 from sage_sched.steps import StepTime
-from tests.sage_sched.strategies import SERVER, named
+from tests.sage_sched.strategies import SERVER, core_of, named
 
 CLASSES = {
     "patient": {"ttft_slo_ms": 1e6, "tpot_slo_ms": 1e6},
@@ -33,8 +33,8 @@ class Door:
     def __init__(self, policy: str = "sage", config: OverloadConfig = SECOND_SLOS) -> None:
         self.policy = named(policy)
         settings = replace(SageConfig.parse({"slo": {"classes": CLASSES}}), overload=config)
-        self.limits = settings.limits(self.policy)
-        self.overload = self.limits.overload
+        self.core = core_of(self.policy, settings.limits(self.policy))
+        self.overload = self.core.limits.overload
         self.server = SERVER
         self.now_s = 0.0
         self.num_asked = 0
@@ -46,16 +46,15 @@ class Door:
         known = LengthDistribution.from_samples(list(lengths) * 100, source) if lengths else None
         about = {"input_tokens": 100, "may_refuse": True} | about
         job = Job(self.num_asked, about.pop("input_tokens"), 4096, known, 0, hints=hints)
-        job.ranked_at = self.policy.revision
         self.num_asked += 1
-        self.limits.arrived(job)
-        job.is_ranked = self.policy.on_arrival(job)
+        self.core.now_s = self.now_s
+        self.core.arrived(job)
         job.shared_tokens = about.pop("shared_tokens", 0)
-        self.overload.found(job, about.pop("cached_tokens", 0), 0, self.policy, self.server)
-        newcomer = self.overload.newcomer(job, self.policy, self.server, self.now_s)
-        refusal = self.overload.refuses(job, newcomer, self.now_s, **about)
+        self.core.found(job, about.pop("cached_tokens", 0), 0, self.server)
+        newcomer = self.core.newcomer(job, self.server)
+        refusal = self.core.refuses(job, newcomer, **about)
         if refusal is not None:
-            self.limits.ended(job, self.now_s)
+            self.core.ended(job)
         return job, newcomer, refusal
 
     def refusal(self, *lengths: int, **about: Any) -> Refusal | None:
@@ -71,7 +70,7 @@ class Door:
 
     def end(self, jobs: list[Job]) -> None:
         for job in jobs:
-            self.limits.ended(job, self.now_s)
+            self.core.ended(job)
 
 
 PATIENT = Hints(ttft_slo_ms=1e6, tpot_slo_ms=1e6, slo_class="patient")
@@ -148,7 +147,7 @@ def test_prompts_that_are_cached_or_prefilled_take_less_time() -> None:
 def test_requests_that_share_prefills_start_in_less_time() -> None:
     door = Door("fcfs-fill")
     for _ in range(1000):
-        door.limits.prefilled(8, 800, 0.0)
+        door.core.limits.prefilled(8, 800, 0.0)
     start_s = SERVER.step_time.prefill_base_s / 8
     assert door.ask(50)[1].pace.start_s == pytest.approx(start_s)
 

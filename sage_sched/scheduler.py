@@ -1,0 +1,313 @@
+"""Schedules the jobs of one server. Open this file first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from sage_sched.admission import with_admissions
+from sage_sched.candidates import Candidates
+from sage_sched.headroom import Headroom
+from sage_sched.job import Job
+from sage_sched.limits import Limits
+from sage_sched.order import retention_order, serving_order
+from sage_sched.overload import Newcomer, Refusal
+from sage_sched.plan import UNLIMITED, Plan
+from sage_sched.policy import FcfsFill, NoParameters, Policy
+from sage_sched.preemption import may_enter_full
+from sage_sched.preemption_cost import preempt_for_memory
+from sage_sched.steps import ServerFacts
+from sage_sched.view import SchedulerView
+
+# A plan looks up the cached prefixes of this many jobs at the head of the queue.
+_NUM_LOOKED_UP = 8
+
+
+class NextPlan(NamedTuple):
+    """Says when a full batch needs another plan, although no job has come.
+
+    at_s: by Scheduler.now_s. at_tokens: by Scheduler.served_tokens.
+    interval_tokens: when the age of a running job reaches a multiple of it; 0: at any ages.
+    """
+
+    at_s: float = math.inf
+    at_tokens: float = math.inf
+    interval_tokens: int = 0
+
+
+class Scheduler:
+    """Decides in which order the jobs of one server are served, which of them run, and which are
+    refused.
+
+    Each tensor-parallel rank has one, and all decide alike. An engine (SGLang with patches, or
+    bench/simulator) reports events. Before a step it asks for a plan, and carries it out
+    (sage_sched.scheduling_pass). Only this class calls the policy and the limits on behalf of an
+    engine.
+
+    policy: orders the jobs. limits: hold under every policy.
+    now_s: rank 0's clock, as broadcast, in seconds from an arbitrary moment.
+    served_tokens: tokens prefilled and decoded so far. num_arrivals: how many jobs have come.
+    num_arrivals_planned: how many had come when the last plan was made; -1 if another plan is due.
+    next_plan, headroom: of the last plan.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        limits: Limits,
+        headroom: Headroom,
+        on_failure: Callable[[str], None] | None = None,
+    ) -> None:
+        """headroom: until there is a plan. on_failure: called in the `except` block if the policy
+        fails, with the task that failed. None: the error is raised."""
+        self.policy, self.limits, self.headroom = policy, limits, headroom
+        self._on_failure = on_failure
+        self.now_s = 0.0
+        self.served_tokens = self.num_arrivals = 0
+        self.num_arrivals_planned = -1
+        self.next_plan = NextPlan(interval_tokens=policy.refresh_interval_tokens)
+
+    @property
+    def needs_clock(self) -> bool:
+        """Whether a decision may depend on now_s or Job.arrival_s."""
+        return self.policy.uses_clock or self.limits.needs_clock
+
+    def arrived(self, job: Job) -> None:
+        """Note that a job has come, after all jobs before it."""
+        job.ranked_at = self.policy.revision
+        self.num_arrivals += 1
+        self.limits.arrived(job)
+        self._rank(job)
+
+    def _rank(self, job: Job) -> None:
+        try:
+            job.is_ranked = self.policy.on_arrival(job)
+        except Exception as error:
+            job.is_ranked = False
+            self._failed("rank a request", error)
+
+    def found(self, job: Job, cached_tokens: int, host_tokens: int, server: ServerFacts) -> bool:
+        """Note what the radix tree has of a job's prompt (see SchedulerView); return whether that
+        has changed."""
+        has_changed = job.find(cached_tokens, server.recall_tokens(host_tokens))
+        if has_changed and job.is_ranked:
+            self.policy.on_prediction(job)
+        return has_changed
+
+    def newcomer(self, job: Job, server: ServerFacts) -> Newcomer:
+        """Return the latest job with the facts for its predicted times."""
+        return self.limits.overload.newcomer(job, self.policy, server, self.now_s)
+
+    def refuses(self, job: Job, newcomer: Newcomer, *, may_refuse: bool) -> Refusal | None:
+        """Decide whether the latest job is refused (Overload.refuses)."""
+        return self.limits.overload.refuses(job, newcomer, self.now_s, may_refuse=may_refuse)
+
+    def prefilled(self, jobs: Sequence[Job], num_tokens: Sequence[int], num_pairs: float) -> None:
+        """Note a prefill step: how many tokens of each job, and of how many pairs (StepTime)."""
+        self.worked(jobs, num_tokens)
+        self.limits.prefilled(len(jobs), sum(num_tokens), num_pairs)
+
+    def decoded(self, num_tokens: int) -> None:
+        """Note decode steps. The engine counts their tokens in Job.served_tokens itself."""
+        self.served_tokens += num_tokens
+        self.limits.gap.decoded()
+
+    def worked(self, jobs: Iterable[Job], num_tokens: Iterable[int]) -> None:
+        """Count tokens that were computed for these jobs."""
+        for job, number in zip(jobs, num_tokens, strict=True):
+            job.served_tokens += number
+            self.served_tokens += number
+
+    def refined(self, jobs: Sequence[Job]) -> None:
+        """Note that the predictions of these ranked jobs were refined (Job.refined)."""
+        self.policy.on_predictions(jobs)
+
+    def updated(self, server: ServerFacts) -> None:
+        """Take in the server's step times, which have changed."""
+        try:
+            self.policy.on_server(server)
+        except Exception as error:
+            self._failed("take in step times", error)
+
+    def ended(self, job: Job) -> None:
+        """Note that a job has ended at its last age, was aborted, or was refused."""
+        self.limits.ended(job, self.now_s)
+        try:
+            self.policy.on_end(job, self.now_s)
+        except Exception as error:
+            self._failed("record the end of a request", error)
+
+    def switched(self, policy: Policy, limits: Limits, unfinished: Sequence[Job]) -> None:
+        """Use another policy, or the same with other limits. unfinished: all such jobs, by
+        arrival."""
+        before, is_new = self.limits, policy is not self.policy
+        if is_new:
+            self.policy.queue.disband()
+            policy.takes_over(self.policy)
+        self.policy, self.limits = policy, limits
+        self.num_arrivals_planned = -1
+        for job in unfinished:
+            if is_new:
+                job.forget_policy()
+            limits.arrived(job, before)
+            if is_new:
+                self._rank(job)
+
+    def plan_again(self) -> None:
+        """Make another plan at the next pass, although the jobs may be the same."""
+        self.num_arrivals_planned = -1
+
+    def may_have_changed(self, num_arrivals: int, ages: Iterable[int], most_tokens: int) -> bool:
+        """Whether the plan of a full batch may have changed since the last one: by the time, the
+        work done, a new job, or the index of a running one.
+
+        This and whether memory suffices are cheap to ask before each step; the facts of a plan take
+        ten times as long.
+
+        ages: how many tokens each running job has generated.
+        most_tokens: the most that a step gives a job. Speculative decoding may give several.
+        """
+        at_s, at_tokens, interval = self.next_plan
+        if num_arrivals != self.num_arrivals_planned or self.now_s >= at_s:
+            return True
+        if not interval:
+            return self.served_tokens > at_tokens
+        return any(age % interval < most_tokens for age in ages)
+
+    def plan(self, view: SchedulerView) -> Plan:
+        """Return the plan of a pass, in order of arrival if the policy fails.
+
+        Call this if memory runs out, a prompt is being chunked, or a job waits; if the batch is
+        full, only if the plan may have changed.
+        """
+        try:
+            plan = self._planned(view)
+        except Exception as error:
+            self._failed("plan a pass", error)
+            # A new policy each time: a kept one would keep the jobs of this pass alive.
+            policy = FcfsFill(NoParameters(), self.policy.server)
+            spare = Scheduler(policy, Limits(), self.headroom)
+            plan, self.headroom = spare._planned(view), spare.headroom
+        if plan.is_new:
+            self.num_arrivals_planned = view.num_arrivals
+        return plan
+
+    def _failed(self, task: str, error: Exception) -> None:
+        if self._on_failure is None:
+            raise error
+        self._on_failure(task)
+
+    def _planned(self, view: SchedulerView) -> Plan:
+        """Return the plan of one pass. Raises what the policy raises.
+
+        1. If memory runs out, preempt running jobs. The next pass decides which jobs are admitted.
+           If another adapter has its turn (Adapters), preempt jobs for it, and go on.
+        2. Look the new jobs up in the cache, and order all. If the batch is full and none can
+           enter, the plan ends here. Otherwise look up the first jobs, too.
+        3. Narrow them to the jobs that may be admitted (Candidates). While a prompt is being
+           chunked, these are the jobs that are piggybacked on its next chunk.
+        4. Decide which of them are admitted, and which running jobs are preempted for them. If KV
+           cannot be swapped, the engine itself admits in this order.
+
+        If SGLang has marked the batch as full, a job is admitted only if it preempts another, goes
+        first, or its start is due (Policy.starts_now). Admitting others one by one as room appears,
+        with a prefill step each, costs more than it gains: mean TTLT was 10 % above that without
+        preemption, and with this rule is 1 % below it (srpt-oracle, H800 preset at 8 requests/s).
+        """
+        policy, limits, queue = self.policy, self.limits, self.policy.queue
+        queue.interleaving, queue.adapters = limits.interleaving, limits.adapters
+        queue.follow(view, policy)
+        queue.rank_anew(view, policy)
+        limits.interleaving.look(view)
+        policy.plan_by_s = policy.plan_by_tokens = math.inf
+        self.next_plan = NextPlan(interval_tokens=policy.refresh_interval_tokens)
+        policy.on_pass(view)
+        self.next_plan = self.next_plan._replace(at_s=policy.plan_by_s)
+        limits.swap_out.check(view, queue.begun)
+        headroom = policy.headroom(view, limits.sessions)
+        self.headroom = replace(headroom, kept_tokens=0)
+        if view.is_short and view.may_preempt:
+            preempted = preempt_for_memory(view, policy, headroom)
+            if preempted:
+                return Plan((), tuple(preempted), budget=limits.gap.within(UNLIMITED, view))
+        moved = limits.adapters.look(view)
+        at_s = min(policy.plan_by_s, limits.adapters.plan_by_s)
+        if moved:
+            view = view.without(moved)
+
+        joined = queue.take_joined()
+        self._look_up([queue.positions.of(job) for job in joined if not job.was_looked_up], view)
+        order = serving_order(policy, view)
+        first = [view.waiting[position] for position in order]
+        any_enters = may_enter_full(first, policy, view)
+        self.next_plan = self.next_plan._replace(at_s=at_s)
+        if not any_enters:
+            at_s = min(at_s, limits.swap_out.next_s)
+            self.next_plan = NextPlan(at_s, policy.plan_by_tokens)
+        if view.batch_is_full and view.can_swap and view.chunked is None and not any_enters:
+            self.headroom = headroom
+            queue.ordered(order)
+            return Plan(order, is_new=True, places=self._places(joined, order))
+        if self._look_up(order[:_NUM_LOOKED_UP], view):
+            order = serving_order(policy, view)
+        candidates = Candidates(order, len(order), len(order))
+        candidates = candidates.without_held_back(policy, view)
+        places = self._places(joined, candidates.order)
+        candidates = candidates.without_followers(view)
+        budget = limits.gap.within(policy.budget(view) or UNLIMITED, view)
+        decode_only = budget.prefill_tokens == 0 and bool(view.running)
+        if not decode_only:
+            candidates = candidates.beside_chunk(view.chunked, budget, policy, view)
+        queue.ordered(candidates.order)
+        if decode_only:
+            return Plan(candidates.order, decode_only=True, budget=budget, places=places)
+        self.headroom = headroom
+        plan = Plan(
+            candidates.order,
+            actions=tuple(action for action, _ in moved),
+            has_turn=bool(moved),
+            num_too_long=candidates.num_too_long,
+            places=places,
+        )
+        room_tokens = limits.swap_out.room_tokens
+        return with_admissions(plan, candidates, budget, policy, headroom, view, room_tokens)
+
+    def _look_up(self, positions: Iterable[int], view: SchedulerView) -> bool:
+        """Look these waiting jobs up in the cache; return whether the cached tokens of any have
+        changed.
+
+        Swapped jobs need no prefill. A streaming session's job must not be looked up: it would lend
+        its KV to any other job that asks (SGLang's session/streaming_session.py).
+        """
+        has_changed = False
+        for position in positions:
+            job = view.waiting[position]
+            if job in view.swapped or job.keeps_memory:
+                job.was_looked_up = True
+                continue
+            found = view.cached_tokens(position), view.host_tokens(position)
+            has_changed |= self.found(job, *found, view.server)
+        return has_changed
+
+    def _places(self, joined: Sequence[Job], order: Sequence[int]) -> dict[int, int]:
+        """Return Plan.places."""
+        queue = self.policy.queue
+        number_of = {position: number for number, position in enumerate(order)}
+        positions = {queue.positions.of(job): job for job in joined}
+        return {
+            position: number_of.get(position, max(len(order), queue.num_ahead(job)))
+            for position, job in positions.items()
+        }
+
+    def retention_order(
+        self, jobs: Sequence[Job], default: Sequence[int], view: SchedulerView
+    ) -> list[int]:
+        """Return the positions of running jobs, from the first to keep to the first to retract;
+        default, the engine's own order, if the policy fails."""
+        try:
+            return retention_order(jobs, default, self.policy, view)
+        except Exception as error:
+            self._failed("choose requests to retract", error)
+            return [*default]
