@@ -211,8 +211,8 @@ class Job:
         return self.distribution.capped(self.max_new_tokens).mean()
 
     def revise(self, refined: Refined | None) -> None:
-        """Set its refined length; None to forget it. The caller then reports the change to the
-        job's policy (Policy.on_predictions)."""
+        """Set its refined length; None to forget it. The caller then reports the change
+        (Scheduler.refined)."""
         self.refined = refined
         self.revision += 1
         self.changes()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar
 
 from sage_sched.headroom import Headroom
@@ -99,18 +99,12 @@ class Policy(ABC):
         return
 
     def on_prediction(self, job: Job) -> None:
-        """Note that the facts behind a ranked job's key have changed: its predicted length, its
-        cached tokens, or the server's step times."""
+        """Note that the facts behind a ranked job's key have changed: its predicted length (also
+        Job.refined), its cached tokens, or the server's step times."""
         if self._kept is None:
             self.on_arrival(job)
         else:
             self._kept.on_prediction(job)
-
-    def on_predictions(self, jobs: Sequence[Job]) -> None:
-        """Note that the predictions of these ranked jobs were refined from their answers
-        (Job.refined). Called for all at once, because scores come after every step."""
-        for job in jobs:
-            self.on_prediction(job)
 
     def on_server(self, server: ServerFacts) -> None:
         """Note that the server's step times have changed. on_prediction follows for each ranked

@@ -122,7 +122,8 @@ class Scheduler:
 
     def refined(self, jobs: Sequence[Job]) -> None:
         """Note that the predictions of these ranked jobs were refined (Job.refined)."""
-        self.policy.on_predictions(jobs)
+        for job in jobs:
+            self.policy.on_prediction(job)
 
     def updated(self, server: ServerFacts) -> None:
         """Take in the server's step times, which have changed."""
@@ -147,7 +148,7 @@ class Scheduler:
             self.policy.queue.disband()
             policy.takes_over(self.policy)
         self.policy, self.limits = policy, limits
-        self.num_arrivals_planned = -1
+        self.plan_again()
         for job in unfinished:
             if is_new:
                 job.forget_policy()
@@ -156,7 +157,7 @@ class Scheduler:
                 self._rank(job)
 
     def plan_again(self) -> None:
-        """Make another plan at the next pass, although the jobs may be the same."""
+        """Make another plan at the next pass, even if nothing changes."""
         self.num_arrivals_planned = -1
 
     def may_have_changed(self, num_arrivals: int, ages: Iterable[int], most_tokens: int) -> bool:

@@ -27,7 +27,7 @@ class Refiner(Protocol):
 
     def refine(self, jobs: Sequence[Job], ages: Sequence[int], log_p: Floats) -> list[Job]:
         """Revise these jobs (Job.revise) with scores at these ages, and return the revised ones.
-        The caller then calls Policy.on_predictions for them.
+        The caller then calls Scheduler.refined.
 
         log_p: ln P(the rest of the answer at that age is in bin), shape (jobs, bins). An age that
             is not above a job's last one is ignored (a token was computed again).

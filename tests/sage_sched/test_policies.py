@@ -102,7 +102,7 @@ def test_trail_goes_by_hidden_states_and_yields_while_young() -> None:
         weights = np.array([1 - second, second])
         running.revise(Refined(age, age + np.array([50.0, 250.0]), weights))
         running.generated_tokens = age
-        policy.on_predictions([running])
+        policy.on_prediction(running)
         assert policy.key(running, IDLE) == left
         assert yields(policy, running, shorter, age)
     # The limit is that of the first prediction, 250.
