@@ -189,9 +189,8 @@ class Adapters:
         if not turn.has_slot and turn.host not in loaded:
             turn.has_slot, turn.ends_s = True, view.now_s + turn.turn_s
         turn.is_over |= view.now_s >= turn.ends_s or not (waits or runs)
-        if turn.is_over and (
-            not turn.may_move or turn.host in loaded or turn.host not in self._waiting
-        ):
+        has_moved = not turn.may_move or turn.host in loaded or turn.host not in self._waiting
+        if (turn.is_over and has_moved) or view.fits_adapters({*loaded, *self._waiting}):
             self._end(turn, view)
             return []
         leaves, enters = (turn.guest, turn.host) if turn.is_over else (turn.host, turn.guest)

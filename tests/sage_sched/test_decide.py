@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sage_sched.adapters import Adapters
 from sage_sched.job import Job
 from sage_sched.plan import Budget, Plan, PreemptionMode
 from sage_sched.policy import NoParameters, Policy
 from sage_sched.preemption import Admission, plan_admissions
 from sage_sched.preemption_cost import PreemptionCost
-from sage_sched.view import SchedulerView
+from sage_sched.view import Holding, SchedulerView
 from tests.sage_sched.situations import ByInput, HoldsLeastUrgent, Story, decided, view_of
 from tests.sage_sched.strategies import IDLE, SERVER, decide, job, waiting
 
@@ -81,6 +82,34 @@ def test_nobody_yields_for_the_sake_of_those_without_room_for_their_adapters() -
         assert decided(f"run 9:500<50; wait {queue}; full; fits 1 3", Noting) == "1 3"
     assert len(seen) >= 2
     assert all(each == [1, 3] for each in seen)
+
+
+def test_a_turn_of_an_adapter_ends_once_all_have_slots() -> None:
+    one, two, cold = (job(number, adapter=name, age=5) for number, name in enumerate("abc"))
+    adapters, now_s = Adapters(), 0.0
+
+    def look(running: list[Job], left: Job | None, joined: Job | None) -> tuple[list[Job], bool]:
+        """Return the jobs to swap out, and whether `one` may run after that."""
+        nonlocal now_s
+        now_s += 0.3
+        if left is not None:
+            adapters.left(left)
+        if joined is not None:
+            adapters.joined(joined)
+        view = replace(
+            IDLE, now_s=now_s, running=running, fits_adapters=lambda names: len(names) <= 2,
+            holding=lambda job: Holding(job.input_tokens + job.generated_tokens, 0, 10, True),
+        )  # fmt: skip
+        moved = [preempt.job for preempt, _ in adapters.look(view)]
+        return moved, adapters.has_slot(view)(one)
+
+    assert look([one, two], None, cold) == ([], True)
+    while not (found := look([one, two], None, None))[0]:
+        assert now_s < 5.0
+    assert found == ([one], False)
+    assert look([two], None, one) == ([], False)
+    assert look([two, cold], cold, None) == ([], False)
+    assert look([cold], None, None) == ([], True)
 
 
 def test_a_prompt_waits_for_a_prefix_only_if_the_other_computes_it_now() -> None:

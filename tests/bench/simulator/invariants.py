@@ -57,10 +57,9 @@ def check_promises(
     state: EngineState, before: Sequence[Progress], after: Sequence[Progress]
 ) -> None:
     """before, after: the queue at a pass. While adapters take turns, requests whose adapter has no
-    turn are passed. A turn may outlast the requests that wanted it."""
+    turn are passed."""
     adapters = {progress.request.adapter for progress in (*before, *after)} | state.adapters
-    too_many = len(adapters) > state.engine.max_loras_per_batch
-    if too_many or state.core.limits.adapters.needs_clock:
+    if len(adapters) > state.engine.max_loras_per_batch:
         return
     waiting = {*after}
     last_in = max((p.job.arrival for p in before if p not in waiting), default=-1)
