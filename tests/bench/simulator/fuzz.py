@@ -183,9 +183,8 @@ def _with_more(rng: random.Random, requests: list[SimRequest]) -> list[SimReques
     if rng.random() < 0.2:
         num_adapters = rng.choice([2, 4, 20])
         return [replace(each, adapter=str(rng.randrange(num_adapters))) for each in requests]
-    # The next turn of such a request would never come.
-    if rng.random() < 0.5 and all(each.follows is None for each in requests):
-        return [replace(each, is_pinned=rng.random() < 0.3) for each in requests]
+    if rng.random() < 0.3:  # the next turn of such a request would never come
+        return [replace(each, follows=None, is_pinned=rng.random() < 0.3) for each in requests]
     return requests
 
 
