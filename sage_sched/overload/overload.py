@@ -6,25 +6,14 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
 
 from sage_sched.job import Hints, Job
+from sage_sched.overload.arrivals import Arrivals
 from sage_sched.overload.config import OverloadConfig
-from sage_sched.overload.pace import Pace
-from sage_sched.overload.waits import NEVER, Newcomer, Repeated
-from sage_sched.overload.work import (
-    MOST,
-    Arrivals,
-    Unfinished,
-    ahead_of,
-    column_of,
-    level_of,
-    total_work,
-    work_of,
-    work_since_each,
-)
+from sage_sched.overload.pace import Work
+from sage_sched.overload.situation import Situation
+from sage_sched.overload.waits import Newcomer
+from sage_sched.overload.work import FEW, Unfinished, column_of, work_of
 from sage_sched.policy import Policy
 from sage_sched.steps import ServerFacts
 
@@ -38,20 +27,10 @@ STRICT, NUM_WITHIN = 0.9, 64
 _NUM_LATEST, _LEAST_PREDICTED = 64, 0.5
 # A request that misses its deadline even alone may take this many times as long as alone.
 _MOST_SLOWDOWN = 2.0
-# Work takes this much longer than in full batches, because batches are not always full, and because
-# the device idles while KV is moved and the host prepares the next step. At 30/s, of which 5/s fit,
-# 0.95 of the admitted are good; with 1.15, 0.88.
-MARGIN = 1.5
-# Arrivals overtake if they bring this share of the work that full batches serve. With 1.15, 0.83 of
-# the admitted are good at the rate that just fits; with 0.9, all.
-BEYOND = 0.9
 # Weight of the latest prefill step in the mean number of requests that share one.
 _RECENT = 1 / 64
-# The least time in which arrivals give a rate, and the least number of them.
-_LEAST_SPAN_S, _LEAST_NUM = 1e-3, 16
-# Of the latest n arrivals, for n from MOST down to 1: n, and the share of work that is no chance.
-_COUNTS = np.arange(MOST, 0, -1.0)
-_SURE = 1 - 2 / np.sqrt(_COUNTS)
+# The next newcomers meet the same situation for this long, unless many come.
+_KEPT_S = 0.05
 # OpenAI's clients ignore a longer Retry-After.
 _LEAST_RETRY_S, _MOST_RETRY_S = 1.0, 60.0
 
@@ -96,11 +75,14 @@ class Overload:
         self._classes_ms = classes_ms
         self._unfinished = Unfinished()
         self._offered, self._admitted = Arrivals(), Arrivals()
+        # The latest situation, when it was looked at, and how many arrivals and admissions make it
+        # outdated.
+        self._situation: tuple[Situation, float, float, float] | None = None
         self._predicted = deque[bool](maxlen=_NUM_LATEST)
         self._together = 1.0
         self._num_admitted = 0
         self._num_within = NUM_WITHIN
-        self._num_offered = 0
+        self._num_offered = self._num_taken = 0
         self._next_return_s = -math.inf
         self._revision = 0
 
@@ -130,46 +112,36 @@ class Overload:
             rise = self._unfinished.revise(policy, server.step_time)
             for arrivals in (self._offered, self._admitted):
                 arrivals.revise(rise, server.step_time)
+            self._situation = None
+        column = column_of(job, policy, server.step_time, now_s)
+        own = work_of(column, in_place=True)
+        situation = self._situation_at(now_s, job, own, policy, server)
+        before, later = situation.ahead(column)
+        fresh = situation.fresh(column) if policy.starts_early else None
+        pace, starts = situation.pace, situation.starts
+        return Newcomer(column, own, before, fresh, later, starts, pace, job.ttft_s)
+
+    def _situation_at(
+        self, now_s: float, job: Job, own: Work, policy: Policy, server: ServerFacts
+    ) -> Situation:
+        """Return the situation of a moment ago, or look at it for a newcomer with this work."""
+        if self._situation is not None:
+            situation, at_s, most_offered, most_admitted = self._situation
+            is_few = self._num_offered <= most_offered and self._num_taken <= most_admitted
+            if is_few and 0 <= now_s - at_s < _KEPT_S:
+                return situation
         table = self._unfinished.table(now_s, policy, server.step_time, but=job)
         if not table.size:
             self._offered.clear()
             self._admitted.clear()
-        column = column_of(job, policy, server.step_time, now_s)
-        own = work_of(column, in_place=True)
-        before = total_work(table, *ahead_of(column, table, ties=True))
-        admitted = self._admitted.table
-        span_s = np.maximum(now_s - self._admitted.came_s, _LEAST_SPAN_S)
-        rate = 0.0
-        if policy.starts_early and span_s.size:
-            number = max(1, len(span_s) - _LEAST_NUM)
-            rate = float((_COUNTS[-len(span_s) :][:number] / span_s[:number]).max())
-        in_place = self._unfinished.in_place
-        pace = Pace.of(in_place + own, server, self._together, rate)
-        later = starts = NEVER
-        is_beyond = self._is_beyond(pace, now_s)
-        if is_beyond.any():
-            work = work_since_each(admitted, *ahead_of(column, admitted, ties=False))
-            later = Repeated(MARGIN * pace.busy_s(work) * is_beyond, span_s)
-        fresh = None
-        if policy.starts_early:
-            chosen = level_of(column, table)
-            fresh = in_place if chosen is None else total_work(table, chosen)
-            early = self._admitted.since_each
-            # No faster than the server serves them.
-            starts_s = pace.starts_s(early)
-            starts = Repeated(starts_s, np.maximum(span_s, starts_s + pace.steps_s(early)))
-        return Newcomer(column, own, before, fresh, later, starts, pace, job.ttft_s)
-
-    def _is_beyond(self, pace: Pace, now_s: float) -> Any:
-        """Return, for the time since each admitted arrival, whether more work has come than the
-        server serves, refused or not. Of n arrivals, twice the root of n may be
-        chance."""
-        offered, came_s = self._offered, self._offered.came_s
-        if not came_s.size:
-            return np.zeros(0, bool)
-        places = self._admitted.numbers - offered.numbers[0]
-        busy_s = pace.busy_s(offered.since_each) * _SURE[-len(came_s) :]
-        return (busy_s >= BEYOND * (now_s - came_s)).take(places, mode="clip")
+        situation = Situation.of(
+            table, self._unfinished.in_place, self._offered, self._admitted, server,
+            self._together, now_s, own=own, starts_early=policy.starts_early,
+        )  # fmt: skip
+        most_offered = self._num_offered + FEW * len(self._offered)
+        most_admitted = self._num_taken + FEW * situation.in_place.jobs
+        self._situation = situation, now_s, most_offered, most_admitted
+        return situation
 
     def refuses(
         self, job: Job, newcomer: Newcomer, now_s: float, *, may_refuse: bool
@@ -188,6 +160,7 @@ class Overload:
         self._num_offered += 1
         self._offered.add(newcomer.column, self._num_offered)
         if refusal is None:
+            self._num_taken += 1
             self._admitted.add(newcomer.column, self._num_offered)
             self._unfinished.put(job, newcomer.column)
             return None

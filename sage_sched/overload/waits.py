@@ -102,9 +102,10 @@ class Newcomer:
 
     @property
     def ttft_s(self) -> float:
+        start_s = self.start_s
         if self.fresh is None:
-            return self.start_s
-        return self.start_s + max(0.0, min(self.pace.held_s, self.target_s - self.start_s))
+            return start_s
+        return start_s + max(0.0, min(self.pace.held_s, self.target_s - start_s))
 
     @property
     def ttlt_s(self) -> float:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sage_sched.distribution import Floats
 from sage_sched.job import Job
@@ -21,19 +20,17 @@ from sage_sched.steps import StepTime
 # alike; the cached and the other tokens of its prompt; and when it came.
 NUM_ROWS = 11
 (
-    _LEVEL, _KEY, _PROMPT, _PREFILLS, _QUANTUM, _MEAN, _TOKENS, _JOBS, _CACHED, _NEW, _CAME,
+    LEVEL, KEY, _PROMPT, _PREFILLS, _QUANTUM, MEAN, _TOKENS, JOBS, _CACHED, _NEW, CAME,
 ) = range(NUM_ROWS)  # fmt: skip
 # A column is made again after this many more tokens of the answer, or if more of the prompt is
 # cached or prefilled. Both are looked at again after this many seconds.
 _INTERVAL_TOKENS, _KEPT_S = 128, 0.25
-# Bounds the logarithm of an index, which may be infinite.
-_MOST_RISE = 100.0
-# The number of remembered arrivals, and of columns for unfinished jobs.
-MOST = 512
+# Bounds the logarithm of the ratio of two indices, and a key, which may be infinite.
+_MOST_RISE, _LEAST_KEY = 100.0, -1e300
+# The number of columns for unfinished jobs.
+_MOST = 256
 # Columns for more jobs are made when their number has changed by this share.
-_FEW = 1 / 32
-# The first fields of Work are all that Pace.busy_s needs.
-_NUM_BUSY = 4
+FEW = 1 / 32
 # From so many jobs is it learned how other step times change keys.
 _NUM_ASKED = 16
 
@@ -60,7 +57,7 @@ def _done_tokens(job: Job) -> int:
     return min(max(job.cached_input_tokens, job.prefilled_tokens), job.input_tokens)
 
 
-def ahead_of(place: Floats, table: Floats, *, ties: bool) -> tuple[Floats, Floats]:
+def ahead_of(place: Floats, table: Floats) -> tuple[Floats, Floats]:
     """Return the number of jobs that go before a newcomer in each column, and the decode steps that
     each of them takes meanwhile, both of shape (columns,).
 
@@ -68,60 +65,45 @@ def ahead_of(place: Floats, table: Floats, *, ties: bool) -> tuple[Floats, Float
     takes the work of its place, multiplied at most by the ratio of the two indices, and no more
     than the work to its end.
 
-    place: a column. ties: whether jobs of the same place go before.
+    place: a column.
     """
-    level, key = float(place[_LEVEL]), float(place[_KEY])
-    levels, keys = table[_LEVEL], table[_KEY]
-    before = keys <= key if ties else keys < key
+    level, key = float(place[LEVEL]), max(float(place[KEY]), _LEAST_KEY)
+    levels, keys = table[LEVEL], table[KEY]
+    before = keys <= key
     before &= levels == level
     before |= levels < level
-    steps = np.maximum(keys, -_MOST_RISE)
-    np.minimum(np.subtract(key, steps, out=steps), _MOST_RISE, out=steps)
+    steps = np.subtract(key, keys)
+    np.minimum(steps, _MOST_RISE, out=steps)
     np.exp(steps, out=steps)
     steps *= table[_QUANTUM]
-    return before * table[_JOBS], np.minimum(steps, table[_MEAN], out=steps)
-
-
-def level_of(place: Floats, table: Floats) -> Floats | None:
-    """Return the number of jobs in each column that may start with a newcomer: none of a worse
-    level. None: all may."""
-    may = table[_LEVEL] <= place[_LEVEL]
-    return None if may.all() else may * table[_JOBS]
+    return before * table[JOBS], np.minimum(steps, table[MEAN], out=steps)
 
 
 def work_of(column: Floats, *, in_place: bool) -> Work:
     """Return the work of a job, to its end or while it keeps its place."""
-    steps, tokens = float(column[_QUANTUM if in_place else _MEAN]), float(column[_TOKENS])
+    steps, tokens = float(column[_QUANTUM if in_place else MEAN]), float(column[_TOKENS])
     kv = tokens + steps / 2
     return Work(float(column[_PROMPT]), float(column[_PREFILLS]), steps, steps * kv, 1.0, kv)
 
 
-def total_work(table: Floats, jobs: Floats | None, steps: Floats | None = None) -> Work:
-    """Return the sum of the work of columns.
-
-    jobs: how many of each column's jobs, None for all. steps: the decode steps of each job; those
-    while it keeps its place if left out. Both have shape (columns,).
-    """
-    steps = table[_QUANTUM] if steps is None else steps
-    works = _works(table, table[_JOBS] if jobs is None else jobs, steps, len(Work._fields))
+def total_work(table: Floats) -> Work:
+    """Return the work of all jobs while they keep their places."""
+    works = works_of(table, table[JOBS], table[_QUANTUM])
     return Work(*np.add.reduce(works, axis=1).tolist())
 
 
-def work_since_each(table: Floats, jobs: Floats, steps: Floats) -> Work:
-    """Return the sums over each column and those after it, of busy_s's fields; see total_work."""
-    works = _works(table, jobs, steps, _NUM_BUSY)[:, ::-1]
-    return Work(*np.add.accumulate(works, axis=1)[:, ::-1])
-
-
-def _works(table: Floats, jobs: Floats, steps: Floats, number: int) -> Floats:
-    """Return the first rows of Work, shape (number, columns)."""
-    works: Floats = np.empty((number, table.shape[1]))
-    works[:2], works[2] = table[_PROMPT : _PREFILLS + 1], steps
-    kv = table[_TOKENS] + steps / 2
-    np.multiply(steps, kv, out=works[3])
-    if number > _NUM_BUSY:
-        works[4], works[5] = 1.0, kv
-    works *= jobs
+def works_of(table: Floats, jobs: Floats, steps: Floats) -> Floats:
+    """Return the work of so many jobs of each column for so many decode steps, shape (fields of
+    Work, columns)."""
+    works: Floats = np.empty((len(Work._fields), table.shape[1]))
+    np.multiply(table[_PROMPT : _PREFILLS + 1], jobs, out=works[:2])
+    decoded, kv = works[2], works[5]
+    np.multiply(steps, jobs, out=decoded)
+    np.multiply(steps, 0.5, out=kv)
+    kv += table[_TOKENS]
+    np.multiply(decoded, kv, out=works[3])
+    works[4] = jobs
+    kv *= jobs
     return works
 
 
@@ -131,7 +113,7 @@ class Unfinished:
     def __init__(self) -> None:
         self._jobs: list[Job] = []
         self._place_of: dict[Job, int] = {}
-        self._table: Floats = np.zeros((NUM_ROWS, MOST))
+        self._table: Floats = np.zeros((NUM_ROWS, _MOST))
         # With what a job's column was made (_made_with). New jobs have none yet.
         self._made_with: dict[Job, tuple[int, int, int]] = {}
         self._new: dict[Job, None] = {}
@@ -169,9 +151,9 @@ class Unfinished:
             self._look(policy, step_time)
             self._merged, self._in_place = (0, self._table), None
         number = len(self._jobs)
-        if number <= MOST:
+        if number <= _MOST:
             return self._table[:, :number]
-        if abs(number - self._merged[0]) > _FEW * number:
+        if abs(number - self._merged[0]) > FEW * number:
             self._merged = number, _merged(self._table[:, :number])
         return self._merged[1]
 
@@ -179,7 +161,7 @@ class Unfinished:
     def in_place(self) -> Work:
         """The work of all jobs but new ones while they keep their places."""
         if self._in_place is None:
-            self._in_place = total_work(self._table[:, : len(self._jobs)], None)
+            self._in_place = total_work(self._table[:, : len(self._jobs)])
         return self._in_place
 
     def put(self, job: Job, column: Floats) -> None:
@@ -216,7 +198,7 @@ class Unfinished:
             if job.is_ranked and not job.generated_tokens:
                 job.changes()
                 policy.on_prediction(job)
-                rises.append(policy.lasting_key(job) - float(table[_KEY, self._place_of[job]]))
+                rises.append(policy.lasting_key(job) - float(table[KEY, self._place_of[job]]))
         rise = sorted(rises)[len(rises) // 2] if rises else 0.0
         revise(table, rise, step_time)
         self._merged, self._in_place = (0, self._table), None
@@ -225,7 +207,7 @@ class Unfinished:
 
 def revise(table: Floats, rise: float, step_time: StepTime) -> None:
     """Make columns fit other step times. rise: by how much keys have risen."""
-    table[_KEY] += rise
+    table[KEY] += rise
     prompts_s = step_time.prompt_s(table[_CACHED], table[_NEW])
     table[_PROMPT] = np.where(table[_PREFILLS] > 0, prompts_s, 0.0)
 
@@ -236,72 +218,13 @@ def _made_with(job: Job) -> tuple[int, int, int]:
 
 
 def _merged(table: Floats) -> Floats:
-    """Return a table of fewer columns for the same jobs, at least MOST."""
+    """Return a table of fewer columns for the same jobs, at least _MOST."""
     number = table.shape[1]
-    order = np.lexsort((table[_KEY], table[_LEVEL]))
-    ends = np.linspace(0, number, MOST + 1).astype(np.int64)
+    order = np.lexsort((table[KEY], table[LEVEL]))
+    ends = np.linspace(0, number, _MOST + 1).astype(np.int64)
     jobs = np.diff(ends)
     merged: Floats = np.add.reduceat(table[:, order], ends[:-1], axis=1) / jobs
     # All of them go before a newcomer if the last does.
-    merged[: _KEY + 1] = table[: _KEY + 1, order[ends[1:] - 1]]
-    merged[_JOBS] = jobs
+    merged[: KEY + 1] = table[: KEY + 1, order[ends[1:] - 1]]
+    merged[JOBS] = jobs
     return merged
-
-
-class Arrivals:
-    """Remembers the latest arrivals, from which the next arrivals are predicted."""
-
-    def __init__(self) -> None:
-        self._table: Floats = np.zeros((NUM_ROWS, 2 * MOST))
-        self._numbers = np.zeros(2 * MOST, np.int64)
-        # The sums of the work before each column and, at the end, of all.
-        self._sums: Floats = np.zeros((_NUM_BUSY, 2 * MOST + 1))
-        self._first = self._end = 0
-
-    def add(self, column: Floats, number: int) -> None:
-        """number: its number among all arrivals."""
-        if self._end == 2 * MOST:
-            self._table[:, :MOST] = self._table[:, MOST:]
-            self._numbers[:MOST] = self._numbers[MOST:]
-            self._first, self._end = self._first - MOST, MOST
-            self._sum()
-        self._table[:, self._end], self._numbers[self._end] = column, number
-        work = work_of(column, in_place=False)[:_NUM_BUSY]
-        self._sums[:, self._end + 1] = self._sums[:, self._end] + work
-        self._end += 1
-        self._first = max(self._first, self._end - MOST)
-
-    def revise(self, rise: float, step_time: StepTime) -> None:
-        """Make columns fit other step times. rise: by how much keys have risen."""
-        revise(self.table, rise, step_time)
-        self._sum()
-
-    def _sum(self) -> None:
-        table, sums = self.table, self._sums[:, self._first : self._end + 1]
-        sums[:, 0] = 0.0
-        works = _works(table, table[_JOBS], table[_MEAN], _NUM_BUSY)
-        np.add.accumulate(works, axis=1, out=sums[:, 1:])
-
-    def clear(self) -> None:
-        """Forget all arrivals, because the server is idle."""
-        self._first = self._end = 0
-
-    @property
-    def table(self) -> Floats:
-        """The columns, in order of arrival."""
-        return self._table[:, self._first : self._end]
-
-    @property
-    def numbers(self) -> NDArray[np.int64]:
-        """Their numbers among all arrivals, ascending."""
-        return self._numbers[self._first : self._end]
-
-    @property
-    def since_each(self) -> Work:
-        """The work of each and those after it."""
-        return Work(*(self._sums[:, self._end, None] - self._sums[:, self._first : self._end]))
-
-    @property
-    def came_s(self) -> Floats:
-        came_s: Floats = self.table[_CAME]
-        return came_s

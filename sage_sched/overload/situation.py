@@ -1,0 +1,116 @@
+"""Tells what a newcomer meets: the unfinished jobs, and later arrivals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sage_sched.distribution import Floats
+from sage_sched.overload.arrivals import NUM_BUSY, Arrivals
+from sage_sched.overload.pace import Pace, Work
+from sage_sched.overload.waits import NEVER, Repeated
+from sage_sched.overload.work import CAME, KEY, LEVEL, ahead_of, total_work, works_of
+from sage_sched.steps import ServerFacts
+
+# Work takes this much longer than in full batches, because batches are not always full, and because
+# the device idles while KV is moved and the host prepares the next step. At 30/s, of which 5/s fit,
+# 0.95 of the admitted are good; with 1.15, 0.88.
+MARGIN = 1.5
+# Arrivals overtake if they bring this share of the work that full batches serve. With 1.15, 0.83 of
+# the admitted are good at the rate that just fits; with 0.9, all.
+BEYOND = 0.9
+# The least time in which arrivals give a rate, and the least number of them.
+_LEAST_SPAN_S, _LEAST_NUM = 1e-3, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """The columns (sage_sched.overload.work) of unfinished jobs and of the latest admitted
+    requests, which are expected to come again.
+
+    table: first the num_unfinished columns of unfinished jobs, then those of arrivals.
+    in_place: the work of the unfinished jobs while they keep their places.
+    starts: the time for which later arrivals stop decoding to start ahead of the order.
+    places, span_s: where the periods begin in which more work has come than the server serves, and
+        how long ago, shape (periods,).
+    """
+
+    table: Floats
+    num_unfinished: int
+    in_place: Work
+    pace: Pace
+    starts: Repeated
+    places: NDArray[np.int64]
+    span_s: Floats
+
+    @classmethod
+    def of(
+        cls,
+        unfinished: Floats,
+        in_place: Work,
+        offered: Arrivals,
+        admitted: Arrivals,
+        server: ServerFacts,
+        together: float,
+        now_s: float,
+        *,
+        own: Work,
+        starts_early: bool,
+    ) -> Situation:
+        """unfinished: the columns of unfinished jobs. together: see Pace.of. own: the work of the
+        newcomer for which the situation is looked at."""
+        places = admitted.periods()
+        span_s = np.maximum(now_s - admitted.table[CAME, places], _LEAST_SPAN_S)
+        rate = 0.0
+        if starts_early and places.size:
+            counts = len(admitted) - places
+            number = max(1, int((counts >= _LEAST_NUM).sum()))
+            rate = float((counts[:number] / span_s[:number]).max())
+        pace, starts = Pace.of(in_place + own, server, together, rate), NEVER
+        if starts_early and places.size:
+            early = admitted.since(places)
+            # No faster than the server serves them.
+            starts_s = pace.starts_s(early)
+            starts = Repeated(starts_s, np.maximum(span_s, starts_s + pace.steps_s(early)))
+        is_beyond = _is_beyond(pace, offered, admitted.numbers[places], now_s)
+        number = unfinished.shape[1]
+        table = np.concatenate((unfinished, admitted.table), axis=1)
+        # An arrival with the newcomer's key does not overtake it.
+        table[KEY, number:] = np.nextafter(table[KEY, number:], np.inf)
+        beyond = number + places[is_beyond]
+        return cls(table, number, in_place, pace, starts, beyond, span_s[is_beyond])
+
+    def ahead(self, place: Floats) -> tuple[Work, Repeated]:
+        """Return the work before a newcomer with this column, and the later arrivals that overtake
+        it."""
+        number = self.table.shape[1] if self.places.size else self.num_unfinished
+        table = self.table[:, :number]
+        works = works_of(table, *ahead_of(place, table))
+        before = Work(*np.add.reduce(works[:, : self.num_unfinished], axis=1).tolist())
+        if not self.places.size:
+            return before, NEVER
+        parts = np.add.reduceat(works[:NUM_BUSY], self.places, axis=1)
+        later = Work(*np.add.accumulate(parts[:, ::-1], axis=1)[:, ::-1])
+        return before, Repeated(MARGIN * self.pace.busy_s(later), self.span_s)
+
+    def fresh(self, place: Floats) -> Work:
+        """Return the work of the jobs that may start with a newcomer: none of a worse level."""
+        table = self.table[:, : self.num_unfinished]
+        may = table[LEVEL] <= place[LEVEL]
+        return self.in_place if may.all() else total_work(table[:, may])
+
+
+def _is_beyond(
+    pace: Pace, offered: Arrivals, numbers: NDArray[np.int64], now_s: float
+) -> NDArray[np.bool_]:
+    """Return, for the time since each of these arrivals, whether more work has come than the server
+    serves, refused or not. Of n arrivals, twice the root of n may be chance."""
+    if not numbers.size:
+        return np.zeros(0, bool)
+    places = np.maximum(numbers - offered.numbers[0], 0)
+    sure = 1 - 2 / np.sqrt(len(offered) - places)
+    busy_s = pace.busy_s(offered.since(places)) * sure
+    is_beyond: NDArray[np.bool_] = busy_s >= BEYOND * (now_s - offered.table[CAME, places])
+    return is_beyond
