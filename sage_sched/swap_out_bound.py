@@ -13,8 +13,8 @@ from sage_sched.view import SchedulerView
 # simulated).
 _STAY_TOKENS = 64
 # If turns would take more of the time, no job is swapped out for a new one. At 1.6 times the
-# capacity of 48 slots, this has 46 % of requests good, and 32 % without (mean 153 and 213 s). For
-# reasoning it makes no difference there, but for first tokens that are late (README's traffic).
+# capacity of 48 slots, 41 % of requests are good with this, and 32 % without (mean 195 and 213 s).
+# For reasoning the shares are equal there, but some first tokens come late (README's traffic).
 _TURNS_SHARE = 0.25
 
 
