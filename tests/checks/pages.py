@@ -6,10 +6,12 @@ A page has them between `<!-- from code: NAME -->` and `<!-- end -->`; NAME is a
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from patches.http.gateways import AGENT_HINTS, CLASS_HEADERS, HEADERS
@@ -19,10 +21,16 @@ from predictor_store.logs.registry import FORMATS
 from sage_sched.app.registry import POLICIES
 from sage_sched.app.schema import default_of, json_schema, leaves
 from sage_sched.commands import COMMANDS, OF_SERVERS
+from sage_sched.distribution import LengthDistribution
 from sage_sched.fields import allowed
+from sage_sched.job import Hints, Job
+from sage_sched.policy import Policy
+from sage_sched.steps import ServerFacts, StepTime
+from sage_sched.view import SchedulerView
 
 ROOT = Path(__file__).parents[2]
 MODES = ROOT / "tests" / "engine" / "modes.toml"
+_OWN = ("self", "cls")
 _BLOCK = re.compile(r"(<!-- from code: ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
 
 
@@ -74,9 +82,28 @@ def formats() -> Iterator[tuple[str, ...]]:
         yield f"`{each.name}`", each.title
 
 
+def members(of: type) -> Iterator[tuple[str, ...]]:
+    """Yield the fields that a class's docstring explains, and its public methods."""
+    yield "Name", "Meaning"
+    said = inspect.getdoc(of) or ""
+    for name, what in re.findall(r"^([a-z]\w*(?:, [a-z]\w*)*): (.*(?:\n {4}.*)*)", said, re.M):
+        yield f"`{name}`", " ".join(what.split())
+    for name, member in vars(of).items():
+        function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+        what = inspect.getdoc(function) if inspect.isfunction(function) else ""
+        if not what or name.startswith("_") or what.startswith(("Set ", "Reset ")):
+            continue
+        takes = [each for each in inspect.signature(function).parameters if each not in _OWN]
+        called = "" if isinstance(member, property) else f"({', '.join(takes)})"
+        yield f"`{name}{called}`", " ".join(what.split("\n\n")[0].split())
+
+
 # Each yields the head of its table, and the rows.
 TABLES: dict[str, Callable[[], Iterator[tuple[str, ...]]]] = {
     each.__name__: each for each in (settings, metrics, commands, modes, refused, gateways, formats)
+} | {
+    each.__name__: partial(members, each)
+    for each in (Policy, Job, Hints, LengthDistribution, SchedulerView, ServerFacts, StepTime)
 }
 
 
@@ -97,7 +124,7 @@ def stale(pages: Sequence[Path]) -> Iterator[tuple[Path, str]]:
 
 def main() -> int:
     """Write the outdated pages."""
-    for page, text in stale(sorted((ROOT / "docs").glob("*.md"))):
+    for page, text in stale(sorted((ROOT / "docs").rglob("*.md"))):
         page.write_text(text, encoding="utf-8")
         print(f"{page.name}: tables made again")
     return 0
