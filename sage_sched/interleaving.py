@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from sage_sched.job import Job
 from sage_sched.sorted_jobs import Entry
 from sage_sched.view import SchedulerView
+
+# A level, a class and one of its tenants.
+Group = tuple[float, str, str]
+
+
+def group_of(job: Job) -> Group | None:
+    """Return the group whose jobs keep their order, or None if the class does not share fairly."""
+    hints = job.hints
+    return (job.level, hints.slo_class, hints.tenant) if hints.shares_fairly else None
 
 
 class Interleaving:
@@ -33,14 +42,14 @@ class Interleaving:
         self,
         entries: Iterable[Entry],
         first_arrival: int,
-        moving: Iterable[Entry],
+        moving: Callable[[], Mapping[Group, Iterator[Entry]]],
         num_ahead: Callable[[Entry, Entry], int],
         skips: Callable[[Job], bool],
     ) -> Iterator[Job]:
         """Yield the jobs in the order in which to serve them, without those that are left out.
 
-        entries: the queue in the policy's order. moving: the entries whose keys change while they
-            wait.
+        entries: the queue in the policy's order. moving: returns, by group and in order, the
+            entries whose keys change while they wait.
         first_arrival, num_ahead: see sage_sched.sorted_jobs.walk.
         skips: whether a job is left out. It is called in the order of the result, because jobs get
             LoRA adapter slots in that order.

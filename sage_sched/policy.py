@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, ClassVar
 
 from sage_sched.headroom import Headroom
 from sage_sched.index import REFRESH_INTERVAL_TOKENS, Indices
+from sage_sched.interleaving import Group, group_of
 from sage_sched.job import Job
 from sage_sched.plan import Budget
 from sage_sched.session_returns import SessionReturns
@@ -129,6 +130,17 @@ class Policy(ABC):
     def first_moving(self, jobs: Collection[Job], num: int, view: SchedulerView) -> list[Entry]:
         """Return at least the first num of the jobs whose keys move, in order."""
         return sorted((*place_of(job, self, view), job) for job in jobs)
+
+    def moving_groups(
+        self, jobs: Collection[Job], view: SchedulerView
+    ) -> dict[Group, Iterator[Entry]]:
+        """Return the jobs whose keys move and whose classes share fairly, in order, by group. A job
+        that is held back is in none."""
+        groups: dict[Group, list[Entry]] = {}
+        for entry in self.first_moving(jobs, len(jobs), view):
+            if entry[0] < math.inf and (group := group_of(entry[3])) is not None:
+                groups.setdefault(group, []).append(entry)
+        return {group: iter(entries) for group, entries in groups.items()}
 
     def on_pass(self, view: SchedulerView) -> None:
         """Note that a pass is about to order the jobs. Jobs pass their starvation bound here."""

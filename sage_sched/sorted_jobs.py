@@ -25,11 +25,6 @@ class SortedJobs:
         """Return the list that the job's entry belongs to."""
         return self.ranked if job.is_ranked or job.goes_first else self.unranked
 
-    def copy(self) -> SortedJobs:
-        copy = SortedJobs()
-        copy.ranked, copy.unranked = [*self.ranked], [*self.unranked]
-        return copy
-
 
 def walk(
     jobs: SortedJobs,

@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from operator import attrgetter
 from typing import Protocol
@@ -13,7 +14,7 @@ from weakref import ref
 
 from sage_sched.adapters import Adapters
 from sage_sched.followed import HEAD, Followed, Positions
-from sage_sched.interleaving import Interleaving
+from sage_sched.interleaving import Group, Interleaving
 from sage_sched.job import Job
 from sage_sched.sorted_jobs import Entry, Place, SortedJobs, walk
 from sage_sched.view import SchedulerView
@@ -36,6 +37,10 @@ class Ranking(Protocol):
     def is_moving(self, job: Job) -> bool: ...
 
     def first_moving(self, jobs: Collection[Job], num: int, view: SchedulerView) -> list[Entry]: ...
+
+    def moving_groups(
+        self, jobs: Collection[Job], view: SchedulerView
+    ) -> dict[Group, Iterator[Entry]]: ...
 
     def on_queued(self, job: Job) -> None: ...
 
@@ -241,7 +246,8 @@ class WaitingQueue:
             return bisect_left(self._sorted.ranked, ranked) + num_moving + num_unranked
 
         entries = walk(self._sorted, first_arrival, moving or ())
-        return self.interleaving.in_turns(entries, first_arrival, moving or (), num_ahead, skips)
+        groups = partial(policy.moving_groups, self._moving, view)
+        return self.interleaving.in_turns(entries, first_arrival, groups, num_ahead, skips)
 
     def ordered(self, order: Sequence[int]) -> None:
         """Note that the queue was put in the order of a plan."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 
 from sage_sched.fairness.service import Service
-from sage_sched.interleaving import Interleaving
+from sage_sched.interleaving import Group, Interleaving
 from sage_sched.job import Job
 from sage_sched.sorted_jobs import Entry, SortedJobs, walk
 from sage_sched.view import SchedulerView
@@ -17,6 +17,7 @@ from sage_sched.view import SchedulerView
 _ANSWER_WEIGHT = 2.0
 # Jobs by level and class, then tenant.
 ByTenant = dict[tuple[float, str], dict[str, SortedJobs]]
+_NO_JOBS = SortedJobs()
 
 
 class FairShares(Interleaving):
@@ -67,7 +68,7 @@ class FairShares(Interleaving):
         self,
         entries: Iterable[Entry],
         first_arrival: int,
-        moving: Iterable[Entry],
+        moving: Callable[[], Mapping[Group, Iterator[Entry]]],
         num_ahead: Callable[[Entry, Entry], int],
         skips: Callable[[Job], bool],
     ) -> Iterator[Job]:
@@ -75,7 +76,9 @@ class FairShares(Interleaving):
         if not self._service.any_waits:
             yield from super().in_turns(entries, first_arrival, moving, num_ahead, skips)
             return
-        by_tenant = self._with(moving)
+        moving_of: dict[tuple[float, str], dict[str, Iterator[Entry]]] = {}
+        for (level, slo_class, tenant), jobs in moving().items():
+            moving_of.setdefault((level, slo_class), {})[tenant] = jobs
         turns: dict[tuple[float, str], Iterator[Job | None]] = {}
         for entry in entries:
             job = entry[3]
@@ -85,32 +88,16 @@ class FairShares(Interleaving):
                 continue
             of_class = entry[0], job.hints.slo_class
             if of_class not in turns:
+                ours, theirs = self._by_tenant.get(of_class, {}), moving_of.get(of_class, {})
                 walks = {
-                    tenant: walk(jobs, first_arrival, num_ahead=num_ahead)
-                    for tenant, jobs in by_tenant[of_class].items()
+                    tenant: walk(
+                        ours.get(tenant, _NO_JOBS), first_arrival, theirs.get(tenant, ()), num_ahead
+                    )
+                    for tenant in {**ours, **theirs}
                 }
                 turns[of_class] = self._turns(of_class[1], walks, skips)
             if (turn := next(turns[of_class], None)) is not None:
                 yield turn
-
-    def _with(self, moving: Iterable[Entry]) -> ByTenant:
-        """Return the jobs by tenant, and among them those whose keys move. moving: in order."""
-        grouped: dict[tuple[float, str], dict[str, list[Entry]]] = {}
-        for entry in moving:
-            if _shares(entry):
-                hints = entry[3].hints
-                tenants = grouped.setdefault((entry[0], hints.slo_class), {})
-                tenants.setdefault(hints.tenant, []).append(entry)
-        if not grouped:
-            return self._by_tenant
-        by_tenant = {of: {**tenants} for of, tenants in self._by_tenant.items()}
-        for of_class, tenants in grouped.items():
-            own = by_tenant.setdefault(of_class, {})
-            for tenant, entries in tenants.items():
-                jobs = own[tenant].copy() if tenant in own else SortedJobs()
-                jobs.ranked = sorted([*jobs.ranked, *entries]) if jobs.ranked else entries
-                own[tenant] = jobs
-        return by_tenant
 
     def _turns(
         self, slo_class: str, walks: Mapping[str, Iterator[Entry]], skips: Callable[[Job], bool]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from sage_sched.distribution import Floats
 from sage_sched.gap import FEW_CUTS, least_bound_s
+from sage_sched.interleaving import Group
 from sage_sched.job import Job
 from sage_sched.plan import Budget
 from sage_sched.policies.sage import Sage, SageParameters
@@ -172,6 +173,11 @@ class Proserve(Policy):
         entries = waiting.first(num + len(waiting.jobs) - len(jobs))
         starved = {starved.first for starved in self._starved}
         return [entry for entry in entries if not entry[3].goes_first and entry[3] not in starved]
+
+    def moving_groups(
+        self, jobs: Collection[Job], view: SchedulerView
+    ) -> dict[Group, Iterator[Entry]]:
+        return self._waiting.groups({starved.first for starved in self._starved})
 
     def key(self, job: Job, view: SchedulerView) -> float:
         if self._is_starved(job):

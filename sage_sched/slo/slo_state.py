@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sage_sched.distribution import Floats, LengthDistribution
+from sage_sched.interleaving import Group, group_of
 from sage_sched.job import Job
 from sage_sched.slo.deadlines import Deadlines
 from sage_sched.sorted_jobs import Entry
@@ -26,7 +28,7 @@ _INTERVAL_TOKENS = 64
 # The columns of Waiting. The order depends on the first _NUM_ORDERING of them.
 DENSITY, LOOKED_AT, _NUM_ORDERING = 3, 4, 5
 _TOO_LATE_S, _FIRST_S, _FIRST_WEIGHT, _ARRIVAL, _LEVEL = range(5, 10)
-_KEY, _URGENT, _NUM_COLUMNS = range(10, 13)
+_KEY, _URGENT, _GROUP, _NUM_COLUMNS = range(10, 14)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,9 @@ class Waiting:
     def __init__(self) -> None:
         self.jobs: list[Job] = []
         self._table: Floats = np.zeros((_NUM_COLUMNS, 64))
+        # The number of each group, and how many jobs it has. 0: no group.
+        self._groups: dict[Group, tuple[int, int]] = {}
+        self._next_group = 1
 
     @property
     def columns(self) -> Floats:
@@ -166,6 +171,11 @@ class Waiting:
         if p.column == self._table.shape[1]:
             self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
         self._table[:, p.column] = 0.0
+        if (group := group_of(job)) is not None:
+            number, num_jobs = self._groups.get(group, (self._next_group, 0))
+            self._groups[group] = number, num_jobs + 1
+            self._next_group += not num_jobs
+            self._table[_GROUP, p.column] = number
         self.update(job, p)
 
     def update(self, job: Job, p: SloState) -> None:
@@ -179,6 +189,10 @@ class Waiting:
     def remove(self, p: SloState) -> None:
         """Remove a job. The last job takes its column."""
         column, p.column = p.column, None
+        if column is not None and (group := group_of(self.jobs[column])) is not None:
+            number, num_jobs = self._groups.pop(group)
+            if num_jobs > 1:  # clients may name any number of tenants
+                self._groups[group] = number, num_jobs - 1
         last = self.jobs.pop()
         if column is not None and column < len(self.jobs):
             self.jobs[column] = last
@@ -210,6 +224,26 @@ class Waiting:
         jobs = [self.jobs[column] for column in order.tolist()]
         keys = key[order].tolist()
         return [(job.level, key, job.arrival, job) for job, key in zip(jobs, keys, strict=True)]
+
+    def groups(self, but: Collection[Job | None]) -> dict[Group, Iterator[Entry]]:
+        """Return the jobs that share fairly, in order, by group; without some, and without jobs
+        that go first. No job's entry is made before it is asked for."""
+        number, arrival = self._table[[_GROUP, _ARRIVAL], : len(self.jobs)]
+        at = np.flatnonzero(number)
+        order = at[np.lexsort((arrival[at], self.key[at], number[at]))]
+        ends = np.flatnonzero(np.diff(number[order])) + 1
+        groups: dict[Group, Iterator[Entry]] = {}
+        for columns in np.split(order, ends) if order.size else ():
+            group = group_of(self.jobs[columns[0]])
+            assert group is not None
+            groups[group] = self._entries(columns, but)
+        return groups
+
+    def _entries(self, columns: NDArray[np.intp], but: Collection[Job | None]) -> Iterator[Entry]:
+        for column, key in zip(columns.tolist(), self.key[columns].tolist(), strict=True):
+            job = self.jobs[column]
+            if not job.goes_first and job not in but:
+                yield job.level, key, job.arrival, job
 
     def look(
         self, begun: list[Pair], num_running: int, late_steps: Floats, before: Floats, cost: Cost
