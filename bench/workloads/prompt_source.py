@@ -41,6 +41,7 @@ _OF_DATA: dict[str, Callable[[Path], Workload]] = {
     "reasoning": datasets.load_reasoning,
     "samples": datasets.load_samples,
     "shift": datasets.load_shift,
+    "tenants": datasets.load_mixed,
 }
 _GENERATED: dict[str, Callable[[], Workload]] = {
     "chats": chats.answered,

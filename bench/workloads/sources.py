@@ -16,6 +16,7 @@ from bench.workloads.levels import Levels
 from bench.workloads.prompt_source import WORKLOADS, Prompts
 from bench.workloads.shift import Shift
 from bench.workloads.source import Source
+from bench.workloads.tenants import Tenants
 from bench.workloads.triage import Urgent
 from bench.workloads.two_kinds import TwoKinds
 from sage_sched.fields import ConfigError
@@ -45,6 +46,8 @@ def source_of(workload: Mapping[str, Any], engine: Engine, data: Path | None) ->
             return Levels(data, **options)
         if name == "shift":
             return Shift(data, **options)
+        if name == "tenants":
+            return Tenants(data, **options)
         if name in WORKLOADS:
             return Prompts(data, name, **options)
         if name == "two kinds":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,19 @@ def test_levels_have_deadlines_but_for_best_effort(folder: Path) -> None:
         assert said == (f"{level}", *slo, level == 5)
     shares = np.bincount([request.hints.urgency for request in found], minlength=6)[1:] / 200
     assert np.abs(shares - SHARES).max() < 0.1
+
+
+def test_one_tenant_is_heavy_and_shares_are_the_settings_choice(folder: Path) -> None:
+    source = source_of({"name": "tenants"}, H800_QWEN3_32B, folder)
+    fair = {"slo": {"default": "shared", "classes": {"shared": {"fair": True}}}}
+    for settings in ({}, fair):
+        arm = Arm(policy="sage", settings=settings)
+        found = source.requests(arm, np.arange(400.0), 3, 600, Purpose.REPORT)
+        tenants = Counter((each.class_name, each.hints.tenant) for each in found)
+        assert 0.6 < tenants.pop(("heavy", "heavy")) / 400 < 0.8
+        assert len(tenants) == 20
+        assert {kind for kind, _ in tenants} == {"light"}
+        assert {each.hints.shares_fairly for each in found} == {bool(settings)}
 
 
 def test_an_unusable_row_is_named(folder: Path) -> None:
