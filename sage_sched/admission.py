@@ -23,13 +23,13 @@ def with_admissions(
     policy: Policy,
     headroom: Headroom,
     view: SchedulerView,
-    room_tokens: float,
+    room: float,
 ) -> Plan:
     """Return the plan with the jobs that are admitted and preempted."""
     in_order = replace(view, waiting=_in_order(candidates.order, view))
     window = candidates.window(view)
     admissions, num_without_host_room = admissions_of(
-        window, candidates.order, view.pass_limit(budget), policy, headroom, in_order, room_tokens
+        window, candidates.order, view.pass_limit(budget), policy, headroom, in_order, room
     )
     budget = _shortened(budget, admissions, view)
     if not view.can_swap or not window:

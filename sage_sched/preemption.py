@@ -31,7 +31,7 @@ def admissions_of(
     policy: Policy,
     headroom: Headroom,
     view: SchedulerView,
-    room_tokens: float = math.inf,
+    room: float = math.inf,
 ) -> tuple[list[Admission], int]:
     """Return the admissions of a pass, and how many more jobs would have been preempted if host
     memory had room for them.
@@ -39,7 +39,7 @@ def admissions_of(
     window: the first waiting jobs, in order.
     positions: their positions in SchedulerView.waiting.
     prefill_tokens: the maximum number of tokens that the pass prefills.
-    room_tokens: see SwapOutBound.
+    room: see SwapOutBound.
 
     If KV cannot be swapped, this plans admissions only while a prompt is being chunked. Otherwise
     the engine itself finds out how many jobs have room.
@@ -86,7 +86,7 @@ def admissions_of(
         policy=policy,
         view=view,
         max_preemptions=policy.max_preemptions if preempts else 0,
-        room_tokens=room_tokens,
+        room=room,
         cost_of=cost_of,
     )
     if view.batch_is_full:
@@ -176,7 +176,7 @@ def plan_admissions(
     policy: Policy,
     view: SchedulerView,
     max_preemptions: int,
-    room_tokens: float,
+    room: float,
     cost_of: Callable[[Job], PreemptionCost | None],
 ) -> list[Admission]:
     """Return the admissions of the candidates, in their order, up to the first that finds no room.
@@ -206,7 +206,7 @@ def plan_admissions(
     def preemptible(newcomer: Job) -> Iterator[Victim]:
         if not newcomer.is_ranked or not may_enter_full([newcomer], policy, view):
             return
-        if room_tokens <= 0 and not newcomer.goes_first:
+        if room <= 0 and not newcomer.goes_first:
             return
         place = place_of(newcomer, policy, view)[:2]
         for level, key, _, job in last_first():
@@ -234,7 +234,7 @@ def plan_admissions(
         free_slots += len(victims) - 1
         free_tokens += sum(victim.cost.freed_tokens for victim in victims) - needed_tokens
         gone.update(victim.job for victim in victims)
-        room_tokens -= sum(victim.cost.host_tokens for victim in victims)
+        room -= len(victims)
         admissions.append(Admission(newcomer, tuple(victims)))
         if newcomer in view.swapped:
             extra_reserved_tokens = 0  # now subtracted from free_tokens

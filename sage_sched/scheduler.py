@@ -272,8 +272,8 @@ class Scheduler:
             num_too_long=candidates.num_too_long,
             places=places,
         )
-        room_tokens = limits.swap_out.room_tokens
-        return with_admissions(plan, candidates, budget, policy, headroom, view, room_tokens)
+        room = limits.swap_out.room
+        return with_admissions(plan, candidates, budget, policy, headroom, view, room)
 
     def _look_up(self, positions: Iterable[int], view: SchedulerView) -> bool:
         """Look these waiting jobs up in the cache; return whether the cached tokens of any have

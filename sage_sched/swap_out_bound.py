@@ -12,9 +12,9 @@ from sage_sched.view import SchedulerView
 # good. If it stayed to its end, mean TTLT would rise by 13 % (the README's traffic, bound of 60 s;
 # simulated).
 _STAY_TOKENS = 64
-# If turns would take more of the time, no job is swapped out for a new one. At 1.6 times the
-# capacity of 48 slots, 41 % of requests are good with this, and 32 % without (mean 195 and 213 s).
-# For reasoning the shares are equal there, but some first tokens come late (README's traffic).
+# If turns would take more of the slots' time, no job is swapped out for a new one. At 1.6 times the
+# capacity of 48 slots, 49 % of requests are good with this, and 32 % without (mean 155 and 213 s;
+# README's traffic). Where memory runs out before slots, this does not help, and does not apply.
 _TURNS_SHARE = 0.25
 
 
@@ -28,13 +28,13 @@ class SwapOutBound:
     holds it back (Policy.key), or if the jobs that may be preempted hold too little memory.
 
     next_s: when the next job will pass the bound, or its time has to be measured.
-    room_tokens: how much more KV may be swapped out for jobs that have passed no bound. With more,
-        turns would take more than _TURNS_SHARE of the time.
+    room: how many more jobs may be swapped out for jobs that have passed no bound. With more, turns
+        would take more than _TURNS_SHARE of the slots' time.
     """
 
     def __init__(self, most_s: float = math.inf) -> None:
         self._most_s = most_s
-        self.next_s = self.room_tokens = math.inf
+        self.next_s = self.room = math.inf
         # The age of each swapped-out job, and when it was first seen with the clock running. None
         # on its first pass: the clock may have stood still until then (needs_clock).
         self._away: dict[Job, tuple[int, float | None]] = {}
@@ -74,7 +74,7 @@ class SwapOutBound:
             ),
             default=math.inf,
         )
-        self.room_tokens = self._most_tokens(view) - sum(map(_kv_tokens, self._away))
+        self.room = self._most_jobs(view) - len(self._away)
         if self._stays_until:
             present = {*begun, *view.running, *view.chunked_jobs}
             ended = {job for job, age in self._stays_until.items() if job.generated_tokens >= age}
@@ -90,14 +90,10 @@ class SwapOutBound:
             return job.generated_tokens, None
         return age, now_s if left_s is None else left_s
 
-    def _most_tokens(self, view: SchedulerView) -> float:
-        """Return how much KV can have its turns within the bound, in _TURNS_SHARE of the time: as
-        many pools as turns of a full pool follow one another."""
-        pool_tokens = view.server.kv_pool_tokens
-        step_s = view.server.step_time.decode_s(max(1, len(view.running)), pool_tokens)
-        turn_s = _STAY_TOKENS * step_s + view.server.swap_s(pool_tokens)
-        return pool_tokens * _TURNS_SHARE * self._most_s / turn_s
-
-
-def _kv_tokens(job: Job) -> int:
-    return job.input_tokens + job.generated_tokens
+    def _most_jobs(self, view: SchedulerView) -> float:
+        """Return how many jobs can have their turns within the bound, in _TURNS_SHARE of the slots'
+        time."""
+        server = view.server
+        step_s = server.step_time.decode_s(max(1, len(view.running)), server.kv_pool_tokens)
+        turns = self._most_s / (_STAY_TOKENS * step_s)
+        return server.max_running_requests * _TURNS_SHARE * turns

@@ -132,14 +132,14 @@ def test_a_job_that_was_away_for_too_long_is_due(passes: list[tuple[str, bool]])
 
 
 @pytest.mark.parametrize(
-    ("swapped", "new", "plan"),
-    [(8_000, "1:20", "-0 +1 9"), (9_000, "1:20", "1 9"), (9_000, "1:20!", "-0 +1 9")],
+    ("most_s", "new", "plan"),
+    [(10.0, "1:20", "-0 +1 9"), (0.1, "1:20", "1 9"), (0.1, "1:20!", "-0 +1 9")],
 )
 def test_jobs_whose_turns_would_take_too_long_keep_new_ones_out(
-    swapped: int, new: str, plan: str
+    most_s: float, new: str, plan: str
 ) -> None:
-    story = Story(limits=Limits(swap_out=SwapOutBound(10.0)))
-    assert story.plan(f"run 0:500; wait {new} 9:{swapped}~+5; full") == plan
+    story = Story(limits=Limits(swap_out=SwapOutBound(most_s)))
+    assert story.plan(f"run 0:500; wait {new} 9:100~+5; full") == plan
 
 
 def test_jobs_that_go_first_share_the_room_that_one_victim_frees() -> None:

@@ -173,7 +173,7 @@ def test_ranks_admit_alike_and_no_job_is_preempted_in_vain(seed: int) -> None:
     def planned(batch: Sequence[Job]) -> list[Admission]:
         return plan_admissions(
             batch, candidates, free_slots=free_slots, free_tokens=free_tokens, policy=policy,
-            prefill_tokens=IDLE.pass_tokens, view=IDLE, max_preemptions=most, room_tokens=math.inf,
+            prefill_tokens=IDLE.pass_tokens, view=IDLE, max_preemptions=most, room=math.inf,
             cost_of=lambda each: PreemptionCost(PreemptionMode.SWAP, 0.0, freed[each]),
         )  # fmt: skip
 
