@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.managers.io_struct import AbortReq, BaseReq, hook_custom_types
@@ -86,8 +87,10 @@ class EarlyAbort(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
 hook_custom_types(SetSettings, SettingsNow, EarlyAbort)
 
 
-# The status of a refused request.
-REFUSED = 429
+# The status of a request that we refuse, and of one that SGLang's limits of the queue, or the
+# client's budget of waiting, end.
+REFUSED, ENDED = 429, 503
+_PRIORITY_IS_OFF = "Using priority is disabled"
 _REFUSAL = "sage_"
 
 
@@ -107,6 +110,20 @@ def in_abort(refusal: Refusal) -> dict[str, str | int]:
     }
 
 
+def ends_in_queue(abort: AbortReq) -> bool:
+    """Whether a request is turned away because it would wait too long, or has done so."""
+    reason = abort.finished_reason or {}
+    is_late = reason.get("status_code") in (REFUSED, ENDED)
+    return is_late and not reason["message"].startswith(_PRIORITY_IS_OFF)
+
+
+def add_return(abort: AbortReq, after_s: Callable[[], float]) -> None:
+    """Tell a client in how many seconds to come back, unless it is told already."""
+    reason = abort.finished_reason
+    if f"{_REFUSAL}retry_after_s" not in reason:
+        reason[f"{_REFUSAL}retry_after_s"] = math.ceil(after_s())
+
+
 def answer_in_abort(newcomer: Newcomer, refusal: Refusal | None, mode: str) -> dict[str, str | int]:
     """Return the answer to a dry run on a server of this disaggregation mode as the reason of an
     AbortReq. It holds the predicted times that such a server knows."""
@@ -124,8 +141,10 @@ def answer_in_abort(newcomer: Newcomer, refusal: Refusal | None, mode: str) -> d
 
 
 def refusal_in(abort: AbortReq) -> dict[str, Any] | None:
-    """Return the fields of a refusal, or of the answer to a dry run, for the client; None if the
-    abort is neither."""
+    """Return the fields of a refusal, or of the answer to a dry run, for the client, and the status
+    as `code`; None if the abort is neither."""
     reason: dict[str, Any] = abort.finished_reason or {}
     fields = {k.removeprefix(_REFUSAL): v for k, v in reason.items() if k.startswith(_REFUSAL)}
-    return {"message": reason["message"], **fields} if fields else None
+    if not fields:
+        return None
+    return {"code": reason["status_code"], "message": reason["message"], **fields}

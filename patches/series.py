@@ -46,6 +46,13 @@ SERIES: Mapping[str, _Kind] = {
     "predicted_time_ratio": _Kind(
         "gauge", "Real times of the latest 500 requests, divided by predicted ones.", ("metric",)
     ),
+    "refused_sample_good_ratio": _Kind(
+        "gauge",
+        "Share of the latest 50 requests, predicted to be late but admitted, that were in time.",
+    ),
+    "refusing_trusted": _Kind(
+        "gauge", "0 while nothing is refused, as predicted times are far too long."
+    ),
     "passes_total": _Kind("counter", "Planned scheduling passes."),
     "pass_seconds_total": _Kind("counter", "Time that planning took."),
     "step_time_seconds": _Kind("gauge", "Coefficients of the step times in use.", ("coefficient",)),

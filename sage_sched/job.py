@@ -17,7 +17,9 @@ MAX_NAME_CHARACTERS = 256
 MOST_LEVEL = 1 << 50
 _RANGES = {
     **dict.fromkeys(("weight", "first_token_weight"), (LEAST_WEIGHT, MOST_WEIGHT)),
-    **dict.fromkeys(("ttft_slo_ms", "tpot_slo_ms", "pause_ms"), (LEAST_SLO_MS, MOST_SLO_MS)),
+    **dict.fromkeys(
+        ("ttft_slo_ms", "tpot_slo_ms", "pause_ms", "max_wait_ms"), (LEAST_SLO_MS, MOST_SLO_MS)
+    ),
 }
 
 
@@ -37,6 +39,7 @@ class Hints:
     slo_class: its class; "" if none.
     first_token_weight: how many further tokens its first one counts for, 0.001 to 1000.
     shares_fairly: whether the tenants of its class take turns (sage_sched.fairness).
+    max_wait_ms: how long it may wait until it first runs; None for no limit.
     """
 
     weight: float = 1.0
@@ -50,6 +53,7 @@ class Hints:
     slo_class: str = ""
     first_token_weight: float = 1.0
     shares_fairly: bool = False
+    max_wait_ms: float | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError unless the fields are as the class documents them."""

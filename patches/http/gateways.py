@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
+
+from sage_sched.job import LEAST_SLO_MS, MOST_SLO_MS
 
 # Header to hint (sage_sched.job.CLIENTS_HINTS), or to `priority` of the body. If several headers
 # give the same hint, the last one in this table is used.
@@ -27,6 +30,10 @@ HEADERS = {
 AGENT_HINTS = {"priority": "priority", "osl": "expected_tokens"}
 # Headers that name an SLO class. The first one present is used.
 CLASS_HEADERS = ("x-smg-priority", "x-llm-d-inference-objective")
+# How long a request may wait (llm-d): a Go duration, such as 1m30s.
+TTL_HEADER = "x-llm-d-inference-ttl"
+_MS = {"h": 3.6e6, "m": 6e4, "s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|us|ns|h|m|s)")
 _PARSED: Mapping[str, type[Any]] = {"priority": int, "ttft_slo_ms": float, "tpot_slo_ms": float}
 # For each whole number: its name in messages, its minimum and its maximum. Trap: a priority beyond
 # SGLang's range ends a scheduler, and SGLang checks only the one in the body.
@@ -62,3 +69,16 @@ def gateway_hints(trust: str, headers: Mapping[str, str], body: object) -> dict[
 def gateway_class(headers: Mapping[str, str]) -> str | None:
     """Return the SLO class that a header names, or None."""
     return next((headers[name] for name in CLASS_HEADERS if name in headers), None)
+
+
+def max_wait_ms(trust: str, headers: Mapping[str, str]) -> float | None:
+    """Return how long a request may wait; None for no limit. As under llm-d, a header that is no
+    duration above 0 is ignored.
+
+    trust: slo.trust, because a limit is part of what a request is promised.
+    """
+    text = headers.get(TTL_HEADER, "").strip()
+    if trust != "header" or not re.fullmatch(f"(?:{_DURATION.pattern})+", text):
+        return None
+    total_ms = sum(float(number) * _MS[unit] for number, unit in _DURATION.findall(text))
+    return total_ms if LEAST_SLO_MS <= total_ms <= MOST_SLO_MS else None

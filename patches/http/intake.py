@@ -15,7 +15,7 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 from patches import carrier
 from patches.http.asked import asked_of, eos_ids_of, scope_of
-from patches.http.gateways import gateway_class, gateway_hints
+from patches.http.gateways import gateway_class, gateway_hints, max_wait_ms
 from patches.http.incoming import incoming, new_parts, parts_of, prompt_text, route_of
 from patches.http.refused import DRY_RUN_HEADER
 from patches.http.state import HttpState
@@ -97,6 +97,7 @@ def _hint(
         obj.priority,
         headers.get(_TENANT_HEADER, ""),
     )
+    hints = replace(hints, max_wait_ms=max_wait_ms(ours.config.slo.trust, headers))
     if kept.is_dry_run:
         hints = replace(hints, session="")
     elif not hints.session:

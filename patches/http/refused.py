@@ -1,5 +1,6 @@
-"""Answers refused requests with status 429, a Retry-After header and the reason, in the form of
-errors that the route's clients know. It also answers dry runs.
+"""Answers refused requests with status 429, and requests that end in SGLang's queue with 503, a
+Retry-After header and the reason, in the form of errors that the route's clients know. It also
+answers dry runs.
 
 SGLang's own answer to an aborted request has no such header. For a stream it comes too late,
 because the stream has begun by then, with status 200. While requests may be refused, the head of an
@@ -17,10 +18,12 @@ from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from starlette.middleware import Middleware
 
+from patches.http.gateways import TTL_HEADER
 from patches.http.incoming import incoming, route_of
 from patches.messages import REFUSED, refusal_in
 
 DRY_RUN_HEADER = "x-sage-dry-run"
+_MAY_END = {DRY_RUN_HEADER.encode(), TTL_HEADER.encode()}
 _HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 _TOLD = "sage.told"
 _REFUSAL, _ROUTE = "refusal", "route"
@@ -50,8 +53,8 @@ class RefusedResponses:
             return
         told: dict[str, Any] = {}
         scope[_TOLD] = told
-        is_dry_run = any(name == DRY_RUN_HEADER.encode() for name, _ in scope.get("headers", ()))
-        answer = _Answer(send, told, waits=is_dry_run or self._may_refuse())
+        may_end = any(name in _MAY_END for name, _ in scope.get("headers", ()))
+        answer = _Answer(send, told, waits=may_end or self._may_refuse())
         try:
             await self._app(scope, receive, answer.send)
         except ValueError as error:
@@ -106,15 +109,17 @@ class _Answer:
 
 
 def _response(refusal: Mapping[str, Any], route: str | None) -> tuple[Message, Message]:
+    about = {name: value for name, value in refusal.items() if name != "code"}
     if "late" in refusal:  # a dry run
-        return _json_response(200, refusal)
-    error: dict[str, Any] = {"object": "error", "type": "overloaded", "code": REFUSED, **refusal}
-    body: dict[str, Any] = {"error": error}
+        return _json_response(200, about)
+    code: int = refusal["code"]
+    body: dict[str, Any] = {"error": {"object": "error", "type": "overloaded", **refusal}}
     if route == _ANTHROPIC:
-        body = {"type": "error", "error": {**refusal, "type": "rate_limit_error"}}
+        kind = "rate_limit_error" if code == REFUSED else "overloaded_error"
+        body = {"type": "error", "error": {**about, "type": kind}}
     elif route in _OLLAMA:
-        body = {"error": refusal["message"], **{k: v for k, v in refusal.items() if k != "message"}}
-    return _json_response(REFUSED, body, refusal["retry_after_s"])
+        body = {"error": about.pop("message"), **about}
+    return _json_response(code, body, refusal["retry_after_s"])
 
 
 def _json_response(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sglang.srt.environ import envs
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.server_args import ServerArgs
 
@@ -37,7 +38,9 @@ class HttpState:
         self.claims = SloClaims(self.config.slo)
         labels = manager.metrics_collector.labels if manager.enable_metrics else None
         self.metrics = HttpMetrics(self.client, labels)
-        self.may_refuse = self.config.overload.enabled
+        queue_is_bounded = server_args.max_queued_requests is not None
+        self._may_end = queue_is_bounded or envs.SGLANG_REQ_WAITING_TIMEOUT.get() > 0
+        self.may_refuse = self._may_end or self.config.overload.enabled
         add_settings_route(manager, self._switched)
         add_refused_responses(lambda: self.may_refuse)
         add_comments(self.config.http.comment_every_ms / 1e3)
@@ -45,7 +48,7 @@ class HttpState:
             self.client.start()  # the schedulers are loading the model meanwhile
 
     def _switched(self, settings: Mapping[str, Any]) -> None:
-        self.may_refuse = settings["overload"]["enabled"]
+        self.may_refuse = self._may_end or settings["overload"]["enabled"]
 
     def stats(self) -> dict[str, Any]:
         """Return entries for /server_info, next to the schedulers' own."""

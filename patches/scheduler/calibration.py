@@ -89,7 +89,7 @@ class Calibration(Listener):
             if is_due and is_worth_reporting(learned, self.step_time, server):
                 self._publish(learned, "learned")
                 self._is_kept = False
-            elif self.source == "shipped":  # they are right; requests are refused only from now on
+            elif self.source in ("shipped", "kept"):  # they are right; refusing may begin
                 self._publish(self.step_time, "learned")
             has_learned = self._learner.num_steps >= _LEAST_KEPT_STEPS
             if self._file is not None and has_learned and not self._is_kept:

@@ -121,6 +121,10 @@ def _arrivals(hooks: Hooks) -> None:
                 return
         original(self, req, *args, **kw)
 
+    @hooks.at(f"{_SCHEDULER}.send_abort_output", BEFORE, "abort_req", "req")
+    def before_abort_output(self: Scheduler, abort_req: Any, req: Req) -> None:
+        self.sage.overload.turned_away(abort_req, req)
+
     @hooks.at("sglang.srt.session.session_controller.Session.create_req", AFTER)
     def after_create_turn(req: Req, self: Any, *args: Any, **kw: Any) -> None:
         # SGLang refuses a turn while another one runs. The refused turn must leave its session.

@@ -74,6 +74,10 @@ class SchedulerMetrics(Listener):
             series.count("refused_total", number, metric=metric)
         for metric, ratio in state.overload.ratios().items():
             series.set("predicted_time_ratio", ratio, metric=metric)
+        trust = state.core.limits.overload.trust
+        if trust.good_share is not None:
+            series.set("refused_sample_good_ratio", trust.good_share)
+        series.set("refusing_trusted", float(not trust.is_lost))
         for kind, error in stats["step_time"]["errors"].items():
             series.set("step_time_error_ratio", error, kind=kind)
         for whose, found in stats["gaps"].items():
@@ -99,17 +103,24 @@ class SchedulerMetrics(Listener):
         series.set("host_used_ratio", 0.0 if preemption is None else preemption.used_ratio())
 
     def _report_load(self, series: Series) -> None:
-        scheduler, state = self._scheduler, self._scheduler.sage
+        scheduler = self._scheduler
         waiting = queues.waiting(scheduler)
         waits_s = waited_s(waiting)
         series.set("oldest_wait_seconds", max(waits_s, default=0.0))
         series.set("mean_wait_seconds", sum(waits_s) / max(1, len(waits_s)))
         series.set("swapped_requests", len(queues.in_host_memory(scheduler)))
-        running = [_as_it_is(scheduler, req) for req in scheduler.running_batch.reqs]
-        share = scheduler.new_token_ratio_tracker.current
-        chunked = [] if scheduler.chunked_req is None else [scheduler.chunked_req]
-        jobs = [req.sage.job for req in (*waiting, *chunked)]
-        series.set("backlog_seconds", backlog_s([*jobs, *running], share, state.server))
+        series.set("backlog_seconds", left_s(scheduler)[0])
+
+
+def left_s(scheduler: Scheduler) -> tuple[float, int]:
+    """Return the predicted time until nine in ten of the present requests are done, and their
+    number."""
+    running = [_as_it_is(scheduler, req) for req in scheduler.running_batch.reqs]
+    chunked = [] if scheduler.chunked_req is None else [scheduler.chunked_req]
+    jobs = [req.sage.job for req in (*queues.waiting(scheduler), *chunked)]
+    jobs += running
+    share = scheduler.new_token_ratio_tracker.current
+    return backlog_s(jobs, share, scheduler.sage.server), len(jobs)
 
 
 def _as_it_is(scheduler: Scheduler, req: Req) -> Job:

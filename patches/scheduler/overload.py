@@ -3,6 +3,7 @@ real ones."""
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import deque
@@ -13,14 +14,20 @@ from sglang.srt.managers.io_struct import AbortReq
 from patches.carrier import decode_asked, is_dry_run
 from patches.engine_types import Batch, Req, Scheduler
 from patches.listener import Listener
-from patches.messages import answer_in_abort, in_abort
+from patches.messages import add_return, answer_in_abort, ends_in_queue, in_abort
 from patches.scheduler import queues
+from patches.scheduler.metrics import left_s
 from patches.scheduler.request import PredictedTimes
 from patches.scheduler.view import Prompts
+from sage_sched.overload.returns import Returns
 from sage_sched.scheduler import Scheduler as Core
+
+logger = logging.getLogger(__name__)
 
 # The ratios cover this many of the latest requests.
 _NUM_COMPARED = 500
+# The work left is summed at most once in this time: it takes 10 ms for a thousand requests.
+_SUMMED_S = 2.0
 _NO_TIMES: dict[str, str | int] = {
     "type": "abort",
     "status_code": 503,
@@ -42,6 +49,7 @@ class OverloadGate(Listener):
         self._compared = {
             name: deque[tuple[float, float]](maxlen=_NUM_COMPARED) for name in self.num_refused
         }
+        self._returns, self._summed_s, self._each_s = Returns(), -math.inf, 0.0
 
     @property
     def _is_on(self) -> bool:
@@ -68,6 +76,26 @@ class OverloadGate(Listener):
         self._scheduler.send_abort_output(AbortReq(rid=req.rid, finished_reason=reason), req)
         return True
 
+    def turned_away(self, abort: AbortReq, req: Req) -> None:
+        """Note why a request does not run, and tell its client when to come back, also if SGLang's
+        own limits end it."""
+        if ends_in_queue(abort) and not is_dry_run(req.sampling_params.custom_params):
+            req.sage.refusal = abort.finished_reason["message"]
+            add_return(abort, self._return_s)
+
+    def _return_s(self) -> float:
+        """Return when the latest request that SGLang turns away may come back, by the work left.
+        The local clock serves, because this decides about no request."""
+        now_s = time.monotonic()
+        if now_s - self._summed_s > _SUMMED_S:
+            try:
+                seconds, number = left_s(self._scheduler)
+            except Exception:
+                self._scheduler.sage.failures.count("predict a wait")
+                seconds, number = 0.0, 1
+            self._summed_s, self._each_s = now_s, seconds / max(1, number)
+        return self._returns.after_s(now_s, self._each_s, self._each_s)
+
     def _reason(self, req: Req, *, is_dry: bool) -> dict[str, str | int] | None:
         """Return the answer of a request that is turned away; None if it is not."""
         state, job = self._scheduler.sage, req.sage.job
@@ -92,8 +120,9 @@ class OverloadGate(Listener):
         if refusal is not None:
             self.num_refused[refusal.metric] += 1
             return in_abort(refusal)
+        was_sampled = core.limits.overload.was_sampled
         req.sage.predicted_times = PredictedTimes(
-            newcomer.ttft_s, newcomer.ttlt_s, time.monotonic(), came_s
+            newcomer.ttft_s, newcomer.ttlt_s, time.monotonic(), came_s, acts, was_sampled
         )
         return None
 
@@ -124,7 +153,9 @@ class OverloadGate(Listener):
 
     @property
     def _knows_steps(self) -> bool:
-        return bool(self._scheduler.sage.calibration.source != "shipped")
+        source: str = self._scheduler.sage.calibration.source
+        # Step times that an earlier server kept may be another host's, until some are learned.
+        return source in ("configured", "learned")
 
     def stepped(self, batch: Batch, result: Any) -> None:
         if not self._is_on:
@@ -137,6 +168,25 @@ class OverloadGate(Listener):
     def ended(self, req: Req, was_aborted: bool) -> None:
         if not was_aborted:
             self._compare("ttlt", req)
+            self._learn_trust(req)
+
+    def _learn_trust(self, req: Req) -> None:
+        """Compare predicted times with real ones by the broadcast clock, and log if refusing stops
+        or begins again."""
+        times, state = req.sage.predicted_times, self._scheduler.sage
+        if not self._is_on or times is None or not times.others_waited:
+            return
+        overload = state.core.limits.overload
+        was_lost = overload.trust.is_lost
+        sampled = times.was_sampled
+        overload.answered(req.sage.job, times.ttlt_s, state.core.now_s, was_sampled=sampled)
+        if overload.trust.is_lost and not was_lost:
+            logger.warning(
+                "no request is refused for now, because answers take less than a third of their "
+                "predicted times (sage:predicted_time_ratio)"
+            )
+        elif was_lost and not overload.trust.is_lost:
+            logger.info("late requests are refused again, because predicted times fit")
 
     def _compare(self, metric: str, req: Req) -> None:
         predicted_times: PredictedTimes | None = req.sage.predicted_times
@@ -157,4 +207,12 @@ class OverloadGate(Listener):
     def stats(self) -> dict[str, Any]:
         if not self._is_on:
             return {}
-        return {"overload": {"num_refused": self.num_refused, "real_to_predicted": self.ratios()}}
+        trust = self._scheduler.sage.core.limits.overload.trust
+        return {
+            "overload": {
+                "num_refused": self.num_refused,
+                "real_to_predicted": self.ratios(),
+                "sampled_good_share": trust.good_share,
+                "is_trusted": not trust.is_lost,
+            }
+        }

@@ -102,12 +102,16 @@ class PredictedTimes(NamedTuple):
     """The predicted times of a request, from at_s on this rank's clock.
 
     came_s: the arrival stamp of its API call, which all prompts and samples of the call share.
+    others_waited: whether it could have been refused.
+    was_sampled: whether it was admitted although it was predicted to be late.
     """
 
     ttft_s: float
     ttlt_s: float
     at_s: float
     came_s: float | None
+    others_waited: bool = False
+    was_sampled: bool = False
 
 
 @dataclass(slots=True)
@@ -117,6 +121,7 @@ class RequestState:
     token_times: None without an SLO.
     was_checked: whether it was ever chosen to be preempted.
     why_not_preemptible: the feature that rules preemption out, or None.
+    refusal: why it was turned away, or ended while it waited; "" if it was not.
     shared_nodes: the nodes of the radix tree with its KV when it left the device, and how many
         tokens end with each.
     """
@@ -129,6 +134,7 @@ class RequestState:
     why_not_preemptible: str | None = None
     shared_nodes: dict[int, int] = field(default_factory=dict)
     predicted_times: PredictedTimes | None = None
+    refusal: str = ""
 
     def is_of_other_call(self, came_s: float | None) -> bool:
         """Whether the request belongs to another API call than the one with this stamp. Only other

@@ -34,6 +34,7 @@ from patches.scheduler.stage import Stage
 from patches.scheduler.survival import why_not_retractable
 from patches.scheduler.trace import trace_of
 from patches.scheduler.view import view_of
+from patches.scheduler.wait_budgets import WaitBudgets
 from patches.scheduler.waiting_jobs import WaitingJobs
 from sage_sched.app.config import SageConfig
 from sage_sched.app.registry import policy_named
@@ -107,6 +108,7 @@ class SchedulerState:
             # Before WaitListener, because it reports the waits that WaitListener ends.
             trace_of(scheduler),
             WaitListener(),
+            WaitBudgets(scheduler),
             GapMeter(),
             SloMeter(metrics),
             self.overload,

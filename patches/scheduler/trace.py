@@ -93,7 +93,8 @@ class Trace(Listener):
                 )
 
     def ended(self, req: Req, was_aborted: bool) -> None:
-        self._add("ends", req, tokens=len(req.output_ids), why="aborted" if was_aborted else "done")
+        why = req.sage.refusal or ("aborted" if was_aborted else "done")
+        self._add("ends", req, tokens=len(req.output_ids), why=why)
 
     def _add(self, what: str, req: Req | None, **about: Any) -> None:
         at_s = round(time.monotonic() - self._started_s, 4)

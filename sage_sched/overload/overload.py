@@ -11,7 +11,9 @@ from sage_sched.job import Hints, Job
 from sage_sched.overload.arrivals import Arrivals
 from sage_sched.overload.config import OverloadConfig
 from sage_sched.overload.pace import Work
+from sage_sched.overload.returns import Returns
 from sage_sched.overload.situation import Situation
+from sage_sched.overload.trust import Trust
 from sage_sched.overload.waits import Newcomer
 from sage_sched.overload.work import FEW, Unfinished, column_of, work_of
 from sage_sched.policy import Policy
@@ -31,8 +33,6 @@ _MOST_SLOWDOWN = 2.0
 _RECENT = 1 / 64
 # The next newcomers meet the same situation for this long, unless many come.
 _KEPT_S = 0.05
-# OpenAI's clients ignore a longer Retry-After.
-_LEAST_RETRY_S, _MOST_RETRY_S = 1.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,8 @@ class Overload:
     No request is refused while no other waits, while step times or lengths are unknown, or because
     it is slow by itself.
 
+    Nor is one refused while answers take far less than their predicted times (Trust).
+
     Refused requests are told to come back one after another, as the server has time for them.
     """
 
@@ -70,7 +72,10 @@ class Overload:
         config: OverloadConfig,
         classes_ms: Mapping[str, tuple[float, float]] = {},
     ) -> None:
-        """classes_ms: see OverloadConfig.deadlines_s."""
+        """classes_ms: see OverloadConfig.deadlines_s.
+
+        was_sampled: whether the latest job was admitted although it was predicted to be late.
+        """
         self.config = config
         self._classes_ms = classes_ms
         self._unfinished = Unfinished()
@@ -83,7 +88,9 @@ class Overload:
         self._num_admitted = 0
         self._num_within = NUM_WITHIN
         self._num_offered = self._num_taken = 0
-        self._next_return_s = -math.inf
+        self._returns = Returns()
+        self.trust = Trust()
+        self.was_sampled = False
         self._revision = 0
 
     def arrived(self, job: Job) -> None:
@@ -151,11 +158,13 @@ class Overload:
         may_refuse: whether another request waits, and the step times are those of this server.
         """
         self._predicted.append(job.distribution is not None and job.distribution.source != "prior")
+        may_refuse &= not self.trust.is_lost
         refusal = self.would_refuse(job, newcomer) if may_refuse else None
         self._num_within = 0 if refusal is not None else self._num_within + 1
         is_strict = self._num_within < NUM_WITHIN
         self._num_admitted = self._num_admitted + (refusal is None) if is_strict else 0
-        if refusal is not None and self._num_admitted >= FLOOR:
+        self.was_sampled = refusal is not None and self._num_admitted >= FLOOR
+        if self.was_sampled:
             refusal, self._num_admitted = None, 0
         self._num_offered += 1
         self._offered.add(newcomer.column, self._num_offered)
@@ -164,10 +173,15 @@ class Overload:
             self._admitted.add(newcomer.column, self._num_offered)
             self._unfinished.put(job, newcomer.column)
             return None
-        wait_s = max(refusal.predicted_s - refusal.limit_s, _LEAST_RETRY_S)
-        return_s = min(max(now_s + wait_s, self._next_return_s), now_s + _MOST_RETRY_S)
-        self._next_return_s = return_s + float(newcomer.pace.busy_s(newcomer.own))
-        return replace(refusal, retry_after_s=return_s - now_s)
+        wait_s = refusal.predicted_s - refusal.limit_s
+        own_s = float(newcomer.pace.busy_s(newcomer.own))
+        return replace(refusal, retry_after_s=self._returns.after_s(now_s, wait_s, own_s))
+
+    def answered(self, job: Job, predicted_s: float, now_s: float, *, was_sampled: bool) -> None:
+        """Note the last token of a job that came while others waited; see Trust."""
+        ttft_s, tpot_s = self._deadlines_s(job.hints)
+        real_s, due_s = now_s - job.arrival_s, ttft_s + job.generated_tokens * tpot_s
+        self.trust.answered(real_s, predicted_s, due_s, was_sampled=was_sampled)
 
     def would_refuse(self, job: Job, newcomer: Newcomer) -> Refusal | None:
         """Return the refusal of a newcomer if others wait, without the floor. Changes nothing."""

@@ -65,7 +65,8 @@ KINDS = {
     # Requests run one by one: under the policy of docs/policies.md, or with overload protection, to
     # which a second request comes far too late.
     "one_slot": Kind(
-        ("--max-running-requests", "1"), (SETTINGS / "one_slot.toml").read_text(), "deadlines",
+        ("--max-running-requests", "1", "--max-queued-requests", "12"),
+        (SETTINGS / "one_slot.toml").read_text(), "deadlines",
         prepare=lambda model, folder: install_example(folder),
     ),
     # The cap of 250 tokens has room twice. A prefill step is soon worth its while. Sessions are

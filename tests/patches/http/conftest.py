@@ -93,7 +93,8 @@ class Manager:
         )
         given = {
             "served_model_name": None, "model_path": "its/path", "disaggregation_mode": "null",
-            "enable_session_radix_cache": False, "tokenizer_worker_num": 1, **server_args,
+            "enable_session_radix_cache": False, "tokenizer_worker_num": 1,
+            "max_queued_requests": None, **server_args,
         }  # fmt: skip
         self.server_args = SimpleNamespace(_sage_config=SageConfig.parse(sections), **given)
         self.rid_to_state: dict[str, Any] = {}

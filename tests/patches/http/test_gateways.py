@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from patches.http.gateways import CLASS_HEADERS, HEADERS, gateway_class, gateway_hints
+from patches.http.gateways import CLASS_HEADERS, HEADERS, gateway_class, gateway_hints, max_wait_ms
 
 SAID = {"session-id": "", "x-llm-d-slo-ttft-ms": "250", "x-smg-tenant-id": "a",
         "x-dynamo-request-priority": "-3"}  # fmt: skip
@@ -56,3 +56,17 @@ def test_the_last_of_several_headers_counts() -> None:
 def test_bad_hints_are_refused(headers: dict[str, str], hints: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=re.escape(named)):
         gateway_hints("body", headers, {"nvext": {"agent_hints": hints}})
+
+
+@pytest.mark.parametrize(
+    ("given", "limit_ms"),
+    [
+        ("1500ms", 1500), (" 1m1.5s ", 61_500), (".5s", 500), ("2h", 7.2e6), ("20us", 0.02),
+        ("0s", None), ("-1s", None), ("5", None), ("", None), ("soon", None), ("1 s", None),
+        ("9" * 400 + "h", None), ("1" * 65_000, None),
+    ],
+)  # fmt: skip
+def test_a_limit_of_waiting_is_a_go_duration_above_0(given: str, limit_ms: float | None) -> None:
+    headers = {"x-llm-d-inference-ttl": given}
+    assert max_wait_ms("header", headers) == limit_ms
+    assert max_wait_ms("body", headers) is max_wait_ms("header", {}) is None

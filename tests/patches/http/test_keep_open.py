@@ -124,7 +124,7 @@ def test_an_answer_that_is_no_stream_gets_none() -> None:
     assert client_gets(*answer, asks=False) == [(40, (200, JSON.decode())), (40, "{}"), (40, "end")]
 
 
-REFUSAL = {"message": "the server is overloaded", "retry_after_s": 3}
+REFUSAL = {"code": 429, "message": "the server is overloaded", "retry_after_s": 3}
 
 
 def test_a_quick_refusal_keeps_its_status() -> None:

@@ -9,25 +9,30 @@ import pytest
 from sglang.srt.managers.io_struct import AbortReq
 
 from patches.http.refused import RefusedResponses
-from patches.messages import answer_in_abort, in_abort
+from patches.messages import add_return, answer_in_abort, in_abort
 from sage_sched.overload import Refusal
 from tests.patches.http.conftest import Manager, generate, http_hook
 
 NEWCOMER: Any = SimpleNamespace(ttft_s=1.5, ttlt_s=2.5)
-OTHER, REFUSED, DRY = (
+OTHER, REFUSED, FULL, DRY = (
     AbortReq(rid="a", finished_reason=reason)
     for reason in (
         {"type": "abort"},
         in_abort(Refusal("ttft", 5.0, 1.75, 2.0, 3.25)),
+        {"type": "abort", "status_code": 503, "message": "The request queue is full."},
         answer_in_abort(NEWCOMER, None, "null"),
     )
 )
+add_return(FULL, lambda: 6.5)
 ERROR = {
     "object": "error", "type": "overloaded", "code": 429, "metric": "ttft", "predicted_ms": 5000,
     "limit_ms": 2000, "retry_after_s": 4, "message": "The server is overloaded: TTFT would be 5000 "
     "ms, and the limit is 2000 ms. Come back in 4 s.",
 }  # fmt: skip
 LATE = (429, {"retry-after": "4"}, [{"error": ERROR}])
+NO_PLACE = (503, {"retry-after": "7"}, [{"error": {
+    "object": "error", "type": "overloaded", "code": 503, "retry_after_s": 7,
+    "message": "The request queue is full."}}])  # fmt: skip
 TIMES = (200, {}, [{"message": "a dry run", "late": 0, "ttft_ms": 1500, "ttlt_ms": 2500}])
 
 
@@ -36,6 +41,7 @@ TIMES = (200, {}, [{"message": "a dry run", "late": 0, "ttft_ms": 1500, "ttlt_ms
     [
         ([1], [REFUSED, DRY], 0, LATE),
         ([1, 2], [OTHER, REFUSED], 0, LATE),
+        ([1], [FULL], 0, NO_PLACE),
         ([1], [DRY, REFUSED], 0, TIMES),  # as may be each of several samples
         ([1, 2], [], 0, (200, {}, [1, 2])),
         ([1, 2], [OTHER], 0, (200, {}, [1, 2])),

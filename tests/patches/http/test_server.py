@@ -59,7 +59,7 @@ def test_another_engine_of_this_process_stays_as_it_is() -> None:
 
 
 async def refused(request: Any) -> PlainTextResponse:
-    request.scope["sage.told"]["refusal"] = {"retry_after_s": 3}
+    request.scope["sage.told"]["refusal"] = {"code": 429, "retry_after_s": 3}
     return PlainTextResponse("what SGLang says")
 
 

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import pytest
+from sglang.srt.managers.io_struct import AbortReq
 
 from patches.carrier import encode_asked
 from patches.messages import REFUSED
 from patches.scheduler.request import RequestState
 from patches.scheduler.view import Prompts
+from sage_sched.job import NO_HINTS, Hints
 from sage_sched.overload import Refusal
 from tests.patches.scheduler.test_state import fail
 from tests.patches.schedulers import Server, make_request
@@ -128,3 +131,29 @@ def test_a_long_list_of_prompts_looks_at_each_waiting_request_once(
         assert not refuses(server, req)
         server.scheduler.waiting_queue.append(req)
     assert len(looked_at) == 49
+
+
+def test_a_request_ends_once_it_has_waited_for_as_long_as_it_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server, now_s = Server(), [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    brief, patient = Hints(max_wait_ms=500.0), Hints(max_wait_ms=2000.0)
+    made = (("a", brief), ("b", brief), ("be", patient), ("c", brief), ("none", NO_HINTS))
+    reqs = server.arrive(*(make_request([9], hints=hints, rid=rid) for rid, hints in made))
+    starts = reqs[3]
+    starts.sage.waits.ends()
+    server.scheduler.waiting_queue = [req for req in reqs if req is not starts]
+
+    def ended() -> list[str]:
+        found = [m for m in server.state.listeners.polled() if isinstance(m, AbortReq)]
+        assert all(abort.finished_reason["status_code"] == 503 for abort in found)
+        return [abort.rid for abort in found]
+
+    assert ended() == []
+    now_s[0] = 0.6
+    assert ended() == ended() == ["a"]  # until it has arrived
+    reqs[0].sage.has_ended = True
+    assert ended() == []  # an abort of b would end be, too
+    now_s[0] = 2.5
+    assert ended() == ["be"]
