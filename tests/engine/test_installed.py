@@ -72,6 +72,7 @@ def test_it_serves_and_the_pages_commands_run(
     installed: Installed, model: Path, tmp_path: Path
 ) -> None:
     reader = Reader(installed, somebodys_folder(tmp_path / "work"), model)
+    reader.steps_of("first-day.md")  # whose file predictor.md warms from
     said = [reader.types(command) for command in reader.commands_of("predictor.md")]
     assert "num_records: 3\n" in said[-1]
 
