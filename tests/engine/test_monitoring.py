@@ -65,8 +65,9 @@ def test_the_dashboard_shows_exported_series_and_all_of_ours(server: SageServer)
     wait_until(lambda: shown <= {sample.name for sample in samples(server)})
     ours = [sample for sample in samples(server) if sample.name.startswith("sage:")]
     names = {re.sub("_(bucket|count|sum|created)$", "", sample.name) for sample in ours}
-    # Without `[overload]` no times are predicted.
-    assert names == {f"sage:{name}" for name in SERIES if name != "predicted_time_ratio"}
+    # Without `[overload]` no times are predicted, and no request is refused.
+    of_overload = {"predicted_time_ratio", "refused_sample_good_ratio"}
+    assert names == {f"sage:{name}" for name in SERIES.keys() - of_overload}
     assert all("model_name" in sample.labels for sample in ours)
 
 

@@ -125,7 +125,7 @@ def test_many_engines_apart_have_dispatchers_and_first_tokens_are_counted(tmp_pa
     ("name", "load", "wanted"),
     [
         ("best-effort", {}, "0cd91791"), ("gaps", {}, "a20cd430"),
-        ("slo", {"rate": "5"}, "11544edd"), ("urgency", {"rate": "3"}, "ec12ca23"),
+        ("slo", {"rate": "5"}, "11544edd"), ("urgency", {"rate": "3"}, "0216c6c5"),
         ("agents", {"rate": "0.5", "workload": {"name": "agents", "max_steps": 2}}, "9a4fa10d"),
         ("cluster", {"rate": "2", "workload": {"name": "agents", "max_steps": 2}}, "f050f6d1"),
     ],
