@@ -93,8 +93,8 @@ def total_work(table: Floats) -> Work:
 
 
 def works_of(table: Floats, jobs: Floats, steps: Floats) -> Floats:
-    """Return the work of so many jobs of each column for so many decode steps, shape (fields of
-    Work, columns)."""
+    """Return each column's work, shape (fields of Work, columns), if it stands for this number of
+    jobs, each decoding for this number of steps."""
     works: Floats = np.empty((len(Work._fields), table.shape[1]))
     np.multiply(table[_PROMPT : _PREFILLS + 1], jobs, out=works[:2])
     decoded, kv = works[2], works[5]

@@ -185,7 +185,7 @@ def test_after_a_quiet_time_a_rush_counts_at_once(num_before: int) -> None:
 
 
 def test_later_arrivals_count_if_they_are_more_than_the_server_serves() -> None:
-    """By so much that it is no chance."""
+    """They count once the surplus is larger than chance explains."""
 
     def asked(span_s: float) -> tuple[Work, Newcomer]:
         door = Door("urgency")
