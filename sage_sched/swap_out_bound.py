@@ -12,10 +12,11 @@ from sage_sched.view import SchedulerView
 # good. If it stayed to its end, mean TTLT would rise by 13 % (the README's traffic, bound of 60 s;
 # simulated).
 _STAY_TOKENS = 64
-# If turns would take more of the slots' time, no job is swapped out for a new one. At 1.6 times the
-# capacity of 48 slots, 49 % of requests are good with this, and 32 % without (mean 155 and 213 s;
-# README's traffic). Where memory runs out before slots, this does not help, and does not apply.
-_TURNS_SHARE = 0.25
+# If turns would take more of the slots' time, no job is swapped out for a new one. On 48 slots, 79,
+# 60 and 46 % of requests are good at 1.15, 1.3 and 1.6 times the capacity; with 0.25, 77, 62 and
+# 50 %, but a p99 TTFT of 5 minutes at 1.15; without, 79, 58 (at 0.5) and 28 % (README's traffic,
+# seeds that no record has). Where memory runs out before slots, this does not apply.
+_TURNS_SHARE = 0.35
 
 
 class SwapOutBound:

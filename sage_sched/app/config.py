@@ -127,7 +127,7 @@ class DecodeConfig:
     have to be cut too finely."""
     max_swapped_ms: Annotated[float, Meta(ge=1)] = 40_000.0
     """Longest time that a swapped-out request waits. Then it goes first, and runs for at least 64
-    tokens. No request is swapped out for a new one if such turns would take a quarter of the time.
+    tokens. No request is swapped out for a new one if such turns would take a third of the time.
     `makespan` ignores it."""
 
     @property
