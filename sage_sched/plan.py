@@ -1,11 +1,14 @@
-"""Defines the plan of a scheduling pass."""
+"""Defines the plan of a scheduling pass, and when the next one is due."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
+from sage_sched.index import REFRESH_INTERVAL_TOKENS
 from sage_sched.job import Job
 
 
@@ -103,3 +106,16 @@ class Plan:
     num_without_host_room: int = 0
     num_too_long: int = 0
     places: Mapping[int, int] = field(default_factory=dict)
+
+
+class NextPlan(NamedTuple):
+    """Says when a full batch needs another plan, although no job has come.
+
+    at_s: by SchedulerView.now_s. at_tokens: by SchedulerView.served_tokens, if interval_tokens is
+        0.
+    interval_tokens: when the age of a running job reaches a multiple of it; 0: at no age.
+    """
+
+    at_s: float = math.inf
+    at_tokens: float = math.inf
+    interval_tokens: int = REFRESH_INTERVAL_TOKENS

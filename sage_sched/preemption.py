@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from sage_sched.headroom import Headroom
 from sage_sched.job import Job
-from sage_sched.policy import Policy
+from sage_sched.policy import Policy, can_preempt, may_preempt_for
 from sage_sched.preemption_cost import PreemptionCost, Victim, preemption_cost_of
 from sage_sched.view import SchedulerView
 from sage_sched.waiting_queue import place_of
@@ -48,7 +48,7 @@ def admissions_of(
     if not window or (not view.can_swap and (chunked is None or view.batch_is_full)):
         return [], 0
     first = window[0]
-    has_cause = policy.preempts or view.server.level_gap < math.inf or first.goes_first
+    has_cause = can_preempt(policy) or view.server.level_gap < math.inf or first.goes_first
     preempts = view.may_preempt and has_cause
     if view.batch_is_full and not (
         policy.starts_now(first) or (preempts and any_is_preemptible(first, policy, view))
@@ -85,7 +85,7 @@ def admissions_of(
         prefill_tokens=prefill_tokens,
         policy=policy,
         view=view,
-        max_preemptions=policy.max_preemptions if preempts else 0,
+        max_preemptions=policy.traits.max_preemptions if preempts else 0,
         room=room,
         cost_of=cost_of,
     )
@@ -137,7 +137,7 @@ def may_enter_full(waiting: Iterable[Job], policy: Policy, view: SchedulerView) 
     older. This saves weighing all running jobs for jobs that can make none leave."""
     levels = {job.level for job in view.running}
     return any(
-        job.goes_first or policy.preempts_for(job) or levels != {job.level} for job in waiting
+        job.goes_first or may_preempt_for(job, policy) or levels != {job.level} for job in waiting
     )
 
 
@@ -159,7 +159,7 @@ def _is_preemptible(
         return False
     if running.level != waiting.level:
         return running.level - waiting.level > view.server.level_gap
-    if running.goes_first or not (policy.preempts or waiting.goes_first):
+    if running.goes_first or not (can_preempt(policy) or waiting.goes_first):
         return False
     if waiting.goes_first:
         return waiting.passed_swap_out_bound or running.hints.tpot_slo_ms is None

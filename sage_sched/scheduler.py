@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from sage_sched.admission import with_admissions
 from sage_sched.candidates import Candidates
@@ -14,7 +12,7 @@ from sage_sched.job import Job
 from sage_sched.limits import Limits
 from sage_sched.order import retention_order, serving_order
 from sage_sched.overload import Newcomer, Refusal
-from sage_sched.plan import UNLIMITED, Plan
+from sage_sched.plan import UNLIMITED, NextPlan, Plan
 from sage_sched.policy import FcfsFill, NoParameters, Policy
 from sage_sched.preemption import may_enter_full
 from sage_sched.preemption_cost import preempt_for_memory
@@ -23,18 +21,6 @@ from sage_sched.view import SchedulerView
 
 # A plan looks up the cached prefixes of this many jobs at the head of the queue.
 _NUM_LOOKED_UP = 8
-
-
-class NextPlan(NamedTuple):
-    """Says when a full batch needs another plan, although no job has come.
-
-    at_s: by Scheduler.now_s. at_tokens: by Scheduler.served_tokens.
-    interval_tokens: when the age of a running job reaches a multiple of it; 0: at any ages.
-    """
-
-    at_s: float = math.inf
-    at_tokens: float = math.inf
-    interval_tokens: int = 0
 
 
 class Scheduler:
@@ -67,12 +53,12 @@ class Scheduler:
         self.now_s = 0.0
         self.served_tokens = self.num_arrivals = 0
         self.num_arrivals_planned = -1
-        self.next_plan = NextPlan(interval_tokens=policy.refresh_interval_tokens)
+        self.next_plan = NextPlan()
 
     @property
     def needs_clock(self) -> bool:
         """Whether a decision may depend on now_s or Job.arrival_s."""
-        return self.policy.uses_clock or self.limits.needs_clock
+        return self.policy.traits.uses_clock or self.limits.needs_clock
 
     def arrived(self, job: Job) -> None:
         """Note that a job has come, after all jobs before it."""
@@ -222,19 +208,18 @@ class Scheduler:
         queue.follow(view, policy)
         queue.rank_anew(view, policy)
         limits.interleaving.look(view)
-        policy.plan_by_s = policy.plan_by_tokens = math.inf
-        self.next_plan = NextPlan(interval_tokens=policy.refresh_interval_tokens)
-        policy.on_pass(view)
-        self.next_plan = self.next_plan._replace(at_s=policy.plan_by_s)
+        self.next_plan = NextPlan()
+        wanted = policy.on_pass(view)
+        self.next_plan = wanted
         limits.swap_out.check(view, queue.begun)
-        headroom = policy.headroom(view, limits.sessions)
+        headroom = policy.traits.headroom(view, limits.sessions)
         self.headroom = replace(headroom, kept_tokens=0)
         if view.is_short and view.may_preempt:
             preempted = preempt_for_memory(view, policy, headroom)
             if preempted:
                 return Plan((), tuple(preempted), budget=limits.gap.within(UNLIMITED, view))
         moved = limits.adapters.look(view)
-        at_s = min(policy.plan_by_s, limits.adapters.plan_by_s)
+        at_s = min(wanted.at_s, limits.adapters.plan_by_s)
         if moved:
             view = view.without(moved)
 
@@ -243,10 +228,10 @@ class Scheduler:
         order = serving_order(policy, view)
         first = [view.waiting[position] for position in order]
         any_enters = may_enter_full(first, policy, view)
-        self.next_plan = self.next_plan._replace(at_s=at_s)
+        self.next_plan = wanted._replace(at_s=at_s)
         if not any_enters:
             at_s = min(at_s, limits.swap_out.next_s)
-            self.next_plan = NextPlan(at_s, policy.plan_by_tokens)
+            self.next_plan = NextPlan(at_s, wanted.at_tokens, interval_tokens=0)
         if view.batch_is_full and view.can_swap and view.chunked is None and not any_enters:
             self.headroom = headroom
             queue.ordered(order)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
-from functools import partial
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
 from typing import Protocol
@@ -14,7 +13,7 @@ from weakref import ref
 
 from sage_sched.adapters import Adapters
 from sage_sched.followed import HEAD, Followed, Positions
-from sage_sched.interleaving import Group, Interleaving
+from sage_sched.interleaving import Group, Interleaving, group_of
 from sage_sched.job import Job
 from sage_sched.sorted_jobs import Entry, Place, SortedJobs, walk
 from sage_sched.view import SchedulerView
@@ -31,16 +30,9 @@ class Ranking(Protocol):
     """The parts of a policy that its queue calls, see sage_sched.policy."""
 
     revision: int
+    moving: MovingKeys | None
 
     def key(self, job: Job, view: SchedulerView) -> float: ...
-
-    def is_moving(self, job: Job) -> bool: ...
-
-    def first_moving(self, jobs: Collection[Job], num: int, view: SchedulerView) -> list[Entry]: ...
-
-    def moving_groups(
-        self, jobs: Collection[Job], view: SchedulerView
-    ) -> dict[Group, Iterator[Entry]]: ...
 
     def on_queued(self, job: Job) -> None: ...
 
@@ -60,19 +52,44 @@ def place_of(job: Job, policy: Ranking, view: SchedulerView) -> Place:
     return math.inf if key == math.inf else job.level, key, job.arrival
 
 
-class Moving:
-    """The jobs whose keys move (Policy.moves), in the order of one pass. They are sorted lazily, as
-    they are read."""
+class MovingKeys:
+    """Orders the waiting jobs whose keys may change although the jobs do not, anew in each pass.
+    A policy with a faster way has a subclass."""
 
-    def __init__(self, jobs: Collection[Job], policy: Ranking, view: SchedulerView) -> None:
-        self._jobs, self._policy, self._view = jobs, policy, view
-        self.first = policy.first_moving(jobs, HEAD, view)
+    def __init__(self, policy: Ranking) -> None:
+        self._policy = policy
+
+    def has(self, job: Job) -> bool:
+        """Whether the key of this ranked job changes while it waits."""
+        return True
+
+    def first(self, jobs: Collection[Job], num: int, view: SchedulerView) -> list[Entry]:
+        """Return at least the first num of these jobs, in order."""
+        return sorted((*place_of(job, self._policy, view), job) for job in jobs)
+
+    def groups(self, jobs: Collection[Job], view: SchedulerView) -> dict[Group, Iterator[Entry]]:
+        """Return those of the jobs whose classes share fairly, in order, by group. A job that is
+        held back is in none."""
+        groups: dict[Group, list[Entry]] = {}
+        for entry in self.first(jobs, len(jobs), view):
+            if entry[0] < math.inf and (group := group_of(entry[3])) is not None:
+                groups.setdefault(group, []).append(entry)
+        return {group: iter(entries) for group, entries in groups.items()}
+
+
+class _Moving:
+    """The jobs whose keys move, in the order of one pass. They are sorted lazily, as they are
+    read."""
+
+    def __init__(self, jobs: Collection[Job], keys: MovingKeys, view: SchedulerView) -> None:
+        self._jobs, self._keys, self._view = jobs, keys, view
+        self.head = keys.first(jobs, HEAD, view)
 
     def __iter__(self) -> Iterator[Entry]:
-        yield from (first := self.first)
-        if len(first) < len(self._jobs):
-            self.first = self._policy.first_moving(self._jobs, len(self._jobs), self._view)
-            yield from self.first[len(first) :]
+        yield from (head := self.head)
+        if len(head) < len(self._jobs):
+            self.head = self._keys.first(self._jobs, len(self._jobs), self._view)
+            yield from self.head[len(head) :]
 
 
 class WaitingQueue:
@@ -198,7 +215,8 @@ class WaitingQueue:
         """Place the jobs whose places have changed."""
         for job in [*self._changed]:
             self._join(job, policy)
-            if job.is_ranked and not job.goes_first and policy.is_moving(job):
+            may_move = job.is_ranked and not job.goes_first
+            if may_move and (moving := policy.moving) is not None and moving.has(job):
                 self._take_out(job)
                 self._moving[job] = None
             else:
@@ -238,15 +256,19 @@ class WaitingQueue:
         """
         skips = self.adapters.open(view)
         first_arrival = view.num_arrivals - len(view.waiting)
-        moving = Moving(self._moving, policy, view) if self._moving else None
+        keys = policy.moving
+        moving = _Moving(self._moving, keys, view) if keys and self._moving else None
 
         def num_ahead(ranked: Entry, unranked: Entry) -> int:
-            num_moving = 0 if moving is None else bisect_left(moving.first, ranked)
+            num_moving = 0 if moving is None else bisect_left(moving.head, ranked)
             num_unranked = bisect_left(self._sorted.unranked, unranked)
             return bisect_left(self._sorted.ranked, ranked) + num_moving + num_unranked
 
         entries = walk(self._sorted, first_arrival, moving or ())
-        groups = partial(policy.moving_groups, self._moving, view)
+
+        def groups() -> Mapping[Group, Iterator[Entry]]:
+            return keys.groups(self._moving, view) if keys else {}
+
         return self.interleaving.in_turns(entries, first_arrival, groups, num_ahead, skips)
 
     def ordered(self, order: Sequence[int]) -> None:

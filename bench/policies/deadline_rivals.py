@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from typing import Any, ClassVar
+from typing import Any
 
 from sage_sched.job import Job
-from sage_sched.plan import Budget
-from sage_sched.policy import Policy
+from sage_sched.plan import Budget, NextPlan
+from sage_sched.policy import Policy, Traits
 from sage_sched.slo import Deadlines
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
@@ -21,9 +21,7 @@ class SarathiFcfs(Policy):
     """First come, first served, with a token budget per step that keeps the TPOT of a full batch
     (Sarathi: a fixed budget, found by profiling)."""
 
-    moves: ClassVar[bool] = True
-    has_deadlines = True
-    uses_clock = True
+    traits = Traits(moves=True, has_deadlines=True, uses_clock=True)
 
     def key(self, job: Job, view: SchedulerView) -> float:
         return 0.0
@@ -77,9 +75,10 @@ class WeightedVtc(SarathiFcfs):
         self._count(job)
         del self._counted[job]
 
-    def on_pass(self, view: SchedulerView) -> None:
+    def on_pass(self, view: SchedulerView) -> NextPlan:
         for job in (*view.running, *view.chunked_jobs):
             self._count(job)
+        return NextPlan()
 
     def key(self, job: Job, view: SchedulerView) -> float:
         return self._service[job.hints.slo_class]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from msgspec import Meta
 
 from sage_sched.fields import MOST
 from sage_sched.job import Job
+from sage_sched.plan import NextPlan
 from sage_sched.policy import Policy
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
@@ -41,14 +42,17 @@ class FastServe(Policy):
 
     def __init__(self, parameters: FastServeParameters, server: ServerFacts) -> None:
         super().__init__(parameters, server)
-        self.refresh_interval_tokens = parameters.refresh_interval_tokens
-        self.max_preemptions = parameters.max_preemptions
+        most = parameters.max_preemptions
+        self.traits = replace(type(self).traits, max_preemptions=most)
 
     def on_arrival(self, job: Job) -> bool:
         prefill_s = self.server.recompute_s(job.input_tokens, job.cached_input_tokens)
         quanta = prefill_s * 1e3 / self.parameters.quantum_ms
         job.memo = max(0, math.ceil(math.log2(quanta))) if quanta > 0 else 0
         return True
+
+    def on_pass(self, view: SchedulerView) -> NextPlan:
+        return NextPlan(interval_tokens=self.parameters.refresh_interval_tokens)
 
     def key(self, job: Job, view: SchedulerView) -> float:
         assert isinstance(job.memo, int)

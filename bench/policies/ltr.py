@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from bench.policies.ssjf import Ssjf
 from sage_sched.job import Job
+from sage_sched.plan import NextPlan
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
 
@@ -56,9 +57,10 @@ class Ltr(Ssjf):
         if self._most_tokens < math.inf:
             insort(self._patient, job, key=lambda job: job.arrival)
 
-    def on_pass(self, view: SchedulerView) -> None:
+    def on_pass(self, view: SchedulerView) -> NextPlan:
         while self._patient and self._starves(self._patient[0], view):
             self._patient.pop(0).changes()
+        return NextPlan()
 
     def _starves(self, job: Job, view: SchedulerView) -> bool:
         return view.served_tokens - job.served_at_arrival_tokens > self._most_tokens

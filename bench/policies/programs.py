@@ -9,7 +9,7 @@ import math
 from collections import defaultdict
 
 from sage_sched.job import Job
-from sage_sched.policy import NoParameters, Policy
+from sage_sched.policy import NoParameters, Policy, Traits
 from sage_sched.session_returns import SessionReturns
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
@@ -37,7 +37,7 @@ class Attained(Policy):
     def key(self, job: Job, view: SchedulerView) -> float:
         return float(self._served_tokens[job.hints.session] + job.served_tokens)
 
-    moves = True
+    traits = Traits(moves=True)
 
 
 class _TimeToLive(SessionReturns):
@@ -72,8 +72,7 @@ class Continuum(Policy):
     """Serves sessions in the order in which they began. A session's KV is kept for a while after an
     answer (Continuum, arXiv 2511.02230)."""
 
-    uses_clock = True
-    retention = _TimeToLive
+    traits = Traits(uses_clock=True, retention=_TimeToLive)
 
     def __init__(self, parameters: NoParameters, server: ServerFacts) -> None:
         super().__init__(parameters, server)
@@ -91,8 +90,7 @@ class ThunderAgent(Policy):
     """Admits sessions in the order in which they began, while all of their KV fits. Other sessions
     pause (ThunderAgent, arXiv 2602.13692)."""
 
-    uses_clock = True
-    moves = True
+    traits = Traits(uses_clock=True, moves=True)
 
     def __init__(self, parameters: NoParameters, server: ServerFacts) -> None:
         super().__init__(parameters, server)

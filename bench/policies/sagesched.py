@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -12,7 +12,8 @@ from sage_sched.fields import MOST
 from sage_sched.headroom import Headroom
 from sage_sched.index import IndexTable, Indices, MeanCost
 from sage_sched.job import Job
-from sage_sched.policy import Policy
+from sage_sched.plan import NextPlan
+from sage_sched.policy import Policy, Traits
 from sage_sched.session_returns import SessionReturns
 from sage_sched.steps import Cost, ServerFacts, num_steps, seconds_on
 from sage_sched.view import SchedulerView
@@ -70,13 +71,16 @@ class SageSched(Policy):
     """
 
     Parameters = SageSchedParameters
-    predicts_waits = True
-    max_preemptions = sys.maxsize
+    traits = Traits(predicts_waits=True, max_preemptions=sys.maxsize)
 
     def __init__(self, parameters: SageSchedParameters, server: ServerFacts) -> None:
         self._indices = _indices(parameters, server)
-        self.refresh_interval_tokens = parameters.bucket_tokens
+        headroom = Headroom.of if parameters.headroom == "priced" else _little_headroom
+        self.traits = replace(type(self).traits, headroom=headroom)
         super().__init__(parameters, server, self._indices)
+
+    def on_pass(self, view: SchedulerView) -> NextPlan:
+        return NextPlan(interval_tokens=self.parameters.bucket_tokens)
 
     def key(self, job: Job, view: SchedulerView) -> float:
         return self._indices.of(job).log_index
@@ -86,11 +90,10 @@ class SageSched(Policy):
     ) -> bool:
         return self.key(waiting, view) < self.key(running, view)
 
-    def headroom(self, view: SchedulerView, sessions: SessionReturns | None) -> Headroom:
-        if self.parameters.headroom == "priced":
-            return super().headroom(view, sessions)
-        reserve_tokens = view.server.reserve_tokens
-        return Headroom(reserve_tokens, view.page_size, view.server.kv_pool_tokens, reserve_tokens)
+
+def _little_headroom(view: SchedulerView, sessions: SessionReturns | None) -> Headroom:
+    reserve_tokens = view.server.reserve_tokens
+    return Headroom(reserve_tokens, view.page_size, view.server.kv_pool_tokens, reserve_tokens)
 
 
 def _indices(parameters: SageSchedParameters, server: ServerFacts) -> Indices:

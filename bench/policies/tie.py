@@ -10,7 +10,7 @@ from scipy import stats
 
 from sage_sched.distribution import Floats, LengthDistribution
 from sage_sched.job import Job
-from sage_sched.policy import Policy
+from sage_sched.policy import Policy, Traits
 from sage_sched.view import SchedulerView
 
 # The paper's constants: the worst tenth of the lengths (CVaR at alpha = 0.9), the limits and the
@@ -33,8 +33,7 @@ class Tie(Policy):
     beta: 0.1 times the waiting requests per slot, at least 0.1 and at most 0.5.
     """
 
-    moves = True
-    uses_clock = True
+    traits = Traits(moves=True, uses_clock=True)
 
     def on_arrival(self, job: Job) -> bool:
         if job.distribution is None:

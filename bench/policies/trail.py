@@ -11,8 +11,8 @@ from msgspec import Meta
 from bench.policies.trail_filter import TrailFilter
 from sage_sched.fields import MOST
 from sage_sched.job import Job
-from sage_sched.policy import Policy
-from sage_sched.probe import Edges
+from sage_sched.plan import NextPlan
+from sage_sched.policy import Policy, Traits
 from sage_sched.view import SchedulerView
 
 # Stands for the paper's rank of minus infinity: it is below any remaining length. Requests with
@@ -85,11 +85,11 @@ class Trail(TrailPrompt):
     brings a new prediction of the remaining length (bench.policies.trail_filter).
     """
 
-    refresh_interval_tokens = 1
+    # The bins all have the width of the first one.
+    traits = Traits(refiner=lambda edges: TrailFilter(float(edges[1])))
 
-    def refiner(self, edges: Edges) -> TrailFilter:
-        """Return a filter for these bins, which all have the width of the first one."""
-        return TrailFilter(float(edges[1]))
+    def on_pass(self, view: SchedulerView) -> NextPlan:
+        return NextPlan(interval_tokens=1)
 
     def on_prediction(self, job: Job) -> None:
         """Update the job's predicted length. The first prediction from a hidden state also sets the

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from sage_sched.job import Job
 from sage_sched.plan import Budget
-from sage_sched.policy import Policy
+from sage_sched.policy import Policy, Traits
 from sage_sched.slo import Proserve
 from sage_sched.urgency import Urgency
 from sage_sched.view import SchedulerView
@@ -23,7 +23,7 @@ class UrgencyOrder(Urgency):
 class UrgencyArrival(Urgency):
     """The policy urgency with the jobs of a bucket in order of arrival."""
 
-    predicts_waits = False
+    traits = Traits()
 
     def key(self, job: Job, view: SchedulerView) -> float:
         return self._bucket(job)

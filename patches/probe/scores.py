@@ -32,7 +32,7 @@ PASSES_A_MESSAGE = 4
 
 def why_no_probe(policy: Policy, probing: Probing | None) -> str:
     """Return why a policy cannot use the loaded probe; "" if it can, or needs none."""
-    if policy.refiner is None:
+    if policy.traits.refiner is None:
         return ""
     if probing is None or probing.probe is None:
         return "none was loaded at the start (probe.file)"
@@ -71,7 +71,7 @@ class Probing(Listener):
 
     def switched(self, name: str, unfinished: Sequence[Req]) -> None:
         """Refine jobs for another policy. why_no_probe must have returned "" for it."""
-        refiner, self._refiner = self._core.policy.refiner, None
+        refiner, self._refiner = self._core.policy.traits.refiner, None
         if refiner is not None and self.probe is not None:
             self._refiner = refiner(self.probe.edges)
         self._why_stopped, self._num_scores = "", 0

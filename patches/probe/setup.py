@@ -44,7 +44,7 @@ def refuse_probe(server_args: Any, sage_config: SageConfig) -> None:
     and has none, or if the probe is not for this model."""
     name, config = server_args.schedule_policy, sage_config.probe
     policy = policy_named(name, sage_config.policy, _ANY_SERVER)
-    if policy.refiner is not None and not config.file:
+    if policy.traits.refiner is not None and not config.file:
         raise UnsupportedServerError(
             f"--schedule-policy {name} needs a probe: set probe.file (see docs/predictor.md for "
             f"how), or choose trail-prompt."

@@ -228,16 +228,16 @@ class SageConfig:
         them."""
         require_predicts_waits(self.overload, type(policy), type(policy).__name__)
         decode = self.decode
-        most_away_s = decode.max_swapped_ms / 1e3 if policy.bounds_time_away else math.inf
+        most_away_s = decode.max_swapped_ms / 1e3 if policy.traits.bounds_time_away else math.inf
         classes_ms = {
             name: (given.ttft_slo_ms, given.tpot_slo_ms) for name, given in self.slo.classes.items()
         }
         return Limits(
-            Gap(decode.max_gap_ms / 1e3, not policy.has_deadlines, decode.cuts),
+            Gap(decode.max_gap_ms / 1e3, not policy.traits.has_deadlines, decode.cuts),
             SwapOutBound(most_away_s),
             interleaving=FairShares(),
             overload=Overload(self.overload, classes_ms),
-            sessions=None if policy.retention is None else policy.retention(),
+            sessions=None if policy.traits.retention is None else policy.traits.retention(),
         )
 
     def sections(self) -> dict[str, Any]:
@@ -250,7 +250,7 @@ def require_predicts_waits(overload: OverloadConfig, policy: type[Policy], name:
     """Raise ConfigError if overload protection would predict waits in another order than the
     policy's."""
     allowed = f"false under schedule_policy {name}, in whose order no waits are predicted"
-    require(policy.predicts_waits or not overload.enabled, "overload.enabled", True, allowed)
+    require(policy.traits.predicts_waits or not overload.enabled, "overload.enabled", True, allowed)
 
 
 def _policies(sections: object) -> dict[str, Any]:

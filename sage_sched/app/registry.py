@@ -25,6 +25,10 @@ POLICIES: dict[str, type[Policy]] = {
     "qllm": Qllm,
     "urgency": Urgency,
 }
+# Other names for a policy of ours, and the parameters that each fixes.
+VARIANTS: dict[str, tuple[str, Mapping[str, object]]] = {
+    "proserve-expected": ("proserve", {"density": "expected"}),
+}
 # Policies that only comparisons run. bench is imported only if one of them is used.
 RIVALS = {
     "fastserve": "bench.policies.fastserve:FastServe",
@@ -47,8 +51,6 @@ SGLANG_POLICIES = frozenset((
     "dfs-weight", "fcfs", "hrrn", "lof", "lpm", "priority", "random", "routing-key",
     "shortest-prefill-first",
 ))  # fmt: skip
-# For each variant, the policy whose section it shares.
-_SECTIONS = {variant: name for name, policy in POLICIES.items() for variant in policy.variants}
 
 
 def policy_names() -> list[str]:
@@ -78,7 +80,7 @@ def section_of(name: str) -> str:
     """Return the NAME of the `[policy.NAME]` section that sets this policy's parameters. A variant
     shares the section of the policy that it varies. Raises ValueError as policy_type does."""
     policy_type(name)
-    return _SECTIONS.get(name, name)
+    return VARIANTS.get(name, (name, {}))[0]
 
 
 def policy_named(name: str, sections: Mapping[str, object], server: ServerFacts) -> Policy:
@@ -87,17 +89,18 @@ def policy_named(name: str, sections: Mapping[str, object], server: ServerFacts)
     sections: parsed `[policy.NAME]` sections, by NAME. Raises ValueError as policy_type does.
     """
     policy = policy_type(name)
-    parameters: Any = sections.get(section_of(name), policy.Parameters())
-    return policy(dataclasses.replace(parameters, **policy.variants.get(name, {})), server)
+    section, fixed = VARIANTS.get(name, (name, {}))
+    parameters: Any = sections.get(section, policy.Parameters())
+    return policy(dataclasses.replace(parameters, **fixed), server)
 
 
 @cache
 def _offers() -> dict[str, list[tuple[str, Callable[[], object]]]]:
     """Return the offered policies by name: where each comes from, and a function that loads it."""
     offers: dict[str, list[tuple[str, Callable[[], object]]]] = {}
-    for section, policy in POLICIES.items():
-        for name in (section, *policy.variants):
-            offers[name] = [(policy.__qualname__, partial(POLICIES.get, section))]
+    for name in (*POLICIES, *VARIANTS):
+        section, _ = VARIANTS.get(name, (name, {}))
+        offers[name] = [(POLICIES[section].__qualname__, partial(POLICIES.get, section))]
     for name, place in RIVALS.items():
         offers[name] = [(place, partial(_rival, place))]
     for point in entry_points(group=ENTRY_POINT_GROUP):

@@ -12,6 +12,7 @@ from sage_sched.fields import Share
 from sage_sched.job import Job
 from sage_sched.order import serving_order
 from sage_sched.plan import Budget
+from sage_sched.policy import Lasting
 from sage_sched.urgency import Urgency, UrgencyParameters
 from sage_sched.view import SchedulerView
 from sage_sched.waiting_queue import place_of
@@ -51,15 +52,15 @@ class Qllm(Urgency):
     Parameters = QllmParameters
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        return self.lasting_key(job)
+        return self._key(job)
 
-    def lasting_key(self, job: Job) -> float:
+    def _key(self, job: Job) -> float:
         return job.served_at_arrival_tokens + (0.0 if self.passes(job) else self._piece_tokens)
 
-    def quantum_steps(self, job: Job) -> tuple[float, float]:
-        """Return the steps to a job's end as both numbers, because it keeps its key until then."""
-        _, steps = super().quantum_steps(job)
-        return steps, steps
+    def lasting(self, job: Job) -> Lasting:
+        """Return a job's forecast. It keeps its key to its end."""
+        steps = super().lasting(job).steps
+        return Lasting(self._key(job), steps, steps)
 
     def level(self, job: Job) -> int:
         """Return the level of the job's class, LS or BE."""

@@ -124,7 +124,7 @@ class Overload:
         own = work_of(column, in_place=True)
         situation = self._situation_at(now_s, job, own, policy, server)
         before, later = situation.ahead(column)
-        fresh = situation.fresh(column) if policy.starts_early else None
+        fresh = situation.fresh(column) if policy.traits.starts_early else None
         pace, starts = situation.pace, situation.starts
         return Newcomer(column, own, before, fresh, later, starts, pace, job.ttft_s)
 
@@ -143,7 +143,7 @@ class Overload:
             self._admitted.clear()
         situation = Situation.of(
             table, self._unfinished.in_place, self._offered, self._admitted, server,
-            self._together, now_s, own=own, starts_early=policy.starts_early,
+            self._together, now_s, own=own, starts_early=policy.traits.starts_early,
         )  # fmt: skip
         most_offered = self._num_offered + FEW * len(self._offered)
         most_admitted = self._num_taken + FEW * situation.in_place.jobs

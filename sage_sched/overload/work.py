@@ -10,7 +10,7 @@ import numpy as np
 from sage_sched.distribution import Floats
 from sage_sched.job import Job
 from sage_sched.overload.pace import Work
-from sage_sched.policy import Policy
+from sage_sched.policy import Policy, can_preempt
 from sage_sched.steps import StepTime
 
 # The rows of a table, which has a column for each job: level and key, as in
@@ -38,16 +38,17 @@ _NUM_ASKED = 16
 def column_of(job: Job, policy: Policy, step_time: StepTime, now_s: float = 0.0) -> Floats:
     """Return the column of a job, shape (NUM_ROWS,). If the policy preempts no requests, running
     jobs go first."""
-    level, key = float(job.level), policy.lasting_key(job) if job.is_ranked else -math.inf
+    lasting = policy.lasting(job)
+    level, key = float(job.level), lasting.key if job.is_ranked else -math.inf
     has_begun = job.generated_tokens > 0
-    if has_begun and not policy.preempts:
+    if has_begun and not can_preempt(policy):
         level = key = -math.inf
     cached_tokens = _done_tokens(job)
     new_tokens = 0 if has_begun else job.input_tokens - cached_tokens
     prompt_s = 0.0 if has_begun else step_time.prompt_s(cached_tokens, new_tokens)
     tokens = job.input_tokens + job.generated_tokens - min(job.shared_tokens, job.input_tokens - 1)
     return np.array([
-        level, key, prompt_s, not has_begun, *policy.quantum_steps(job), max(1, tokens), 1.0,
+        level, key, prompt_s, not has_begun, *lasting[1:], max(1, tokens), 1.0,
         cached_tokens, new_tokens, now_s,
     ])  # fmt: skip
 
@@ -198,7 +199,7 @@ class Unfinished:
             if job.is_ranked and not job.generated_tokens:
                 job.changes()
                 policy.on_prediction(job)
-                rises.append(policy.lasting_key(job) - float(table[KEY, self._place_of[job]]))
+                rises.append(policy.lasting(job).key - float(table[KEY, self._place_of[job]]))
         rise = sorted(rises)[len(rises) // 2] if rises else 0.0
         revise(table, rise, step_time)
         self._merged, self._in_place = (0, self._table), None

@@ -11,8 +11,8 @@ from msgspec import Meta
 
 from sage_sched.distribution import Floats, LengthDistribution
 from sage_sched.job import Job
-from sage_sched.plan import Budget
-from sage_sched.policy import Policy
+from sage_sched.plan import Budget, NextPlan
+from sage_sched.policy import Policy, Traits
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
 
@@ -76,7 +76,7 @@ class Makespan(Policy):
     """
 
     Parameters = MakespanParameters
-    bounds_time_away = False
+    traits = Traits(bounds_time_away=False)
 
     def __init__(self, parameters: MakespanParameters, server: ServerFacts) -> None:
         super().__init__(parameters, server)
@@ -108,7 +108,7 @@ class Makespan(Policy):
     def on_prediction(self, job: Job) -> None:
         """Do nothing: a key depends on neither step times nor cached tokens."""
 
-    def on_pass(self, view: SchedulerView) -> None:
+    def on_pass(self, view: SchedulerView) -> NextPlan:
         for job in view.running:
             if isinstance(job.memo, _Outlook):
                 self._look(job)
@@ -117,6 +117,7 @@ class Makespan(Policy):
             # The queue ranks its jobs again, some in each plan. Until then their old keys stand.
             self.revision += self._rate_of_order > 0
             self._rate_of_order = self._rate
+        return NextPlan()
 
     def _rescale(self) -> None:
         scale = math.ceil(math.log(max(self._work, 1.0), _SCALE_STEP))

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from msgspec import Meta
 
 from sage_sched.index import Indices
 from sage_sched.job import Job
-from sage_sched.policy import Policy
+from sage_sched.plan import NextPlan
+from sage_sched.policy import Policy, Traits
 from sage_sched.session_returns import SessionReturns
 from sage_sched.starts import Starts
 from sage_sched.starvation_bound import StarvationBound
@@ -48,16 +49,20 @@ class Sage(Policy):
     """
 
     Parameters = SageParameters
-    predicts_waits = True
-    retention = SessionReturns
-    # No limit is needed, because a request preempts others only while its start is due or if it has
-    # passed a bound. With a limit, long requests that have reached it would fill the memory.
-    max_preemptions = sys.maxsize
+    traits = Traits(
+        predicts_waits=True,
+        retention=SessionReturns,
+        preempts_for_starts=True,
+        # No limit is needed, because a request preempts others only while its start is due or if it
+        # has passed a bound. With a limit, long requests that reached it would fill the memory.
+        max_preemptions=sys.maxsize,
+    )
 
     def __init__(self, parameters: SageParameters, server: ServerFacts) -> None:
         self._indices = Indices(server)
         super().__init__(parameters, server, self._indices)
-        self.uses_clock = self.starts_early = parameters.ttft_ms < math.inf
+        starts = parameters.ttft_ms < math.inf
+        self.traits = replace(type(self).traits, uses_clock=starts, starts_early=starts)
         self._starts = Starts(parameters.ttft_ms / 1e3, self._indices)
         self._starvation = StarvationBound(parameters.regret)
 
@@ -79,10 +84,10 @@ class Sage(Policy):
     def on_dequeued(self, job: Job) -> None:
         self._starts.dequeued(job)
 
-    def on_pass(self, view: SchedulerView) -> None:
+    def on_pass(self, view: SchedulerView) -> NextPlan:
         self._starvation.check(view)
         self._starts.update(view)
-        self.plan_by_s, self.plan_by_tokens = self._starts.next_s, self._starvation.next_tokens
+        return NextPlan(self._starts.next_s, self._starvation.next_tokens)
 
     def key(self, job: Job, view: SchedulerView) -> float:
         return self._starts.key(job, self._indices.of(job).log_index)
@@ -90,12 +95,9 @@ class Sage(Policy):
     def starts_now(self, job: Job) -> bool:
         return self._starts.starts_now(job)
 
-    def preempts_for(self, waiting: Job) -> bool:
-        return self._starts.starts_now(waiting)
-
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:
-        if running.hints.tpot_slo_ms is not None or not self.preempts_for(waiting):
+        if running.hints.tpot_slo_ms is not None or not self.starts_now(waiting):
             return False
         return math.exp(self.key(waiting, view)) + price_s < self._indices.of(running).index

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from msgspec import Meta
@@ -19,9 +19,9 @@ from sage_sched.distribution import Floats
 from sage_sched.gap import FEW_CUTS, least_bound_s
 from sage_sched.interleaving import Group
 from sage_sched.job import Job
-from sage_sched.plan import Budget
+from sage_sched.plan import Budget, NextPlan
 from sage_sched.policies.sage import Sage, SageParameters
-from sage_sched.policy import Policy
+from sage_sched.policy import Lasting, Policy, Traits
 from sage_sched.slo.deadlines import Deadlines
 from sage_sched.slo.slide import STARVED, Queue, Slide, StarvedShare, keys
 from sage_sched.slo.slo_state import (
@@ -38,6 +38,7 @@ from sage_sched.slo.slo_state import (
 from sage_sched.sorted_jobs import Entry
 from sage_sched.steps import ServerFacts, seconds_on
 from sage_sched.view import SchedulerView
+from sage_sched.waiting_queue import MovingKeys
 
 # The longest batch that can be configured, in TPOTs.
 _MOST_TPOTS = 1000.0
@@ -87,12 +88,13 @@ class Proserve(Policy):
     """
 
     Parameters = ProserveParameters
-    variants: ClassVar = {"proserve-expected": {"density": "expected"}}
-    has_deadlines = True
-    predicts_waits = True
-    retention = Sage.retention
-    starts_early = True
-    uses_clock = True
+    traits = Traits(
+        has_deadlines=True,
+        predicts_waits=True,
+        retention=Sage.traits.retention,
+        starts_early=True,
+        uses_clock=True,
+    )
 
     def __init__(self, parameters: ProserveParameters, server: ServerFacts) -> None:
         super().__init__(parameters, server)
@@ -107,6 +109,7 @@ class Proserve(Policy):
             StarvedShare(share, self._pool_tokens, is_starved)
             for is_starved in (self._is_late, self._waits_long)
         ]
+        self.moving = _WithSlo(self, self._waiting, self._starved)
 
     def on_arrival(self, job: Job) -> bool:
         is_ranked = self._others.on_arrival(job)
@@ -161,23 +164,8 @@ class Proserve(Policy):
         if place < len(self._patient) and self._patient[place][1] is job:
             del self._patient[place]
 
-    def is_moving(self, job: Job) -> bool:
-        return slo_state_of(job) is not None and not self._is_starved(job)
-
     def _is_starved(self, job: Job) -> bool:
         return any(starved.first is job for starved in self._starved)
-
-    def first_moving(self, jobs: Collection[Job], num: int, view: SchedulerView) -> list[Entry]:
-        waiting = self._waiting
-        # Jobs that go first, or starve, are not among `jobs`.
-        entries = waiting.first(num + len(waiting.jobs) - len(jobs))
-        starved = {starved.first for starved in self._starved}
-        return [entry for entry in entries if not entry[3].goes_first and entry[3] not in starved]
-
-    def moving_groups(
-        self, jobs: Collection[Job], view: SchedulerView
-    ) -> dict[Group, Iterator[Entry]]:
-        return self._waiting.groups({starved.first for starved in self._starved})
 
     def key(self, job: Job, view: SchedulerView) -> float:
         if self._is_starved(job):
@@ -187,13 +175,10 @@ class Proserve(Policy):
             return self._others.key(job, view)
         return state.key if state.column is None else float(self._waiting.key[state.column])
 
-    def lasting_key(self, job: Job) -> float:
-        return self._others.lasting_key(job)
+    def lasting(self, job: Job) -> Lasting:
+        return self._others.lasting(job)
 
-    def quantum_steps(self, job: Job) -> tuple[float, float]:
-        return self._others.quantum_steps(job)
-
-    def on_pass(self, view: SchedulerView) -> None:
+    def on_pass(self, view: SchedulerView) -> NextPlan:
         """Order all jobs, and decide how long the batch may take."""
         self.queue.follow(view, self)
         running, chunked = slo_states_of(view.running), slo_states_of(view.chunked_jobs)
@@ -202,7 +187,7 @@ class Proserve(Policy):
             for starved in self._starved:
                 starved.forget()
             self._others.on_pass(view)
-            return
+            return NextPlan()
         for job, p in (*running, *chunked):
             self._bring_up_to_date(job, p, has_begun=True)
         self._order([*running, *chunked], len(running), view)
@@ -212,6 +197,7 @@ class Proserve(Policy):
             for pick in (starved.first, starved.choose(candidates, view, self.queue)):
                 if pick is not None:  # the previous pick, and this pass's
                     pick.changes()
+        return NextPlan()
 
     def _is_late(self, job: Job, view: SchedulerView) -> bool:
         p = slo_state_of(job)
@@ -333,6 +319,30 @@ class Proserve(Policy):
 
     def budget(self, view: SchedulerView) -> Budget | None:
         return self._budget
+
+
+class _WithSlo(MovingKeys):
+    """The waiting jobs with an SLO. Jobs that starve keep their place."""
+
+    def __init__(self, policy: Policy, waiting: Waiting, starved: Sequence[StarvedShare]) -> None:
+        super().__init__(policy)
+        self._waiting, self._starved = waiting, starved
+
+    def has(self, job: Job) -> bool:
+        is_pick = any(starved.first is job for starved in self._starved)
+        return slo_state_of(job) is not None and not is_pick
+
+    def first(self, jobs: Collection[Job], num: int, view: SchedulerView) -> list[Entry]:
+        waiting, picks = self._waiting, self._picks()
+        # Jobs that go first, or starve, are not among `jobs`.
+        entries = waiting.first(num + len(waiting.jobs) - len(jobs))
+        return [entry for entry in entries if not entry[3].goes_first and entry[3] not in picks]
+
+    def groups(self, jobs: Collection[Job], view: SchedulerView) -> dict[Group, Iterator[Entry]]:
+        return self._waiting.groups(self._picks())
+
+    def _picks(self) -> set[Job | None]:
+        return {starved.first for starved in self._starved}
 
 
 def _shared_base(server: ServerFacts) -> ServerFacts:

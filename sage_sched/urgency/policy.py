@@ -10,7 +10,7 @@ from sage_sched.fields import Pools, Share
 from sage_sched.index import Indices
 from sage_sched.job import Job
 from sage_sched.plan import Budget
-from sage_sched.policy import Policy
+from sage_sched.policy import Lasting, Policy, Traits
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
 
@@ -55,7 +55,7 @@ class Urgency(Policy):
     """
 
     Parameters = UrgencyParameters
-    predicts_waits = True
+    traits = Traits(predicts_waits=True)
 
     def __init__(self, parameters: UrgencyParameters, server: ServerFacts) -> None:
         self._indices = Indices(server)
@@ -71,8 +71,9 @@ class Urgency(Policy):
         index = self._indices.of(job).index
         return self._bucket(job) + index / (1.0 + index)
 
-    def lasting_key(self, job: Job) -> float:
-        return _APART * self._bucket(job) + super().lasting_key(job)
+    def lasting(self, job: Job) -> Lasting:
+        lasting = super().lasting(job)
+        return lasting._replace(key=_APART * self._bucket(job) + lasting.key)
 
     def _bucket(self, job: Job) -> float:
         return job.served_at_arrival_tokens // self._piece_tokens + self.level(job)

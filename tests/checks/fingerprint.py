@@ -118,7 +118,8 @@ def main() -> None:
 
 
 def _predicts_waits(name: str) -> bool:
-    return name != ORACLE and (name not in policy_names() or policy_type(name).predicts_waits)
+    ours = policy_type(name).traits.predicts_waits if name in policy_names() else True
+    return name != ORACLE and ours
 
 
 def _in_fuzz(policy: str, seed: int) -> Result:

@@ -46,7 +46,7 @@ def test_finished_jobs_behind_an_unfinished_one_are_not_kept(name: str) -> None:
     """By no policy and no limit, though each has waited, run, been swapped out, and been aborted
     while it waited."""
     policy = named(name)
-    config = SageConfig.parse({"overload": {"enabled": policy.predicts_waits}})
+    config = SageConfig.parse({"overload": {"enabled": policy.traits.predicts_waits}})
     story, alive = Story(name, config.limits(policy)), weakref.WeakSet[Job]()
     for number in range(1, 100):
         comes = f"{number}:5%9,40[c/t{number}]{'u1' * (number % 2)}{'d900p90' * (number % 3 > 0)}"

@@ -36,6 +36,7 @@ from sage_sched.app.registry import policy_names, policy_type, section_of
 from sage_sched.fields import ConfigError
 from sage_sched.job import LEAST_SLO_MS, LEAST_WEIGHT, MOST_SLO_MS, MOST_WEIGHT, Hints, Job
 from sage_sched.overload.config import OverloadConfig
+from sage_sched.plan import NextPlan
 from sage_sched.policies.sage import Sage
 from sage_sched.policy import Policy
 from sage_sched.steps import StepTime
@@ -80,7 +81,9 @@ def draw(seed: int, policy: str = "") -> Case:
         at_s = sorted(rng.uniform(0, 2) * requests[-1].arrival_s for _ in range(2))
         switches = {when_s: rng.choice(_POLICIES) for when_s in at_s}
     config = _config(rng, {policy, *switches.values()})
-    predicts_waits = all(policy_type(name).predicts_waits for name in (policy, *switches.values()))
+    predicts_waits = all(
+        policy_type(one).traits.predicts_waits for one in (policy, *switches.values())
+    )
     if rng.random() < 0.3 and predicts_waits:
         overload = OverloadConfig(
             enabled=True,
@@ -234,7 +237,7 @@ class Account:
             return
         original = policy.on_pass
 
-        def on_pass(view: SchedulerView) -> None:
+        def on_pass(view: SchedulerView) -> NextPlan:
             promised = {job for job in self.jobs.values() if job.passed_starvation_bound}
             here = (*view.waiting, *view.running, *view.chunked_jobs)
             for job in here:
@@ -251,10 +254,11 @@ class Account:
             batch_tokens = max(1, view.locked_tokens)
             passed = behind > regret * before + batch_tokens
             self.passed.update(compress(jobs, passed))
-            original(view)
+            next_plan = original(view)
             for job in here:
                 is_promised = job in self.passed or job in promised
                 assert job.passed_starvation_bound == is_promised, f"{job} is promised"
+            return next_plan
 
         policy.on_pass = on_pass  # type: ignore[method-assign]
 

@@ -17,7 +17,8 @@ from bench.simulator.result import Result
 from bench.simulator.run import simulate
 from sage_sched.app.config import SageConfig
 from sage_sched.distribution import LengthDistribution
-from sage_sched.policy import Policy
+from sage_sched.plan import NextPlan
+from sage_sched.policy import Policy, Traits
 from sage_sched.steps import StepTime
 
 pytestmark = pytest.mark.slow
@@ -37,8 +38,8 @@ PURE = SrptOracleParameters(preempt_margin=0.0)  # no hysteresis
 @pytest.fixture(autouse=True)
 def _without_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests yield as often as they should, by indices that are nearly always new."""
-    monkeypatch.setattr(Policy, "max_preemptions", 1_000_000)
-    monkeypatch.setattr(Policy, "refresh_interval_tokens", 10)
+    monkeypatch.setattr(Policy, "traits", Traits(max_preemptions=1_000_000))
+    monkeypatch.setattr(Policy, "on_pass", lambda self, view: NextPlan(interval_tokens=10))
 
 
 def traffic(num_requests: int, load: float, seed: int) -> tuple[float, list[SimRequest]]:

@@ -10,6 +10,7 @@ from bench.policies.fastserve import FastServe
 from sage_sched.app.registry import ENTRY_POINT_GROUP
 from sage_sched.job import Job
 from sage_sched.plan import Budget
+from sage_sched.policy import Traits
 from sage_sched.view import SchedulerView
 
 # Of served work, a phase each.
@@ -30,7 +31,7 @@ class Picky(FastServe):
 class Fickle(FastServe):
     """FastServe with another budget in each phase, which also holds some requests back."""
 
-    moves = True
+    traits = Traits(moves=True)
 
     def key(self, job: Job, view: SchedulerView) -> float:
         held_back = (job.arrival + _phase(view)) % 4 == 0

@@ -63,7 +63,7 @@ def test_a_late_request_is_refused_once(sections: Any, state: Any, is_refused: b
     )
 
 
-@pytest.mark.parametrize("broken", ["lasting_key", "refuses"])
+@pytest.mark.parametrize("broken", ["lasting", "refuses"])
 def test_a_prediction_that_fails_refuses_none(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     server, aborts = server_of()
     if broken == "refuses":  # a time that no number tells

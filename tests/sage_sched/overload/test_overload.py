@@ -18,6 +18,7 @@ from sage_sched.overload.pace import Pace, Work
 from sage_sched.overload.situation import MARGIN
 from sage_sched.overload.waits import MOST_PERIODS, Newcomer, Repeated
 from sage_sched.overload.work import FEW
+from sage_sched.policy import Lasting
 from sage_sched.steps import StepTime
 from tests.sage_sched.strategies import SERVER, core_of, named
 
@@ -285,13 +286,13 @@ def test_other_step_times_leave_the_order_as_it_is(factor: float) -> None:
 def test_an_arrival_looks_at_no_other_job(monkeypatch: pytest.MonkeyPatch) -> None:
     door, looked_at = Door(), list[Job]()
     crowd = [door.ask(5 + number % 400, may_refuse=False)[0] for number in range(3000)]
-    original = door.policy.lasting_key
+    original = door.policy.lasting
 
-    def lasting_key(job: Job) -> float:
+    def lasting(job: Job) -> Lasting:
         looked_at.append(job)
         return original(job)
 
-    monkeypatch.setattr(door.policy, "lasting_key", lasting_key)
+    monkeypatch.setattr(door.policy, "lasting", lasting)
     newcomers = []
     for _ in range(20):
         door.now_s += 0.01
