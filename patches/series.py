@@ -21,8 +21,9 @@ SERIES: Mapping[str, _Kind] = {
     # From the schedulers.
     "policy_info": _Kind("gauge", "1 for the policy in force, 0 for earlier ones.", ("policy",)),
     "switches_total": _Kind("counter", "Changes of settings while the server runs."),
+    "waiting_requests": _Kind("gauge", "Requests that wait now, by what they lack.", ("reason",)),
     "oldest_wait_seconds": _Kind(
-        "gauge", "Longest wait of a waiting request, since it came or was preempted."
+        "gauge", "Longest of their waits, since they came or were preempted.", ("reason",)
     ),
     "mean_wait_seconds": _Kind("gauge", "Mean wait of the waiting requests."),
     "backlog_seconds": _Kind(

@@ -19,6 +19,7 @@ from patches.compat import SUPPORTED_RELEASES, UnsupportedServerError, check_rel
 from patches.ops.fit import misfits, targets
 from patches.ops.serve_command import with_policy
 from patches.scheduler.host_memory import SHARE, free_bytes
+from predictor_store.ask_server import ask
 from predictor_store.predict.embedder import Embedder, dimension, fingerprint
 from predictor_store.predict.regression import GeneralLength
 from predictor_store.service.endpoint import PredictorError
@@ -29,6 +30,7 @@ from predictor_store.store.file import StoreError
 from predictor_store.store.store import Store, folder_of, has_store
 from predictor_store.torchvision_schemas import define_missing
 from sage_sched.app.config import SageConfig, StepTimeConfig
+from sage_sched.errors import UserError
 from sage_sched.fields import MOST
 from sage_sched.gap import least_bound_s
 from sage_sched.steps import attended_pairs
@@ -219,6 +221,24 @@ def chunks(config: SageConfig, flags: Mapping[str, Any]) -> str:
         f"a chunk of {num_tokens} tokens takes {1e3 * chunk_s:.0f} ms, of which "
         f"{1e3 * step_time.prefill_base_s:.0f} ms do not depend on its size; while answers run, a "
         f"chunk has at most {beside:.0f} tokens (decode.max_gap_ms)"
+    )
+
+
+def slots(flags: Mapping[str, Any]) -> str:
+    """Report whether requests of the server that runs at the flags' address have long waited for a
+    slot while memory is free."""
+    port = _whole(flags, "port", 30000)
+    url = f"http://{flags.get('host') or '127.0.0.1'}:{port}/server_info"
+    try:
+        info = ask(url, flags.get("api_key") or "")
+        binds = any(state["sage"]["slots_bind"] for state in info["internal_states"])
+    except (UserError, LookupError, TypeError):
+        return Note("a server that runs at the flags' address can tell whether slots bind")
+    if not binds:
+        return "no request has long waited for a slot while memory is free"
+    return Note(
+        "requests have long waited for a slot while 40 % or more of the KV pool is free: raise "
+        f"--max-running-requests, now {info['max_running_requests']}"
     )
 
 

@@ -2,6 +2,7 @@
 
 It checks the settings, SGLang's release, the hooks, the store, sockets, the predictor, the GPU,
 host memory and the flags, and says how to mend each fault. It starts no server and changes nothing.
+A server that runs already tells whether its slots bind.
 The exit status is 1 if there is a fault, otherwise 0.
 """
 
@@ -85,6 +86,7 @@ def findings(argv: Sequence[str]) -> Iterator[Finding]:
         ("GPU", lambda: checks.gpu(flags)),
         ("host memory", lambda: checks.host_memory(config.preemption.host_pool_gib)),
         ("chunks", lambda: checks.chunks(config, flags)),
+        ("slots", lambda: checks.slots(flags)),
         ("flags", lambda: checks.flags(argv, with_settings=said.level != "FAULT")),
     ]
     for about, look in looks:

@@ -8,10 +8,13 @@ import time
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import asdict
+from typing import Any
 
 from patches.engine_types import Req, Scheduler
 from patches.listener import Listener
 from patches.scheduler import queues
+from patches.scheduler.view import room_tokens
+from patches.scheduler.why_waiting import by_reason
 from patches.series import Series
 from sage_sched.backlog import backlog_s
 from sage_sched.job import Job
@@ -22,6 +25,9 @@ logger = logging.getLogger(__name__)
 # Often enough for a scrape every five seconds. With a thousand waiting requests, one report takes
 # 10 ms.
 _INTERVAL_S = 2.0
+# More requests could run if all slots are taken while this share of the KV pool is free. A warning
+# is logged if so many reports in a row find that.
+_FREE_SHARE, _NUM_BOUND = 0.4, 30
 
 
 class SchedulerMetrics(Listener):
@@ -32,6 +38,8 @@ class SchedulerMetrics(Listener):
         self._due_s = 0.0
         self._policies: dict[str, None] = {}
         self._series: Series | None = None
+        self._waiting: dict[str, list[Req]] = {}
+        self._num_bound = 0
 
     def series(self) -> Series | None:
         """Return the series; None if the server has no /metrics, or another rank reports for this
@@ -48,11 +56,29 @@ class SchedulerMetrics(Listener):
             return
         self._due_s = now_s + _INTERVAL_S
         try:
+            self._waiting = by_reason(self._scheduler)
+            self._watch_slots()
             if (series := self.series()) is not None:
                 self._report(series)
         except Exception:
             self._due_s = float("inf")
             logger.exception("series of sage-sched on /metrics are no longer brought up to date")
+
+    def _watch_slots(self) -> None:
+        """Warn if requests have long waited for a slot while memory is free."""
+        scheduler = self._scheduler
+        free_share = room_tokens(scheduler) / scheduler.max_total_num_tokens
+        binds = self._waiting["slots"] and free_share >= _FREE_SHARE
+        self._num_bound = self._num_bound + 1 if binds else 0
+        if self._num_bound == _NUM_BOUND:
+            logger.warning(
+                "requests have waited for a slot for a minute while %d %% of the KV pool is free: "
+                "raise --max-running-requests, now %d",
+                100 * free_share, scheduler.max_running_requests,
+            )  # fmt: skip
+
+    def stats(self) -> dict[str, Any]:
+        return {"slots_bind": self._num_bound >= _NUM_BOUND}
 
     def _report(self, series: Series) -> None:
         state = self._scheduler.sage
@@ -104,9 +130,11 @@ class SchedulerMetrics(Listener):
 
     def _report_load(self, series: Series) -> None:
         scheduler = self._scheduler
-        waiting = queues.waiting(scheduler)
-        waits_s = waited_s(waiting)
-        series.set("oldest_wait_seconds", max(waits_s, default=0.0))
+        waits_s = waited_s(queues.waiting(scheduler))
+        for reason, reqs in self._waiting.items():
+            series.set("waiting_requests", len(reqs), reason=reason)
+            oldest_s = max(waited_s(reqs), default=0.0)
+            series.set("oldest_wait_seconds", oldest_s, reason=reason)
         series.set("mean_wait_seconds", sum(waits_s) / max(1, len(waits_s)))
         series.set("swapped_requests", len(queues.in_host_memory(scheduler)))
         series.set("backlog_seconds", left_s(scheduler)[0])

@@ -42,7 +42,7 @@ def view_of(scheduler: Scheduler, running_batch: Batch) -> SchedulerView:
         running=running,
         chunked=None if chunked is None else chunked.sage.job,
         batch_is_full=is_full(scheduler, running_batch),
-        free_slots=_free_slots(scheduler, running_batch),
+        free_slots=free_slots(scheduler, running_batch),
         free_tokens=free_tokens,
         evictable_tokens=evictable_tokens,
         locked_tokens=scheduler.max_total_num_tokens - free_tokens - evictable_tokens,
@@ -56,7 +56,7 @@ def view_of(scheduler: Scheduler, running_batch: Batch) -> SchedulerView:
         cached_tokens=prompts.cached_tokens,
         host_tokens=lambda position: waiting[position].host_hit_length,
         shared_tokens=prompts.shared_tokens,
-        fits_adapters=_fits_adapters(scheduler),
+        fits_adapters=fits_adapters(scheduler),
         common_tokens=prompts.common_tokens,
         kept_for=state.session_kv.kept_for,
         holding=(lambda job: None)
@@ -65,7 +65,7 @@ def view_of(scheduler: Scheduler, running_batch: Batch) -> SchedulerView:
     )
 
 
-def _fits_adapters(scheduler: Scheduler) -> Callable[[Collection[str]], bool]:
+def fits_adapters(scheduler: Scheduler) -> Callable[[Collection[str]], bool]:
     """Return SchedulerView.fits_adapters.
 
     SGLang is not asked if it drains adapters for waiting requests itself
@@ -84,7 +84,7 @@ def num_arrivals(scheduler: Scheduler) -> int:
     return num_arrived - len(queues.unseen(scheduler))
 
 
-def _free_slots(scheduler: Scheduler, running_batch: Batch) -> int:
+def free_slots(scheduler: Scheduler, running_batch: Batch) -> int:
     if queues.only_decodes(scheduler):  # a request without a slot waits with its prompt's KV
         return int(scheduler.req_to_token_pool.available_size())
     num_running = len(running_batch.reqs)

@@ -114,8 +114,17 @@ HEALTHY = {
     "GPU": ("ok", "2, the first: a GPU"),
     "host memory": ("ok", "100.0 GiB free; KV of preempted requests may take 25.0 GiB"),
     "chunks": chunk(8192, 1466, 5276),
+    "slots": ("note", "a server that runs"),
     "flags": ("ok", "with settings"),
 }
+
+
+def answers(bind: bool) -> methodcaller:
+    info = {"max_running_requests": 4, "internal_states": [{"sage": {"slots_bind": bind}}]}
+    known = {("http://h:9/server_info", "k"): info}
+    return methodcaller("setattr", checks, "ask", lambda *asked: known[asked])
+
+
 MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 ENCODER = "predictor_store.predict.static_encoder.StaticEncoder"
 # A change to a healthy server (a function, or settings), its flags, and the findings.
@@ -166,6 +175,8 @@ CHANGES: list[tuple[Any, list[str], dict[str, tuple[str, str]]]] = [
     (methodcaller("setenv", "SAGE_CONFIG", "none.toml"), ["--sage-config", "sage.toml"], {}),
     ("", ["--tp-size", "3"], {"GPU": ("FAULT", "--tp-size is 3, but torch sees 2")}),
     ("", ON_CPU, {"GPU": ("note", "the flags ask for the CPU; torch sees 2 accelerators")}),
+    *((answers(bind), ["--host=h", "--port=9", "--api-key=k"], {"slots": said}) for bind, said in (
+        (False, ("ok", "no request")), (True, ("note", "raise --max-running-requests, now 4")))),
     ("decode.max_gap_ms = inf", [], {"chunks": chunk(8192, 1466, 8192)}),
     ("decode.max_gap_ms = 400", [], {"chunks": chunk(8192, 1466, 1828)}),
     *(("", [f"--chunked-prefill-size={given}"], {"chunks": said}) for given, said in (

@@ -1,0 +1,36 @@
+"""Tells what keeps waiting requests from running now."""
+
+from __future__ import annotations
+
+from patches.engine_types import Req, Scheduler
+from patches.scheduler import queues
+from patches.scheduler.view import fits_adapters, free_slots, is_full, room_tokens
+
+REASONS = ("adapter", "slots", "memory", "long_prompt", "held")
+
+
+def by_reason(scheduler: Scheduler) -> dict[str, list[Req]]:
+    """Return the waiting requests by the first reason that applies: the adapter has no slot; all
+    slots are taken; the KV has no room; a long prompt is being chunked; or the policy holds the
+    request, for a common start or for requests that go first."""
+    batch, chunked = scheduler.running_batch, scheduler.chunked_req
+    waiting = queues.waiting(scheduler)
+    running = {req.sage.job.adapter for req in (*batch.reqs, *((chunked,) if chunked else ()))}
+    fits, names = fits_adapters(scheduler), {req.sage.job.adapter for req in waiting}
+    has_adapter = {name: name in running or fits({*running, name}) for name in names}
+    has_slot, is_filled = free_slots(scheduler, batch) > 0, is_full(scheduler, batch)
+    headroom = scheduler.sage.core.headroom
+    left_tokens = room_tokens(scheduler) - headroom.num_steps * len(batch.reqs)
+    found: dict[str, list[Req]] = {reason: [] for reason in REASONS}
+    for req in waiting:
+        job = req.sage.job
+        if not has_adapter[job.adapter]:
+            reason = "adapter"
+        elif not has_slot:
+            reason = "slots"
+        elif is_filled or headroom.needed_tokens(job) - job.cached_tokens > left_tokens:
+            reason = "memory"
+        else:
+            reason = "long_prompt" if chunked is not None else "held"
+        found[reason].append(req)
+    return found
