@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from typing import NoReturn
 
 from tqdm import tqdm
 
@@ -23,6 +26,8 @@ from bench.whatif.sessions import Link
 from sage_sched.app.config import SageConfig
 from sage_sched.app.registry import policy_names
 
+# The first requests of a log, by which the time of all simulations is estimated.
+_NUM_TRIED = 200
 # Streams of unshared tokens; a block's number is its stream.
 _FIRST_OWN_STREAM = -(1 << 60)
 
@@ -75,33 +80,55 @@ def requests_of(
     return found
 
 
+def bar_of(
+    engine: Engine,
+    policies: Sequence[str],
+    requests: Sequence[SimRequest],
+    predictions: Predictions,
+    config: SageConfig,
+    *,
+    num_tables: int,
+    num_multiples: int,
+) -> tqdm[NoReturn]:
+    """Say how long all simulations will take, by a small one, and return a bar that counts the
+    requests they serve."""
+    few = requests[:_NUM_TRIED]
+    usual = replace(predictions, variants=(predictions.variants[0][:_NUM_TRIED],), usual=1)
+    started_s = time.perf_counter()
+    outcomes(engine, policies, few, usual, config, tqdm(disable=True))
+    each_s = (time.perf_counter() - started_s) / (len(few) * len(policies))
+    num_variants = sum(len(predictions.variants) if predicts(name) else 1 for name in policies)
+    num_runs = num_tables * num_variants + num_multiples * len(policies)
+    total = num_runs * len(requests)
+    said = f"{len(requests)} requests {num_runs} times: takes about {each_s * total:.0f} s"
+    print(f"simulating {said}, longer if many wait", file=sys.stderr, flush=True)
+    return tqdm(total=total, desc="simulating", unit="request", mininterval=1)
+
+
 def outcomes(
     engine: Engine,
     policies: Sequence[str],
     requests: Sequence[SimRequest],
     predictions: Predictions,
     config: SageConfig,
+    bar: tqdm[NoReturn],
 ) -> list[Outcome]:
-    """Return each policy's outcome, with a bar that counts served requests. Raises ValueError for
-    an unknown policy."""
-    num_runs = sum(len(predictions.variants) if predicts(policy) else 1 for policy in policies)
+    """Return each policy's outcome. bar: counts served requests. Raises ValueError for an unknown
+    policy."""
     found = []
     options = Options(preempt=config.preemption.enabled)
-    with tqdm(
-        total=num_runs * len(requests), desc="simulating", unit="request", mininterval=1
-    ) as bar:
-        for policy in policies:
-            bar.set_postfix_str(policy)
-            variants = predictions.variants if predicts(policy) else predictions.variants[:1]
-            try:
-                results = tuple(
-                    simulate(engine, policy, config, _with(requests, said), options, bar.update)
-                    for said in variants
-                )
-            except OutOfMemoryError as error:
-                found.append(Outcome(policy, (), 0, error.at_s))
-            else:
-                found.append(Outcome(policy, results, min(predictions.usual, len(results))))
+    for policy in policies:
+        bar.set_postfix_str(policy)
+        variants = predictions.variants if predicts(policy) else predictions.variants[:1]
+        try:
+            results = tuple(
+                simulate(engine, policy, config, _with(requests, said), options, bar.update)
+                for said in variants
+            )
+        except OutOfMemoryError as error:
+            found.append(Outcome(policy, (), 0, error.at_s))
+        else:
+            found.append(Outcome(policy, results, min(predictions.usual, len(results))))
     return found
 
 
@@ -124,6 +151,7 @@ def shares_good(
     config: SageConfig,
     multiples: Sequence[float],
     slo: Slo,
+    bar: tqdm[NoReturn],
 ) -> dict[str, list[float]]:
     """Return, by policy, the share of good requests at each multiple of the log's rate; 0 if the
     policy's scheduler ends at that rate.
@@ -137,7 +165,7 @@ def shares_good(
         served = as_logged
         if multiple != 1:
             sooner = [replace(one, arrival_s=one.arrival_s / multiple) for one in requests]
-            served = outcomes(engine, policies, sooner, usual, config)
+            served = outcomes(engine, policies, sooner, usual, config, bar)
         for outcome in served:
             share = 0.0 if outcome.ended_s is not None else slo.good_share(outcome.results[0])
             found[outcome.policy].append(share)

@@ -233,7 +233,9 @@ def test_the_command(
     command = ["whatif", str(log), "--server-info", str(saved), "--policies", "fcfs", "sage"]
     more = ["--seeds", "1", "--load", "2", "--max-new-tokens", "400"]
     assert main([*command, *more, "--output", str(output)]) == 0
-    assert "`sage` finished answers in" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "`sage` finished answers in" in said.out
+    assert "simulating 30 requests 15 times" in said.err
     summary = json.loads((output / "summary.json").read_text())
     assert [row["policy"] for row in summary["rows"]] == ["lpm", "fcfs", "sage"]
     assert (summary["without_caps"], summary["multiples"]) == (None, [1.0, 1.25, 1.5, 2.0, 3.0])
