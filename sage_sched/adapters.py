@@ -126,7 +126,7 @@ class Adapters:
         cold = [
             name
             for name in self._waiting
-            if name not in loaded and not view.fits_adapters({*loaded, name})
+            if name not in loaded and not view.kv.fits_adapters({*loaded, name})
         ]
         if not cold:
             self._since_s, self._rest_s, self.needs_clock = math.inf, _REST_S, False
@@ -190,7 +190,7 @@ class Adapters:
             turn.has_slot, turn.ends_s = True, view.now_s + turn.turn_s
         turn.is_over |= view.now_s >= turn.ends_s or not (waits or runs)
         has_moved = not turn.may_move or turn.host in loaded or turn.host not in self._waiting
-        if (turn.is_over and has_moved) or view.fits_adapters({*loaded, *self._waiting}):
+        if (turn.is_over and has_moved) or view.kv.fits_adapters({*loaded, *self._waiting}):
             self._end(turn, view)
             return []
         leaves, enters = (turn.guest, turn.host) if turn.is_over else (turn.host, turn.guest)
@@ -224,7 +224,7 @@ class _MayRun(dict[str, bool]):
         self, turn: _Turn | None, loaded: set[str], view: SchedulerView, *, in_order: bool = False
     ) -> None:
         self._turn, self._loaded, self._in_order = turn, loaded, in_order
-        self._beside, self._fits = {*loaded}, view.fits_adapters
+        self._beside, self._fits = {*loaded}, view.kv.fits_adapters
 
     def __missing__(self, name: str) -> bool:
         is_open = self._turn is None or _is_open(name, self._turn, self._loaded)
@@ -257,7 +257,7 @@ def _movable(name: str, view: SchedulerView) -> Iterator[tuple[Job, Holding]]:
     """Yield the jobs of an adapter that can be swapped out now, as far as host memory has room."""
     host_free_tokens = view.host_free_tokens
     for job in view.running:
-        if job.adapter != name or (holding := view.holding(job)) is None:
+        if job.adapter != name or (holding := view.kv.holding(job)) is None:
             continue
         if holding.kv_tokens <= host_free_tokens:
             host_free_tokens -= holding.kv_tokens

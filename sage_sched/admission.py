@@ -29,7 +29,7 @@ def with_admissions(
     in_order = replace(view, waiting=_in_order(candidates.order, view))
     window = candidates.window(view)
     admissions, num_without_host_room = admissions_of(
-        window, candidates.order, view.pass_limit(budget), policy, headroom, in_order, room
+        window, view.pass_limit(budget), policy, headroom, in_order, room
     )
     budget = _shortened(budget, admissions, view)
     if not view.can_swap or not window:

@@ -120,7 +120,7 @@ def _kept_tokens(view: SchedulerView, sessions: SessionReturns | None) -> int:
     least_rate = _DECODE_SHARE / max(1e-9, view.locked_tokens * prefill_token_s)
     return sum(
         num_tokens
-        for session, num_tokens in view.kept_for().items()
+        for session, num_tokens in view.kv.kept_for().items()
         if least_rate < sessions.rate(session, view.now_s) < math.inf
     )
 

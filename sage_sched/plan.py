@@ -111,8 +111,8 @@ class Plan:
 class NextPlan(NamedTuple):
     """Says when a full batch needs another plan, although no job has come.
 
-    at_s: by SchedulerView.now_s. at_tokens: by SchedulerView.served_tokens, if interval_tokens is
-        0.
+    at_s: by SchedulerView.now_s.
+    at_tokens: by SchedulerView.served_tokens, if interval_tokens is 0.
     interval_tokens: when the age of a running job reaches a multiple of it; 0: at no age.
     """
 

@@ -26,7 +26,6 @@ class Admission(NamedTuple):
 
 def admissions_of(
     window: Sequence[Job],
-    positions: Sequence[int],
     prefill_tokens: int,
     policy: Policy,
     headroom: Headroom,
@@ -37,7 +36,6 @@ def admissions_of(
     memory had room for them.
 
     window: the first waiting jobs, in order.
-    positions: their positions in SchedulerView.waiting.
     prefill_tokens: the maximum number of tokens that the pass prefills.
     room: see SwapOutBound.
 
@@ -64,7 +62,7 @@ def admissions_of(
     without_host_room: set[Job] = set()
 
     def cost_of(job: Job) -> PreemptionCost | None:
-        if (holding := view.holding(job)) is None:
+        if (holding := view.kv.holding(job)) is None:
             return None
         cost = preemption_cost_of(holding, set_aside_of[job], view.host_free_tokens, view)
         if cost is None:
@@ -74,11 +72,8 @@ def admissions_of(
     admissions = plan_admissions(
         (job for job in view.running if job.is_ranked),
         (
-            (job, headroom.needed_tokens(job) - view.shared_tokens(position))
-            for job, position in takewhile(
-                lambda each: each[0].may_preempt_others or each[0] in view.swapped,
-                zip(window, positions, strict=False),
-            )
+            (job, headroom.needed_tokens(job) - view.kv.shared_tokens(job))
+            for job in takewhile(lambda job: job.may_preempt_others or job in view.swapped, window)
         ),
         free_slots=free_slots,
         free_tokens=free_tokens,

@@ -85,7 +85,7 @@ def preempt_for_memory(view: SchedulerView, policy: Policy, headroom: Headroom) 
         job = view.running[position]
         if job.is_pinned:
             break  # they are the first of the order
-        holding = view.holding(job)
+        holding = view.kv.holding(job)
         if holding is None or not holding.freed_tokens:
             continue
         aside_tokens = needed_tokens[position]

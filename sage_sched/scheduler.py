@@ -75,8 +75,8 @@ class Scheduler:
             self._failed("rank a request", error)
 
     def found(self, job: Job, cached_tokens: int, host_tokens: int, server: ServerFacts) -> bool:
-        """Note what the radix tree has of a job's prompt (see SchedulerView); return whether that
-        has changed."""
+        """Note what the radix tree has of a job's prompt (Kv.cached); return whether that has
+        changed."""
         has_changed = job.find(cached_tokens, server.recall_tokens(host_tokens))
         if has_changed and job.is_ranked:
             self.policy.on_prediction(job)
@@ -224,7 +224,7 @@ class Scheduler:
             view = view.without(moved)
 
         joined = queue.take_joined()
-        self._look_up([queue.positions.of(job) for job in joined if not job.was_looked_up], view)
+        self._look_up([job for job in joined if not job.was_looked_up], view)
         order = serving_order(policy, view)
         first = [view.waiting[position] for position in order]
         any_enters = may_enter_full(first, policy, view)
@@ -236,7 +236,7 @@ class Scheduler:
             self.headroom = headroom
             queue.ordered(order)
             return Plan(order, is_new=True, places=self._places(joined, order))
-        if self._look_up(order[:_NUM_LOOKED_UP], view):
+        if self._look_up(first[:_NUM_LOOKED_UP], view):
             order = serving_order(policy, view)
         candidates = Candidates(order, len(order), len(order))
         candidates = candidates.without_held_back(policy, view)
@@ -260,7 +260,7 @@ class Scheduler:
         room = limits.swap_out.room
         return with_admissions(plan, candidates, budget, policy, headroom, view, room)
 
-    def _look_up(self, positions: Iterable[int], view: SchedulerView) -> bool:
+    def _look_up(self, jobs: Iterable[Job], view: SchedulerView) -> bool:
         """Look these waiting jobs up in the cache; return whether the cached tokens of any have
         changed.
 
@@ -268,13 +268,11 @@ class Scheduler:
         its KV to any other job that asks (SGLang's session/streaming_session.py).
         """
         has_changed = False
-        for position in positions:
-            job = view.waiting[position]
+        for job in jobs:
             if job in view.swapped or job.keeps_memory:
                 job.was_looked_up = True
                 continue
-            found = view.cached_tokens(position), view.host_tokens(position)
-            has_changed |= self.found(job, *found, view.server)
+            has_changed |= self.found(job, *view.kv.cached(job), view.server)
         return has_changed
 
     def _places(self, joined: Sequence[Job], order: Sequence[int]) -> dict[int, int]:

@@ -19,32 +19,26 @@ def shared_prefix_followers(order: Sequence[int], view: SchedulerView) -> list[i
     has no token yet. (Under overlap SGLang plans a pass before the KV of the previous pass is in
     the radix tree.) A job that goes first never waits.
     """
-    begun = [job for job in view.running if not job.generated_tokens] + view.chunked_jobs
-    computing: list[tuple[Job, int | Job]] = [(job, job) for job in begun]
+    computing = [job for job in view.running if not job.generated_tokens] + view.chunked_jobs
     waits: list[int] = []
     for position in order[:_NUM_COMPARED]:
         job = view.waiting[position]
         if job in view.swapped or job.keeps_memory or not _is_long(job.input_tokens, job, view):
             continue
-        if not job.goes_first and _shares_prefix(position, job, computing, view):
+        if not job.goes_first and _shares_prefix(job, computing, view):
             waits.append(position)
         else:
-            computing.append((job, position))
+            computing.append(job)
     return waits
 
 
-def _shares_prefix(
-    position: int, job: Job, computing: Iterable[tuple[Job, int | Job]], view: SchedulerView
-) -> bool:
-    """Whether the job shares a long prefix with one of the jobs that are being computed.
-
-    computing: jobs, each with its argument for SchedulerView.common_tokens.
-    """
+def _shares_prefix(job: Job, computing: Iterable[Job], view: SchedulerView) -> bool:
+    """Whether the job shares a long prefix with one of the jobs that are being computed."""
     return any(
-        (num_tokens := view.common_tokens(position, where))
+        (num_tokens := view.kv.common_tokens(job, other))
         and _is_long(num_tokens, other, view)
         and _is_long(num_tokens, job, view)
-        for other, where in computing
+        for other in computing
     )
 
 

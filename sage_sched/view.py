@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Protocol, Self
 
 from sage_sched.job import Job
 from sage_sched.plan import UNLIMITED, Budget, Preempt
@@ -25,6 +25,32 @@ class Holding:
     cached_tokens: int
     freed_tokens: int
     stays_whole: bool
+
+
+class Kv(Protocol):
+    """Answers questions about the KV of the jobs of one pass. Each takes long, so it is asked only
+    about the jobs that matter."""
+
+    def cached(self, job: Job) -> tuple[int, int]:
+        """Return how many tokens of a waiting job the radix tree has, and how many of these are
+        only in host memory (SGLang's hierarchical cache)."""
+
+    def shared_tokens(self, job: Job) -> int:
+        """Return how many tokens of a waiting job other jobs on the device already hold, so that it
+        will share their KV."""
+
+    def common_tokens(self, job: Job, other: Job) -> int:
+        """Return how many first tokens a waiting job shares with another job, which waits, is being
+        chunked, or runs and has no token yet. 0 if that many are cached."""
+
+    def holding(self, job: Job) -> Holding | None:
+        """Return the KV that a running job holds; None if it has to stay."""
+
+    def kept_for(self) -> Mapping[str, int]:
+        """Return the evictable KV of the pool by the session that had it last."""
+
+    def fits_adapters(self, names: Collection[str]) -> bool:
+        """Return whether requests for all of these LoRA adapters (Job.adapter) may run together."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -49,18 +75,7 @@ class SchedulerView:
     pass_tokens: the most that a pass prefills, of all prompts together.
     can_swap: whether KV can be moved to host memory and back. may_preempt: whether running jobs may
         be preempted; if not, swapped jobs come back.
-    cached_tokens: how many tokens of the waiting job at this position the radix tree has. Costly:
-        called only for new jobs and for the first to serve. host_tokens: how many of these tokens
-        are only in host memory (SGLang's hierarchical cache); called right after cached_tokens.
-    shared_tokens: how many tokens of the waiting job at this position other jobs on the device
-        already hold, so that it will share their KV. Costly: called only for jobs that may enter.
-    fits_adapters: whether requests for all of these LoRA adapters (Job.adapter) may run together.
-    common_tokens: how many first tokens the waiting job at this position shares with another job,
-        which waits at the given position, is being chunked, or runs and has no token yet. 0 if that
-        many are cached.
-    kept_for: evictable KV of the pool by the session that had it last. Costly: called once a pass.
-    holding: the KV that a running job holds; None if it has to stay. Costly: called only for jobs
-        that would be preempted at price zero.
+    kv: answers questions whose answers are costly.
     """
 
     now_s: float
@@ -82,13 +97,7 @@ class SchedulerView:
     server: ServerFacts
     can_swap: bool
     may_preempt: bool
-    cached_tokens: Callable[[int], int]
-    host_tokens: Callable[[int], int]
-    shared_tokens: Callable[[int], int]
-    fits_adapters: Callable[[Collection[str]], bool]
-    common_tokens: Callable[[int, int | Job], int]
-    kept_for: Callable[[], Mapping[str, int]]
-    holding: Callable[[Job], Holding | None]
+    kv: Kv
 
     def without(self, moved: Sequence[tuple[Preempt, Holding]]) -> Self:
         """Return the view as it will be when these running jobs have been swapped out."""

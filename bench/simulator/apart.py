@@ -13,6 +13,7 @@ from bench.policies.router import Router
 from bench.policies.routers import TotalRequests
 from bench.simulator.cluster import Dispatcher, newcomer_of
 from bench.simulator.executor import PlannedEngine
+from bench.simulator.kv import DecodeKv
 from bench.simulator.ledger import Ledger
 from bench.simulator.node import Node
 from bench.simulator.presets import Engine
@@ -24,7 +25,7 @@ from bench.simulator.stock import FcfsPolicy, StockPolicy
 from sage_sched.app.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.plan import Budget, PreemptionMode
-from sage_sched.view import Holding, SchedulerView
+from sage_sched.view import SchedulerView
 
 _ONE_TOKEN = LengthDistribution.from_samples([1], "truth")
 
@@ -130,6 +131,7 @@ class _DecodeState(PlannedEngine):
     give_room: see _DecodeNode.
     """
 
+    kv_type = DecodeKv
     give_room: Callable[[Sequence[Progress], int], None]
 
     def view(self) -> SchedulerView:
@@ -137,19 +139,10 @@ class _DecodeState(PlannedEngine):
         for job in on_the_way:
             job.held_tokens = job.input_tokens
         view = super().view()
-        return replace(
-            view,
-            running=[*view.running, *on_the_way],
-            cached_tokens=lambda position: self.queue[position].request.input_tokens,
-            common_tokens=lambda position, other: 0,
-            holding=lambda job: None if job in on_the_way else self._copied(job),
-        )
+        return replace(view, running=[*view.running, *on_the_way])
 
     def ages(self) -> Iterable[int]:
         return (*super().ages(), *(progress.generated_tokens for progress in self.parked))
-
-    def _copied(self, job: object) -> Holding:
-        return replace(self._holding(job), stays_whole=True)  # type: ignore[arg-type]
 
     def admit(self, visible: Sequence[Progress], budget: Budget) -> None:
         if visible and not self.is_full:

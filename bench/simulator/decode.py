@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,6 +92,10 @@ class DecodeBatch:
         self.context_tokens -= progress.fill_tokens
         self._page_due[(self.step - progress.kv_tokens) % self._page_size] -= 1
         progress.finish_step = -1
+
+    @property
+    def jobs(self) -> Collection[Job]:
+        return self._progress_of.keys()
 
     def of(self, job: Job) -> Progress:
         """Return the member with this job."""

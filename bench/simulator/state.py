@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.simulator.decode import DecodeBatch
+from bench.simulator.kv import SimKv
 from bench.simulator.pool import KvPool
 from bench.simulator.presets import Engine
-from bench.simulator.radix_tree import common_tokens
 from bench.simulator.request import Progress
 from bench.simulator.stock import Reserve, StockPolicy
 from sage_sched.app.config import SageConfig
@@ -20,7 +20,7 @@ from sage_sched.plan import PreemptionMode
 from sage_sched.policy import FcfsFill, NoParameters, Policy
 from sage_sched.scheduler import Scheduler
 from sage_sched.slo import Deadlines
-from sage_sched.view import Holding, SchedulerView
+from sage_sched.view import SchedulerView
 
 # SGLANG_INIT_NEW_TOKEN_RATIO, SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR,
 # SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS and SGLANG_RETRACT_DECODE_STEPS.
@@ -89,6 +89,8 @@ class EngineState:
     host_tokens, peak_host_tokens: KV of swapped-out requests, now and at most.
     num_passes: passes that have let SGLang admit; see executor.py.
     """
+
+    kv_type = SimKv
 
     def __init__(
         self, engine: Engine, policy: Policy | StockPolicy, config: SageConfig, options: Options
@@ -202,11 +204,12 @@ class EngineState:
         evictable_tokens = self.pool.evictable_pages * self.pool.page_size
         if self.chunked is not None:
             self.chunked.job.prefill(self.chunked.prefilled_tokens)
+        waiting = [progress.job for progress in self.queue]
         return SchedulerView(
             now_s=self.now_s,
             served_tokens=self.core.served_tokens,
             num_arrivals=self.core.num_arrivals,
-            waiting=[progress.job for progress in self.queue],
+            waiting=waiting,
             swapped=dict.fromkeys(progress.job for progress in self.queue if progress.swapped),
             running=self.running_jobs(),
             chunked=None if self.chunked is None else self.chunked.job,
@@ -222,32 +225,15 @@ class EngineState:
             server=self.server,
             can_swap=self.can_swap,
             may_preempt=self.can_swap,
-            cached_tokens=lambda position: self.pool.found_tokens(self.queue[position]),
-            host_tokens=lambda position: self.pool.host_tokens(self.queue[position]),
-            fits_adapters=lambda names: len({*names}) <= self.engine.max_loras_per_batch,
-            shared_tokens=lambda position: self.pool.shared_tokens(self.queue[position]),
-            common_tokens=self._common_tokens,
-            kept_for=self.pool.tree.kept_for,
-            holding=self._holding,
+            kv=self.kv_type(
+                self.queue,
+                waiting,
+                self.chunked,
+                self.decode,
+                self.pool,
+                self.engine.max_loras_per_batch,
+            ),
         )
-
-    def _common_tokens(self, position: int, other: int | Job) -> int:
-        """Return the length of the common prefix of a waiting request and another one.
-
-        other: a position in the queue, or the chunked job. Another running job does not occur:
-            without overlap scheduling, each of them has its first token.
-        """
-        two = self.queue[other] if isinstance(other, int) else self.chunked
-        assert two is not None
-        one = self.queue[position]
-        num_tokens = common_tokens(one.request.spans, two.request.spans)
-        return num_tokens if num_tokens > one.job.cached_tokens else 0
-
-    def _holding(self, job: Job) -> Holding:
-        kv_tokens = job.input_tokens + job.generated_tokens
-        cached_tokens = min(job.cached_tokens, kv_tokens)
-        freed_tokens = self.pool.alone_tokens(self.decode.of(job))
-        return Holding(kv_tokens, cached_tokens, freed_tokens, stays_whole=False)
 
     @property
     def step_tokens(self) -> int:

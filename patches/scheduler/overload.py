@@ -18,7 +18,7 @@ from patches.messages import add_return, answer_in_abort, ends_in_queue, in_abor
 from patches.scheduler import queues
 from patches.scheduler.metrics import left_s
 from patches.scheduler.request import PredictedTimes
-from patches.scheduler.view import Prompts
+from patches.scheduler.view import ServerKv
 from sage_sched.overload.returns import Returns
 from sage_sched.scheduler import Scheduler as Core
 
@@ -131,9 +131,9 @@ class OverloadGate(Listener):
         state, job = self._scheduler.sage, req.sage.job
         if job.keeps_memory or queues.only_decodes(self._scheduler):
             return
-        prompts = Prompts(self._scheduler, [req], ())
-        found = prompts.cached_tokens(0), req.host_hit_length
-        job.shared_tokens = prompts.shared_tokens(0) if found[0] else 0
+        kv = ServerKv(self._scheduler, [req], [job], ())
+        found = kv.cached(job)
+        job.shared_tokens = kv.shared_tokens(job) if found[0] else 0
         state.core.found(job, *found, state.server)
 
     def _any_waits(self, came_s: float | None) -> bool:

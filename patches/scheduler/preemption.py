@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,6 @@ from patches.scheduler.survival import (
 from patches.scheduler.swap_meter import SwapMeter
 from sage_sched.app.config import PreemptionConfig
 from sage_sched.app.switch import Settings
-from sage_sched.job import Job
 from sage_sched.plan import Plan, Preempt, PreemptionMode
 from sage_sched.steps import ServerFacts
 from sage_sched.view import Holding
@@ -148,26 +147,17 @@ class Preemption:
         """Return the same facts with the measured cost of moving a token, equal on all ranks."""
         return replace(server, swap_token_s=self._meter.token_s)
 
-    def holdings(self, running: Sequence[Req]) -> Callable[[Job], Holding | None]:
-        """Return a function for a view. It maps a running job to its Holding, or to None if the job
-        cannot be preempted."""
-        requests: dict[Job, Req] = {}
-
-        def holding(job: Job) -> Holding | None:
-            if not requests:
-                requests.update((req.sage.job, req) for req in running)
-            req = requests.get(job)  # on a decode server, its KV may not have come yet
-            if req is None or not kv_copy.can_be_preempted_now(req) or not self._survives(req):
-                return None
-            return Holding(
-                kv_tokens=req.seqlen,
-                # It will find the same prefix in the radix tree as at its start.
-                cached_tokens=min(req.cached_tokens, req.seqlen),
-                freed_tokens=kv_copy.freed_tokens(self._scheduler, req),
-                stays_whole=self._only_decodes or why_not_retractable(req) is not None,
-            )
-
-        return holding
+    def holding(self, req: Req) -> Holding | None:
+        """Return what a running request holds; None if it cannot be preempted."""
+        if not kv_copy.can_be_preempted_now(req) or not self._survives(req):
+            return None
+        return Holding(
+            kv_tokens=req.seqlen,
+            # It will find the same prefix in the radix tree as at its start.
+            cached_tokens=min(req.cached_tokens, req.seqlen),
+            freed_tokens=kv_copy.freed_tokens(self._scheduler, req),
+            stays_whole=self._only_decodes or why_not_retractable(req) is not None,
+        )
 
     def _survives(self, req: Req) -> bool:
         """Whether everything that a request uses is known to survive a swap."""

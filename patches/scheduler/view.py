@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from sglang.srt.mem_cache.common import match_kv_cache
@@ -12,9 +12,10 @@ from patches.engine_types import Batch, Req, Scheduler
 from patches.scheduler import queues
 from patches.scheduler.kv_copy import is_swapped, swapped
 from patches.scheduler.preemption import Preemption
+from sage_sched.followed import Positions
 from sage_sched.job import Job
 from sage_sched.scheduler import Scheduler as Core
-from sage_sched.view import SchedulerView
+from sage_sched.view import Holding, SchedulerView
 
 
 def view_of(scheduler: Scheduler, running_batch: Batch) -> SchedulerView:
@@ -31,7 +32,6 @@ def view_of(scheduler: Scheduler, running_batch: Batch) -> SchedulerView:
     state.waiting.look(waiting)
     in_host_memory = swapped(state.waiting.begun)
     served = running_batch.reqs if chunked is None else [*running_batch.reqs, chunked]
-    prompts = Prompts(scheduler, waiting, served)
     return SchedulerView(
         now_s=core.now_s,
         served_tokens=core.served_tokens,
@@ -53,28 +53,17 @@ def view_of(scheduler: Scheduler, running_batch: Batch) -> SchedulerView:
         server=state.server,
         can_swap=preemption is not None,
         may_preempt=preemption is not None and preemption.config.enabled,
-        cached_tokens=prompts.cached_tokens,
-        host_tokens=lambda position: waiting[position].host_hit_length,
-        shared_tokens=prompts.shared_tokens,
-        fits_adapters=fits_adapters(scheduler),
-        common_tokens=prompts.common_tokens,
-        kept_for=state.session_kv.kept_for,
-        holding=(lambda job: None)
-        if preemption is None
-        else preemption.holdings(running_batch.reqs),
+        kv=ServerKv(scheduler, waiting, state.waiting.jobs, served),
     )
 
 
-def fits_adapters(scheduler: Scheduler) -> Callable[[Collection[str]], bool]:
-    """Return SchedulerView.fits_adapters.
-
-    SGLang is not asked if it drains adapters for waiting requests itself
-    (--lora-drain-wait-threshold), because it does so by each rank's own clock.
-    """
+def fits_adapters(scheduler: Scheduler, names: Collection[str]) -> bool:
+    """See Kv. SGLang is not asked if it drains adapters for waiting requests itself
+    (--lora-drain-wait-threshold), because it does so by each rank's own clock."""
     if not scheduler.enable_lora or scheduler.lora_drainer is not None:
-        return lambda names: True
+        return True
     manager = scheduler.tp_worker.model_runner.lora_manager
-    return lambda names: bool(manager.validate_lora_batch({name or None for name in names}))
+    return bool(manager.validate_lora_batch({name or None for name in names}))
 
 
 def num_arrivals(scheduler: Scheduler) -> int:
@@ -143,39 +132,45 @@ def pass_tokens(scheduler: Scheduler, running_batch: Batch) -> int:
     return min(chunk_tokens, scheduler.max_prefill_tokens) - num_mixed
 
 
-class Prompts:
-    """Finds prefixes that prompts of one pass share, by place in the queue. Computed on demand."""
+class ServerKv:
+    """Answers a pass's questions about KV (Kv)."""
 
-    def __init__(self, scheduler: Scheduler, waiting: Sequence[Req], served: Sequence[Req]) -> None:
-        """served: requests that run, or are being chunked."""
-        self._tree_cache = scheduler.tree_cache
-        self._waiting = waiting
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        waiting: Sequence[Req],
+        jobs: Sequence[Job],
+        served: Sequence[Req],
+    ) -> None:
+        """jobs: of the waiting requests. served: requests that run, or are being chunked."""
+        self._scheduler, self._tree_cache = scheduler, scheduler.tree_cache
+        self._waiting, self._positions = waiting, Positions(jobs)
         self._served = served
+        self._begun: dict[Job, Req] = {}
         self._come_prefilled = queues.only_decodes(scheduler)
-        self._matched = set[int]()
+        self._matched = set[Job]()
 
-    def cached_tokens(self, position: int) -> int:
-        """Return the cached tokens of a prompt, found as SGLang's cache-aware policies find
-        them."""
-        req = self._waiting[position]
+    def cached(self, job: Job) -> tuple[int, int]:
+        """See Kv. Found as SGLang's cache-aware policies find it."""
+        req = self._of(job)
         if self._come_prefilled:
-            return len(req.origin_input_ids)
-        self._match(position)
-        return req.num_matched_prefix_tokens
+            return len(req.origin_input_ids), req.host_hit_length
+        self._match(job, req)
+        return req.num_matched_prefix_tokens, req.host_hit_length
 
-    def _match(self, position: int) -> None:
+    def _match(self, job: Job, req: Req) -> None:
         """Match a prompt with the radix tree, once a pass."""
-        if position not in self._matched:
-            self._matched.add(position)
-            match_kv_cache(self._waiting[position], self._tree_cache)
+        if job not in self._matched:
+            self._matched.add(job)
+            match_kv_cache(req, self._tree_cache)
 
-    def shared_tokens(self, position: int) -> int:
-        """Return the cached tokens that other requests already lock. A lock on the prefix, taken
-        and released again, shows how much it reduces the evictable tokens."""
-        req, tree = self._waiting[position], self._tree_cache
+    def shared_tokens(self, job: Job) -> int:
+        """See Kv. A lock on the prefix, taken and released again, shows how much it reduces the
+        evictable tokens."""
+        req, tree = self._of(job), self._tree_cache
         if self._come_prefilled:
             return 0
-        self._match(position)
+        self._match(job, req)
         before: int = tree.evictable_size()
         lock = tree.lock(req.last_node)
         taken = before - tree.evictable_size()
@@ -185,20 +180,17 @@ class Prompts:
             return shared_tokens
         return min(shared_tokens, max(req.sage.shared_nodes.values(), default=0))
 
-    def common_tokens(self, position: int, other: int | Job) -> int:
-        """Return the length of the shared prefix (see SchedulerView.common_tokens). As in the radix
-        tree, prompts share nothing if they differ in LoRA adapter or salt, or have input
-        embeddings."""
+    def common_tokens(self, job: Job, other: Job) -> int:
+        """See Kv. As in the radix tree, prompts share nothing if they differ in LoRA adapter or
+        salt, or have input embeddings."""
         if self._tree_cache.disable or self._come_prefilled:
             return 0
-        one = self._waiting[position]
-        two = self._waiting[other] if isinstance(other, int) else self._of(other)
+        one, two = self._of(job), self._of(other)
         ids, other_ids = one.origin_input_ids, two.origin_input_ids
-        cached_tokens = one.sage.job.cached_tokens
         # This is called often, and most pairs differ at this one token.
-        if cached_tokens >= min(len(ids), len(other_ids)):
+        if job.cached_tokens >= min(len(ids), len(other_ids)):
             return 0
-        if ids[cached_tokens] != other_ids[cached_tokens]:
+        if ids[job.cached_tokens] != other_ids[job.cached_tokens]:
             return 0
         if (one.extra_key, one.cache_salt) != (two.extra_key, two.cache_salt):
             return 0
@@ -207,7 +199,25 @@ class Prompts:
         return common_length(ids, other_ids)
 
     def _of(self, job: Job) -> Req:
-        return next(req for req in self._served if req.sage.job is job)
+        """Return the request of a job that waits or has begun."""
+        return self._begun_of(job) or self._waiting[self._positions.of(job)]
+
+    def _begun_of(self, job: Job) -> Req | None:
+        if not self._begun:
+            self._begun.update((req.sage.job, req) for req in self._served)
+        return self._begun.get(job)
+
+    def holding(self, job: Job) -> Holding | None:
+        preemption: Preemption | None = self._scheduler.sage.preemption
+        req = self._begun_of(job)  # on a decode server, its KV may not have come yet
+        return None if preemption is None or req is None else preemption.holding(req)
+
+    def kept_for(self) -> Mapping[str, int]:
+        kept: Mapping[str, int] = self._scheduler.sage.session_kv.kept_for()
+        return kept
+
+    def fits_adapters(self, names: Collection[str]) -> bool:
+        return fits_adapters(self._scheduler, names)
 
 
 def common_length(one: Sequence[int], two: Sequence[int]) -> int:

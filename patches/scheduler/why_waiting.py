@@ -16,8 +16,10 @@ def by_reason(scheduler: Scheduler) -> dict[str, list[Req]]:
     batch, chunked = scheduler.running_batch, scheduler.chunked_req
     waiting = queues.waiting(scheduler)
     running = {req.sage.job.adapter for req in (*batch.reqs, *((chunked,) if chunked else ()))}
-    fits, names = fits_adapters(scheduler), {req.sage.job.adapter for req in waiting}
-    has_adapter = {name: name in running or fits({*running, name}) for name in names}
+    has_adapter = {
+        name: name in running or fits_adapters(scheduler, {*running, name})
+        for name in {req.sage.job.adapter for req in waiting}
+    }
     has_slot, is_filled = free_slots(scheduler, batch) > 0, is_full(scheduler, batch)
     headroom = scheduler.sage.core.headroom
     left_tokens = room_tokens(scheduler) - headroom.num_steps * len(batch.reqs)

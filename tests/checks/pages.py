@@ -24,7 +24,8 @@ from sage_sched.commands import COMMANDS, OF_SERVERS
 from sage_sched.distribution import LengthDistribution
 from sage_sched.fields import allowed
 from sage_sched.job import Hints, Job
-from sage_sched.policy import Policy
+from sage_sched.plan import NextPlan
+from sage_sched.policy import Lasting, Policy, Traits
 from sage_sched.steps import ServerFacts, StepTime
 from sage_sched.view import SchedulerView
 
@@ -103,7 +104,18 @@ TABLES: dict[str, Callable[[], Iterator[tuple[str, ...]]]] = {
     each.__name__: each for each in (settings, metrics, commands, modes, refused, gateways, formats)
 } | {
     each.__name__: partial(members, each)
-    for each in (Policy, Job, Hints, LengthDistribution, SchedulerView, ServerFacts, StepTime)
+    for each in (
+        Policy,
+        Traits,
+        NextPlan,
+        Lasting,
+        Job,
+        Hints,
+        LengthDistribution,
+        SchedulerView,
+        ServerFacts,
+        StepTime,
+    )
 }
 
 

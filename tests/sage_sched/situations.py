@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from sage_sched.job import Hints, Job
@@ -28,7 +28,7 @@ from sage_sched.plan import Plan, Preempt, PreemptionMode, Resume
 from sage_sched.policy import NoParameters, Policy
 from sage_sched.steps import ServerFacts
 from sage_sched.view import Holding, SchedulerView
-from tests.sage_sched.strategies import SERVER, core_of, known, named, planned, waiting
+from tests.sage_sched.strategies import SERVER, StandInKv, core_of, known, named, planned, waiting
 
 _JOB = re.compile(r"(-?\d+):(\d+)(\S*)")
 _MARK = re.compile(r"([!~?kfP])|([<+/@#=svaudpwF])(-?\d+)|%([\d,x]+)|\[([\w/]+)\]")
@@ -114,12 +114,14 @@ def _jobs(text: str, met: dict[int, Job]) -> tuple[list[Job], dict[Job, None]]:
     return jobs, swapped
 
 
-def _tokens_of(arrivals: list[int], tokens: dict[int, int], position: int) -> int:
-    return tokens.get(arrivals[position], 0)
-
-
 def _numbers(text: str) -> list[int]:
     return [int(number) for number in text.split()]
+
+
+def _tokens_of(text: str) -> dict[int, int]:
+    """Tokens by the job's arrival."""
+    numbers = _numbers(text)
+    return dict(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def view_of(situation: str, met: dict[int, Job] | None = None) -> SchedulerView:
@@ -130,19 +132,19 @@ def view_of(situation: str, met: dict[int, Job] | None = None) -> SchedulerView:
     queue, swapped = _jobs(said.get("wait", ""), met)
     running, _ = _jobs(said.get("run", ""), met)
     chunked = next(iter(_jobs(said.get("chunk", ""), met)[0]), None)
-    arrivals = [job.arrival for job in queue]
     view = replace(waiting(*queue), swapped=swapped, running=running, chunked=chunked)
 
     stays_whole = "whole" in said
     frees = {job: job.held_tokens for job in running if "=" in said["run"] and job.held_tokens}
     stay = _numbers(said.get("stay", ""))
-    about: dict[str, Any] = {
-        "holding": lambda job: (
+    about: dict[str, Any] = {}
+    kv = StandInKv(
+        holding=lambda job: (
             None
             if job.arrival in stay
             else Holding(job.input_tokens, 0, frees.get(job, job.input_tokens), stays_whole)
         )
-    }
+    )
     if "full" in said:
         about |= {"batch_is_full": True, "free_slots": 0, "free_tokens": 0}
     if "short" in said:
@@ -156,24 +158,22 @@ def view_of(situation: str, met: dict[int, Job] | None = None) -> SchedulerView:
         about["may_preempt"] = False
     if "fits" in said:  # each job has an adapter of its own
         names = {*said["fits"].split(), *(job.adapter for job in running)}
-        about["fits_adapters"] = names.issuperset
-    for name in {"shared", "cached"} & {*said}:  # whose tokens, and how many
-        numbers = _numbers(said[name])
-        tokens = dict(zip(numbers[::2], numbers[1::2], strict=True))
-        about[f"{name}_tokens"] = partial(_tokens_of, arrivals, tokens)
+        vars(kv)["fits_adapters"] = names.issuperset
+    tokens_of = {name: _tokens_of(said.get(name, "")) for name in ("shared", "cached")}
+    vars(kv)["shared_tokens"] = lambda job: tokens_of["shared"].get(job.arrival, 0)
+    vars(kv)["cached"] = lambda job: (tokens_of["cached"].get(job.arrival, 0), 0)
     if "prefix" in said:  # of how many tokens, and whose
         num_tokens, *alike = _numbers(said["prefix"])
 
-        def common_tokens(position: int, other: int | Job) -> int:
-            two = arrivals[position], arrivals[other] if isinstance(other, int) else other.arrival
-            return num_tokens if {*two} <= {*alike} else 0
+        def common_tokens(job: Job, other: Job) -> int:
+            return num_tokens if {job.arrival, other.arrival} <= {*alike} else 0
 
-        about["common_tokens"] = common_tokens
+        vars(kv)["common_tokens"] = common_tokens
     facts = {"gap": "level_gap", "drafts": "reserve_tokens"}
     of_server: dict[str, Any] = {facts[name]: int(said[name]) for name in {*facts} & {*said}}
     if "move" in said:  # in microseconds a token
         of_server["swap_token_s"] = float(said["move"]) / 1e6
-    return replace(view, server=replace(SERVER, **of_server), **about)
+    return replace(view, server=replace(SERVER, **of_server), kv=kv, **about)
 
 
 def said_of(plan: Plan | None, view: SchedulerView) -> str:
@@ -220,10 +220,13 @@ class Story:
         self.facts = {} if server is None else {"server": server}
         self.jobs: dict[int, Job] = {}
 
-    def view(self, situation: str, **facts: Any) -> SchedulerView:
-        """The facts of a pass, after its new jobs have come."""
+    def view(
+        self, situation: str, kv: Mapping[str, Any] | None = None, **facts: Any
+    ) -> SchedulerView:
+        """The facts of a pass, after its new jobs have come. kv: see StandInKv."""
         before = {*self.jobs}
         view = replace(view_of(situation, self.jobs), **{**self.facts, **facts})
+        vars(view.kv).update(kv or {})
         for arrival in sorted({*self.jobs} - before):
             job = self.jobs[arrival]
             job.is_ranked = job.is_ranked and self.core.policy.on_arrival(job)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -17,7 +19,7 @@ from sage_sched.plan import Plan
 from sage_sched.policy import Policy
 from sage_sched.scheduler import Scheduler
 from sage_sched.steps import ServerFacts
-from sage_sched.view import SchedulerView
+from sage_sched.view import Holding, SchedulerView
 
 MAX_LENGTH = 5000
 SERVER = ServerFacts(
@@ -26,6 +28,31 @@ SERVER = ServerFacts(
     step_time=StepTimeConfig().step_time(),
     swap_token_s=1e-5,
 )
+
+
+class StandInKv:
+    """Answers as if no KV were here, or by the given functions of the same names."""
+
+    def __init__(self, **answers: Callable[..., Any]) -> None:
+        vars(self).update(answers)
+
+    def cached(self, job: Job) -> tuple[int, int]:
+        return 0, 0
+
+    def shared_tokens(self, job: Job) -> int:
+        return 0
+
+    def common_tokens(self, job: Job, other: Job) -> int:
+        return 0
+
+    def holding(self, job: Job) -> Holding | None:
+        return None
+
+    def kept_for(self) -> Mapping[str, int]:
+        return {}
+
+    def fits_adapters(self, names: Collection[str]) -> bool:
+        return True
 
 
 # An idle server with room for all.
@@ -49,13 +76,7 @@ IDLE = SchedulerView(
     server=SERVER,
     can_swap=True,
     may_preempt=True,
-    cached_tokens=lambda position: 0,
-    shared_tokens=lambda position: 0,
-    fits_adapters=lambda names: True,
-    host_tokens=lambda position: 0,
-    kept_for=dict,
-    common_tokens=lambda position, other: 0,
-    holding=lambda job: None,
+    kv=StandInKv(),
 )
 
 

@@ -19,7 +19,7 @@ from sage_sched.preemption import Admission, plan_admissions
 from sage_sched.preemption_cost import PreemptionCost
 from sage_sched.view import Holding, SchedulerView
 from tests.sage_sched.situations import ByInput, HoldsLeastUrgent, Story, decided, view_of
-from tests.sage_sched.strategies import IDLE, SERVER, decide, job, waiting
+from tests.sage_sched.strategies import IDLE, SERVER, StandInKv, decide, job, waiting
 
 
 def plan_of(view: SchedulerView, policy: type[Policy] = ByInput) -> Plan:
@@ -97,8 +97,10 @@ def test_a_turn_of_an_adapter_ends_once_all_have_slots() -> None:
         if joined is not None:
             adapters.joined(joined)
         view = replace(
-            IDLE, now_s=now_s, running=running, fits_adapters=lambda names: len(names) <= 2,
-            holding=lambda job: Holding(job.input_tokens + job.generated_tokens, 0, 10, True),
+            IDLE, now_s=now_s, running=running, kv=StandInKv(
+                fits_adapters=lambda names: len(names) <= 2,
+                holding=lambda job: Holding(job.input_tokens + job.generated_tokens, 0, 10, True),
+            ),
         )  # fmt: skip
         moved = [preempt.job for preempt, _ in adapters.look(view)]
         return moved, adapters.has_slot(view)(one)
@@ -114,10 +116,10 @@ def test_a_turn_of_an_adapter_ends_once_all_have_slots() -> None:
 
 def test_a_prompt_waits_for_a_prefix_only_if_the_other_computes_it_now() -> None:
     # Two documents in one: the third shares with the second what that does not compute now.
-    pairs: dict[tuple[int, int | Job], int] = {(1, 0): 1000, (2, 1): 1000}
+    pairs = {(1, 0): 1000, (2, 1): 1000}
     view = replace(
         view_of("wait 0:2000 1:2100 2:2200; pass 8000"),
-        common_tokens=lambda position, other: pairs.get((position, other), 0),
+        kv=StandInKv(common_tokens=lambda *two: pairs.get((two[0].arrival, two[1].arrival), 0)),
     )
     plan = plan_of(view)
     assert [each.job.arrival for each in plan.actions] == [0, 2]
@@ -140,8 +142,7 @@ def test_what_is_cached_in_host_memory_costs_its_way_back() -> None:
     story, keys = Story("sage"), []
     for share in (0.0, 0.5, 2.0):
         server = replace(SERVER, swap_token_s=share * SERVER.step_time.prefill_token_s)
-        facts = {"host_tokens": lambda position: 3000, "server": server}
-        story.plan("wait 0:3500%30,40; cached 0 3400", **facts)
+        story.plan("wait 0:3500%30,40", kv={"cached": lambda job: (3400, 3000)}, server=server)
         keys.append(story.core.policy.key(story.jobs[0], IDLE))
         assert story.jobs[0].cached_input_tokens == 3400 - min(share, 1.0) * 3000
     assert keys == sorted(set(keys))
@@ -154,7 +155,7 @@ def test_new_jobs_and_the_first_to_serve_are_looked_up() -> None:
     for expected in ([*range(40)], [*range(8)]):
         asked.clear()
         queue = f"wait {others} 40:99~+5 41:99k; full"
-        story.plan(queue, cached_tokens=lambda position: asked.append(position) or 0)
+        story.plan(queue, kv={"cached": lambda job: asked.append(job.arrival) or (0, 0)})
         assert sorted(set(asked)) == expected
 
 

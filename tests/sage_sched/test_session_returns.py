@@ -12,7 +12,7 @@ import pytest
 from sage_sched.job import Hints
 from sage_sched.limits import Limits
 from sage_sched.session_returns import SessionReturns
-from tests.sage_sched.strategies import SERVER, core_of, job, named, waiting
+from tests.sage_sched.strategies import SERVER, StandInKv, core_of, job, named, waiting
 
 
 def told(returns: SessionReturns, session: str, pauses_s: list[float], now_s: float = 0.0) -> float:
@@ -167,7 +167,7 @@ def test_no_job_enters_for_kv_that_is_worth_more_unless_none_runs(
     runs, new = job(0, 400, 100, lengths=(30, 40), age=1), job(1, 400, 100, lengths=(30, 40))
     view = replace(
         waiting(new), now_s=ended_s + 5, running=[runs], free_tokens=300, evictable_tokens=800,
-        locked_tokens=8900, kept_for=lambda: {"a": 700, "here": 50, "": 50},
+        locked_tokens=8900, kv=StandInKv(kept_for=lambda: {"a": 700, "here": 50, "": 50}),
     )  # fmt: skip
     limits = Limits(sessions=sessions)
     core = core_of(named("sage", runs, new), limits)

@@ -10,7 +10,7 @@ from sglang.srt.managers.io_struct import AbortReq
 from patches.carrier import encode_asked
 from patches.messages import REFUSED
 from patches.scheduler.request import RequestState
-from patches.scheduler.view import Prompts
+from patches.scheduler.view import ServerKv
 from sage_sched.job import NO_HINTS, Hints
 from sage_sched.overload import Refusal
 from tests.patches.scheduler.test_state import fail
@@ -103,8 +103,8 @@ def test_a_request_is_looked_up_and_running_ages_are_read_before_the_decision(
         return original(job, *args)
 
     monkeypatch.setattr(overload, "newcomer", newcomer)
-    monkeypatch.setattr(Prompts, "cached_tokens", lambda prompts, position: 15)
-    monkeypatch.setattr(Prompts, "shared_tokens", lambda prompts, position: 12)
+    monkeypatch.setattr(ServerKv, "cached", lambda kv, job: (15, 0))
+    monkeypatch.setattr(ServerKv, "shared_tokens", lambda kv, job: 12)
     (req,) = server.arrive(make_request([900]))
     assert not refuses(server, req)
     assert seen == [(15, 12, 300)]

@@ -160,10 +160,9 @@ def test_a_request_that_stays_is_counted_once(server: Server) -> None:
         req.beam_group, req.cached_tokens = None, 8
     stays.session, whole.return_hidden_states = object(), True
     for _ in range(2):
-        holding = preemption.holdings(reqs)
-        assert holding(stays.sage.job) is None
-        assert holding(plain.sage.job) == Holding(23, 8, 20, stays_whole=False)
-        assert holding(whole.sage.job) == Holding(23, 8, 20, stays_whole=True)
+        assert preemption.holding(stays) is None
+        assert preemption.holding(plain) == Holding(23, 8, 20, stays_whole=False)
+        assert preemption.holding(whole) == Holding(23, 8, 20, stays_whole=True)
     assert preemption.stats()["num_not_preemptible"] == {"session": 1}
     # Under a policy of SGLang's none leaves.
     settings = server.state.settings.changed(

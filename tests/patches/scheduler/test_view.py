@@ -29,13 +29,14 @@ def test_the_common_prefix_is_found(prefix: list[int], one: list[int], two: list
     ],
 )  # fmt: skip
 def test_prefixes_are_shared(server: Server, difference: dict[str, Any], expected: int) -> None:
-    _, two = server.queue(make_request([9], [1] * 40), make_request([9], [1] * 50))
+    one, two = server.queue(make_request([9], [1] * 40), make_request([9], [1] * 50))
     vars(two).update(difference)
-    view = server.state.view(StandInBatch([two]))
-    assert view.common_tokens(0, 1) == view.common_tokens(0, two.sage.job) == expected
+    for batch in ((), (two,)):  # it waits, or it runs
+        kv = server.state.view(StandInBatch([*batch])).kv
+        assert kv.common_tokens(one.sage.job, two.sage.job) == expected
 
 
 def test_sglang_drains_adapters_by_each_ranks_own_clock(server: Server) -> None:
     vars(server.scheduler).update({"enable_lora": True, "lora_drainer": "SGLang's"})
     server.queue(make_request([9]))
-    assert server.state.view(StandInBatch()).fits_adapters(["one", "two"])  # it is not asked
+    assert server.state.view(StandInBatch()).kv.fits_adapters(["one", "two"])  # it is not asked

@@ -80,7 +80,7 @@ def test_room_for_an_adapter_goes_to_the_tenant_whose_turn_it_is() -> None:
     server = story()
     server.plan(queue("a a b"))
     ran = f"{queue('. a b')}; run 0:1v1000"
-    assert server.plan(ran, fits_adapters=lambda names: len(names) <= 2) == "2"
+    assert server.plan(ran, kv={"fits_adapters": lambda names: len(names) <= 2}) == "2"
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), *[st.booleans()] * 3), max_size=30), st.randoms())
