@@ -124,9 +124,14 @@ def add_return(abort: AbortReq, after_s: Callable[[], float]) -> None:
         reason[f"{_REFUSAL}retry_after_s"] = math.ceil(after_s())
 
 
-def answer_in_abort(newcomer: Newcomer, refusal: Refusal | None, mode: str) -> dict[str, str | int]:
+def answer_in_abort(
+    newcomer: Newcomer, refusal: Refusal | None, mode: str, *, is_full: bool = False
+) -> dict[str, str | int]:
     """Return the answer to a dry run on a server of this disaggregation mode as the reason of an
-    AbortReq. It holds the predicted times that such a server knows."""
+    AbortReq. It holds the predicted times that such a server knows.
+
+    is_full: whether the request would be turned away because too many prompt tokens wait.
+    """
     refused = {} if refusal is None else in_abort(refusal)
     times_s = {"ttft_ms": newcomer.ttft_s, "ttlt_ms": newcomer.ttlt_s}
     known = {"prefill": ["ttft_ms"], "decode": ["ttlt_ms"]}.get(mode, [*times_s])
@@ -136,7 +141,7 @@ def answer_in_abort(newcomer: Newcomer, refusal: Refusal | None, mode: str) -> d
         "status_code": REFUSED,
         "message": "a dry run",
         **{f"{_REFUSAL}{name}": round(1e3 * times_s[name]) for name in known},
-        f"{_REFUSAL}late": int(refusal is not None),
+        f"{_REFUSAL}late": int(is_full or refusal is not None),
     }
 
 

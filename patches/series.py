@@ -42,7 +42,7 @@ SERIES: Mapping[str, _Kind] = {
     "policy_errors_total": _Kind("counter", "Failures of the policy."),
     "unranked_requests_total": _Kind("counter", "Requests that the policy could not rank."),
     "refused_total": _Kind(
-        "counter", "Requests refused for too long a predicted time (ttft, ttlt).", ("metric",)
+        "counter", "Requests refused for a predicted time or max_queued_tokens.", ("metric",)
     ),
     "predicted_time_ratio": _Kind(
         "gauge", "Real times of the latest 500 requests, divided by predicted ones.", ("metric",)

@@ -174,12 +174,18 @@ class Node:
         most = state.engine.max_queued_requests
         if most is not None and sum(not each.swapped for each in state.queue) >= most:
             return True
-        if not core.limits.overload.config.enabled:
+        overload = core.limits.overload
+        if not overload.config.may_refuse:
             return False
         state.running_jobs()  # brings their ages up to date
         found = state.pool.found_tokens(progress), state.pool.host_tokens(progress)
         job.shared_tokens = state.pool.shared_tokens(progress)
         core.found(job, *found, state.server)
+        waiting = (each.job for each in state.queue)
+        if overload.queued_tokens(job, waiting) is not None:
+            return True
+        if not overload.config.enabled:
+            return False
         newcomer = core.newcomer(job, state.server)
         return core.refuses(job, newcomer, may_refuse=bool(state.queue)) is not None
 

@@ -23,7 +23,6 @@ from patches.http.incoming import incoming, route_of
 from patches.messages import REFUSED, refusal_in
 
 DRY_RUN_HEADER = "x-sage-dry-run"
-_MAY_END = {DRY_RUN_HEADER.encode(), TTL_HEADER.encode()}
 _HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 _TOLD = "sage.told"
 _REFUSAL, _ROUTE = "refusal", "route"
@@ -40,10 +39,12 @@ class RefusedResponses:
     """Middleware that replaces SGLang's answer to a refused request or a dry run.
 
     may_refuse: whether requests may be refused at present.
+    trusts_ttl: whether TTL_HEADER may end a request.
     """
 
-    def __init__(self, app: Any, may_refuse: Callable[[], bool]) -> None:
+    def __init__(self, app: Any, may_refuse: Callable[[], bool], trusts_ttl: bool) -> None:
         self._app, self._may_refuse = app, may_refuse
+        self._may_end = {DRY_RUN_HEADER.encode()} | ({TTL_HEADER.encode()} if trusts_ttl else set())
 
     async def __call__(
         self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Send
@@ -53,7 +54,7 @@ class RefusedResponses:
             return
         told: dict[str, Any] = {}
         scope[_TOLD] = told
-        may_end = any(name in _MAY_END for name, _ in scope.get("headers", ()))
+        may_end = any(name in self._may_end for name, _ in scope.get("headers", ()))
         answer = _Answer(send, told, waits=may_end or self._may_refuse())
         try:
             await self._app(scope, receive, answer.send)
@@ -136,13 +137,13 @@ def _json_response(
     return start, {"type": "http.response.body", "body": body}
 
 
-def add_refused_responses(may_refuse: Callable[[], bool]) -> None:
+def add_refused_responses(may_refuse: Callable[[], bool], *, trusts_ttl: bool) -> None:
     """Add the middleware to the HTTP server, if this program has one. It may be serving its warm-up
     already."""
     if (server := sys.modules.get(_HTTP_SERVER)) is None:
         return
     app = server.app
-    app.user_middleware.insert(0, Middleware(RefusedResponses, may_refuse))
+    app.user_middleware.insert(0, Middleware(RefusedResponses, may_refuse, trusts_ttl))
     if app.middleware_stack is not None:
         app.middleware_stack = app.build_middleware_stack()
 

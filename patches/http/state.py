@@ -40,15 +40,17 @@ class HttpState:
         self.metrics = HttpMetrics(self.client, labels)
         queue_is_bounded = server_args.max_queued_requests is not None
         self._may_end = queue_is_bounded or envs.SGLANG_REQ_WAITING_TIMEOUT.get() > 0
-        self.may_refuse = self._may_end or self.config.overload.enabled
+        self.may_refuse = self._may_end or self.config.overload.may_refuse
         add_settings_route(manager, self._switched)
-        add_refused_responses(lambda: self.may_refuse)
+        add_refused_responses(lambda: self.may_refuse, trusts_ttl=self.config.slo.trust == "header")
         add_comments(self.config.http.comment_every_ms / 1e3)
         if self.predicts:
             self.client.start()  # the schedulers are loading the model meanwhile
 
     def _switched(self, settings: Mapping[str, Any]) -> None:
-        self.may_refuse = self._may_end or settings["overload"]["enabled"]
+        overload = settings["overload"]
+        refuses = overload["enabled"] or overload["max_queued_tokens"]
+        self.may_refuse = self._may_end or bool(refuses)
 
     def stats(self) -> dict[str, Any]:
         """Return entries for /server_info, next to the schedulers' own."""

@@ -14,11 +14,12 @@ from sglang.srt.managers.io_struct import AbortReq
 from patches.carrier import decode_asked, is_dry_run
 from patches.engine_types import Batch, Req, Scheduler
 from patches.listener import Listener
-from patches.messages import add_return, answer_in_abort, ends_in_queue, in_abort
+from patches.messages import ENDED, add_return, answer_in_abort, ends_in_queue, in_abort
 from patches.scheduler import queues
 from patches.scheduler.metrics import left_s
 from patches.scheduler.request import PredictedTimes
 from patches.scheduler.view import ServerKv
+from sage_sched.overload import OverloadConfig
 from sage_sched.overload.returns import Returns
 from sage_sched.scheduler import Scheduler as Core
 
@@ -42,18 +43,23 @@ class OverloadGate(Listener):
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._mode: str = scheduler.server_args.disaggregation_mode
-        self.num_refused = {"ttft": 0, "ttlt": 0}
+        self.num_refused = {"ttft": 0, "ttlt": 0, "queued_tokens": 0}
         self._read_s = -math.inf
         # A call and a time, and how many requests of the queue are of that call.
         self._looked_at: tuple[tuple[float | None, float], int] = (None, -math.inf), 0
         self._compared = {
-            name: deque[tuple[float, float]](maxlen=_NUM_COMPARED) for name in self.num_refused
+            name: deque[tuple[float, float]](maxlen=_NUM_COMPARED) for name in ("ttft", "ttlt")
         }
         self._returns, self._summed_s, self._each_s = Returns(), -math.inf, 0.0
 
     @property
+    def _config(self) -> OverloadConfig:
+        core: Core = self._scheduler.sage.core
+        return core.limits.overload.config
+
+    @property
     def _is_on(self) -> bool:
-        return bool(self._scheduler.sage.core.limits.overload.config.enabled)
+        return self._config.enabled
 
     def turns_away(self, req: Req) -> bool:
         """Return whether a request that begins to wait is refused, or was a dry run. If so, its
@@ -64,14 +70,18 @@ class OverloadGate(Listener):
         if req.to_finish is not None or req.finished():
             return False
         is_dry = is_dry_run(req.sampling_params.custom_params)
-        reason = _NO_TIMES if is_dry else None
-        if self._is_on:
+        reason, overflow = (_NO_TIMES if is_dry else None), None
+        if self._config.may_refuse:
             try:
-                reason = self._reason(req, is_dry=is_dry)
+                overflow = self._overflow(req)
+                reason = reason or overflow
+                if self._is_on and (is_dry or reason is None):
+                    reason = self._reason(req, is_dry=is_dry, is_full=overflow is not None)
             except Exception:
                 self._scheduler.sage.failures.count("predict a wait")
         if reason is None:
             return False
+        self.num_refused["queued_tokens"] += reason is overflow
         req.time_stats.trace_ctx.abort(abort_info=reason)
         self._scheduler.send_abort_output(AbortReq(rid=req.rid, finished_reason=reason), req)
         return True
@@ -96,7 +106,26 @@ class OverloadGate(Listener):
             self._summed_s, self._each_s = now_s, seconds / max(1, number)
         return self._returns.after_s(now_s, self._each_s, self._each_s)
 
-    def _reason(self, req: Req, *, is_dry: bool) -> dict[str, str | int] | None:
+    def _overflow(self, req: Req) -> dict[str, str | int] | None:
+        """Return the answer of a request if too many prompt tokens wait; None if not."""
+        scheduler, most = self._scheduler, self._config.max_queued_tokens
+        has_waited = req.time_stats.wait_queue_entry_time > 0
+        if not most or has_waited or queues.only_decodes(scheduler):
+            return None
+        self._look_up(req)
+        call = decode_asked(req.sampling_params.custom_params)
+        if not self._any_waits(call and call[1]):
+            return None
+        chunked = [] if scheduler.chunked_req is None else [scheduler.chunked_req]
+        waiting = (other.sage.job for other in (*queues.waiting(scheduler), *chunked))
+        core: Core = scheduler.sage.core
+        queued = core.limits.overload.queued_tokens(req.sage.job, waiting)
+        if queued is None:
+            return None
+        message = f"{queued} prompt tokens wait, and overload.max_queued_tokens is {most}."
+        return {"type": "abort", "status_code": ENDED, "message": message}
+
+    def _reason(self, req: Req, *, is_dry: bool, is_full: bool) -> dict[str, str | int] | None:
         """Return the answer of a request that is turned away; None if it is not."""
         state, job = self._scheduler.sage, req.sage.job
         if is_dry and job.distribution is None:
@@ -115,14 +144,14 @@ class OverloadGate(Listener):
         newcomer = core.newcomer(job, state.server)
         if is_dry:
             late = core.limits.overload.would_refuse(job, newcomer) if acts else None
-            return answer_in_abort(newcomer, late, self._mode)
+            return answer_in_abort(newcomer, late, self._mode, is_full=is_full)
         refusal = core.refuses(job, newcomer, may_refuse=acts)
         if refusal is not None:
             self.num_refused[refusal.metric] += 1
             return in_abort(refusal)
         was_sampled = core.limits.overload.was_sampled
         req.sage.predicted_times = PredictedTimes(
-            newcomer.ttft_s, newcomer.ttlt_s, time.monotonic(), came_s, acts, was_sampled
+            newcomer.ttft_s, newcomer.ttlt_s, time.monotonic(), acts, was_sampled
         )
         return None
 
@@ -137,7 +166,8 @@ class OverloadGate(Listener):
         state.core.found(job, *found, state.server)
 
     def _any_waits(self, came_s: float | None) -> bool:
-        """Whether a request waits that came by another API call than the one of came_s.
+        """Whether a request waits that came by another API call than the one of came_s. Otherwise
+        an idle server would refuse a long list of prompts again and again.
 
         The prompts of a long list come one after another. Until the next broadcast the queue only
         grows, so each of them looks only at what has come since the one before.
@@ -146,7 +176,8 @@ class OverloadGate(Listener):
         if self._looked_at[0] != about:
             self._looked_at = about, 0
         for place in range(self._looked_at[1], len(queue)):
-            if queue[place].sage.is_of_other_call(came_s):
+            other = decode_asked(queue[place].sampling_params.custom_params)
+            if came_s is None or other is None or other[1] != came_s:
                 return True
             self._looked_at = about, place + 1
         return False
@@ -205,7 +236,7 @@ class OverloadGate(Listener):
         }
 
     def stats(self) -> dict[str, Any]:
-        if not self._is_on:
+        if not self._config.may_refuse:
             return {}
         trust = self._scheduler.sage.core.limits.overload.trust
         return {

@@ -101,7 +101,6 @@ class TokenTimes:
 class PredictedTimes(NamedTuple):
     """The predicted times of a request, from at_s on this rank's clock.
 
-    came_s: the arrival stamp of its API call, which all prompts and samples of the call share.
     others_waited: whether it could have been refused.
     was_sampled: whether it was admitted although it was predicted to be late.
     """
@@ -109,7 +108,6 @@ class PredictedTimes(NamedTuple):
     ttft_s: float
     ttlt_s: float
     at_s: float
-    came_s: float | None
     others_waited: bool = False
     was_sampled: bool = False
 
@@ -135,13 +133,6 @@ class RequestState:
     shared_nodes: dict[int, int] = field(default_factory=dict)
     predicted_times: PredictedTimes | None = None
     refusal: str = ""
-
-    def is_of_other_call(self, came_s: float | None) -> bool:
-        """Whether the request belongs to another API call than the one with this stamp. Only other
-        calls' requests justify a refusal: otherwise an idle server would refuse a long list of
-        prompts again and again."""
-        times = self.predicted_times
-        return came_s is None or times is None or times.came_s != came_s
 
     @property
     def is_preempted(self) -> bool:

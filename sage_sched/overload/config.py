@@ -25,6 +25,14 @@ class OverloadConfig:
     """TTFT deadline of requests that have none. `inf`: no deadline."""
     max_tpot_ms: _DeadlineMs = math.inf
     """TPOT deadline of requests that have none, as a mean over the answer. `inf`: no deadline."""
+    max_queued_tokens: Annotated[int, Meta(ge=0)] = 0
+    """Refuse requests that would make more uncached prompt tokens wait, also if `enabled` is false.
+    0: no cap."""
+
+    @property
+    def may_refuse(self) -> bool:
+        """Whether any request may be refused."""
+        return self.enabled or self.max_queued_tokens > 0
 
     def deadlines_s(
         self, hints: Hints, classes_ms: Mapping[str, tuple[float, float]]

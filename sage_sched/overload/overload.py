@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from sage_sched.job import Hints, Job
@@ -15,7 +15,7 @@ from sage_sched.overload.returns import Returns
 from sage_sched.overload.situation import Situation
 from sage_sched.overload.trust import Trust
 from sage_sched.overload.waits import Newcomer
-from sage_sched.overload.work import FEW, Unfinished, column_of, work_of
+from sage_sched.overload.work import FEW, Unfinished, column_of, unfilled_tokens, work_of
 from sage_sched.policy import Policy
 from sage_sched.steps import ServerFacts
 
@@ -176,6 +176,17 @@ class Overload:
         wait_s = refusal.predicted_s - refusal.limit_s
         own_s = float(newcomer.pace.busy_s(newcomer.own))
         return replace(refusal, retry_after_s=self._returns.after_s(now_s, wait_s, own_s))
+
+    def queued_tokens(self, job: Job, waiting: Iterable[Job]) -> int | None:
+        """Return how many prompt tokens wait if those of a newcomer would be too many, otherwise
+        None. This needs no predictions.
+
+        waiting: the jobs that wait or are being chunked.
+        """
+        if not (most := self.config.max_queued_tokens):
+            return None
+        queued = sum(map(unfilled_tokens, waiting))
+        return queued if queued and queued + unfilled_tokens(job) > most else None
 
     def answered(self, job: Job, predicted_s: float, now_s: float, *, was_sampled: bool) -> None:
         """Note the last token of a job that came while others waited; see Trust."""

@@ -44,13 +44,18 @@ def column_of(job: Job, policy: Policy, step_time: StepTime, now_s: float = 0.0)
     if has_begun and not can_preempt(policy):
         level = key = -math.inf
     cached_tokens = _done_tokens(job)
-    new_tokens = 0 if has_begun else job.input_tokens - cached_tokens
+    new_tokens = unfilled_tokens(job)
     prompt_s = 0.0 if has_begun else step_time.prompt_s(cached_tokens, new_tokens)
     tokens = job.input_tokens + job.generated_tokens - min(job.shared_tokens, job.input_tokens - 1)
     return np.array([
         level, key, prompt_s, not has_begun, *lasting[1:], max(1, tokens), 1.0,
         cached_tokens, new_tokens, now_s,
     ])  # fmt: skip
+
+
+def unfilled_tokens(job: Job) -> int:
+    """Return how many tokens of a job's prompt have no KV yet."""
+    return 0 if job.generated_tokens > 0 else job.input_tokens - _done_tokens(job)
 
 
 def _done_tokens(job: Job) -> int:

@@ -84,6 +84,21 @@ def test_whoever_ends_in_the_queue_hears_when_to_come_back(
         assert 60 >= int(answer.headers["Retry-After"]) == error["retry_after_s"] >= 1
 
 
+def test_prompt_tokens_wait_up_to_a_cap(one_slot: SageServer) -> None:
+    one = partial(post, one_slot, "/generate", False)
+    num_tokens = one().json()["meta_info"]["prompt_tokens"]
+    # The prompts are alike, and cached but for a token.
+    overload = {"max_queued_tokens": 4, "enabled": False}
+    settings(one_slot, {"schedule_policy": "sage", "overload": overload})
+    answers = stage.together(one_slot, [one] * 12)
+    settings(one_slot, {"overload": {"max_queued_tokens": 0}})
+    assert num_tokens > 4
+    assert [answer.status_code for answer in answers] == [200] * 4 + [503] * 8
+    for answer in answers[4:]:
+        assert "overload.max_queued_tokens is 4" in answer.json()["error"]["message"]
+        assert 60 >= int(answer.headers["Retry-After"]) >= 1
+
+
 def test_after_a_burst_in_which_the_predictor_died_an_idle_server_admits(
     server: SageServer,
 ) -> None:

@@ -67,7 +67,7 @@ def test_a_client_gets(
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(RefusedResponses(app, lambda: True)({"type": "http"}, app, send))
+    asyncio.run(RefusedResponses(app, lambda: True, False)({"type": "http"}, app, send))
     start, *bodies = sent
     headers = {name.decode(): value.decode() for name, value in start["headers"]}
     if length := headers.pop("content-length", ""):
@@ -122,9 +122,10 @@ class Streamed:
     async def send(self, message: Any) -> None:
         self.sent.append(message)
 
-    def run(self, may_refuse: bool, *headers: tuple[bytes, bytes]) -> None:
-        middleware = RefusedResponses(self.app, lambda: may_refuse)
-        asyncio.run(middleware({"type": "http", "headers": headers}, self.app, self.send))
+    def run(self, may_refuse: bool, header: bytes = b"", *, trusts_ttl: bool = False) -> None:
+        middleware = RefusedResponses(self.app, lambda: may_refuse, trusts_ttl)
+        scope = {"type": "http", "headers": [(header, b"1s")]}
+        asyncio.run(middleware(scope, self.app, self.send))
 
     @property
     def body(self) -> bytes:
@@ -152,9 +153,13 @@ def test_the_head_goes_at_once_where_nothing_can_be_refused(manager: Manager, ro
     served = Streamed(manager, route, "first token")
     served.run(False)
     assert served.num_sent in ([1], [1, 2])
-    asked = Streamed(manager, route, "first token")
-    asked.run(False, (b"x-sage-dry-run", b"1"))
-    assert asked.num_sent[0] == 0
+    ttl = b"x-llm-d-inference-ttl"
+    for header, trusts_ttl, num_sent in (
+        (b"x-sage-dry-run", False, 0), (ttl, True, 0), (ttl, False, 1),
+    ):  # fmt: skip
+        asked = Streamed(manager, route, "first token")
+        asked.run(False, header, trusts_ttl=trusts_ttl)
+        assert asked.num_sent[0] == num_sent
 
 
 def test_a_process_learns_that_requests_are_refused_now(manager: Manager) -> None:

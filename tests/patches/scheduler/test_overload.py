@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from sglang.srt.managers.io_struct import AbortReq
 
-from patches.carrier import encode_asked
-from patches.messages import REFUSED
-from patches.scheduler.request import RequestState
+from patches.carrier import decode_asked, encode_asked
+from patches.messages import ENDED, REFUSED
 from patches.scheduler.view import ServerKv
 from sage_sched.job import NO_HINTS, Hints
 from sage_sched.overload import Refusal
@@ -57,7 +56,7 @@ def test_a_late_request_is_refused_once(sections: Any, state: Any, is_refused: b
     assert refuses(server, late) == is_refused
     found = [(abort.rid, abort.finished_reason["status_code"]) for abort in aborts]
     assert found == [("late", REFUSED)] * is_refused
-    num_refused = {"ttft": int(is_refused), "ttlt": 0}
+    num_refused = {"ttft": int(is_refused), "ttlt": 0, "queued_tokens": 0}
     assert server.state.stats().get("overload", {}).get("num_refused") == (
         num_refused if sections else None
     )
@@ -85,6 +84,42 @@ def test_a_call_is_not_refused_for_its_own_prompts() -> None:
         server.scheduler.waiting_queue.append(req)
     # An admitted request stays, whichever requests wait by now.
     assert not refuses(server, server.scheduler.waiting_queue[0])
+
+
+@pytest.mark.parametrize(
+    ("about", "num_queued"),
+    [
+        ({}, 4),
+        ({"schedule_policy": "fcfs"}, 6),  # SGLang alone decides
+        ({"cap": 79}, 3),
+        ({"cap": 0}, 6),
+        ({"cap": 1}, 1),  # with an idle server, longer prompts are served too
+        ({"cached": 19}, 6),
+        ({"call": 1.0}, 6),
+        ({"waited": True}, 6),
+        ({"mode": "decode"}, 6),
+    ],
+)
+def test_prompt_tokens_wait_up_to_a_cap(
+    about: dict[str, Any], num_queued: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without step times, predictions and `enabled`. Six prompts of 20 tokens come."""
+    monkeypatch.setattr(ServerKv, "cached", lambda kv, job: (about.get("cached", 0), 0))
+    cap = {"overload": {"max_queued_tokens": about.get("cap", 80)}}
+    policy, mode = about.get("schedule_policy", "sage"), about.get("mode", "null")
+    server = Server(sections=cap, schedule_policy=policy, disaggregation_mode=mode)
+    aborts: list[Any] = []
+    server.scheduler.send_abort_output = lambda abort, req: aborts.append(abort.finished_reason)
+    for number in range(6):
+        came_s = about.get("call", float(number))
+        (req,) = server.arrive(make_request(carried=encode_asked("a call", came_s, 1.0)))
+        req.time_stats.wait_queue_entry_time = float(about.get("waited", False))
+        if not refuses(server, req):
+            server.scheduler.waiting_queue.append(req)
+    assert len(server.scheduler.waiting_queue) == num_queued
+    assert [found["status_code"] for found in aborts] == [ENDED] * (6 - num_queued)
+    if found := server.state.stats().get("overload"):
+        assert found["num_refused"]["queued_tokens"] == 6 - num_queued
 
 
 def test_a_request_is_looked_up_and_running_ages_are_read_before_the_decision(
@@ -119,18 +154,17 @@ def test_a_long_list_of_prompts_looks_at_each_waiting_request_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server, looked_at = Server(schedule_policy="fcfs-fill", sections=KNOWN), list[Any]()
-    original = RequestState.is_of_other_call
 
-    def is_of_other_call(state: RequestState, came_s: float | None) -> bool:
-        looked_at.append(state)
-        return original(state, came_s)
+    def asked(custom_params: Any) -> Any:
+        looked_at.append(custom_params)
+        return decode_asked(custom_params)
 
-    monkeypatch.setattr(RequestState, "is_of_other_call", is_of_other_call)
+    monkeypatch.setattr("patches.scheduler.overload.decode_asked", asked)
     for _ in range(50):
         (req,) = server.arrive(make_request([900], carried=encode_asked("a call", 1.0, 1.0)))
         assert not refuses(server, req)
         server.scheduler.waiting_queue.append(req)
-    assert len(looked_at) == 49
+    assert len(looked_at) == 50 + 49
 
 
 def test_a_request_ends_once_it_has_waited_for_as_long_as_it_may(
