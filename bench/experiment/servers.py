@@ -190,14 +190,19 @@ class Servers:
         )
 
     def _body(self, number: int, request: SimRequest) -> dict[str, Any]:
-        if request.prompt:
-            return body_of(request.prompt, request.output_tokens, request.max_new_tokens)
-        spans = request.spans or ((-1 - number, 0, request.input_tokens),)
-        tokens = np.concatenate([_tokens(stream, end)[first:] for stream, first, end in spans])
         hints, cap = request.hints, request.max_new_tokens
+        prompt: str | list[int] = request.prompt
+        if not prompt:
+            spans = request.spans or ((-1 - number, 0, request.input_tokens),)
+            parts = [_tokens(stream, end)[first:] for stream, first, end in spans]
+            prompt = np.concatenate(parts).tolist()
         given = {name: getattr(hints, name) for name in CLIENTS_HINTS}
-        said = {name: value for name, value in given.items() if value != getattr(NO_HINTS, name)}
-        body = body_of(tokens.tolist(), request.output_tokens, cap, **said)
+        said = {
+            name: value / self._speed if name.endswith("_ms") else value
+            for name, value in given.items()
+            if value != getattr(NO_HINTS, name)
+        }
+        body = body_of(prompt, request.output_tokens, cap, **said)
         return body | {"priority": self._loaded.source.priority_of(request)}
 
     def servers_of(self, arm: Arm) -> PolicyServers:
@@ -206,10 +211,10 @@ class Servers:
         device = None
         if self._on_clock:
             device = Device(load.preset, self._speed, load.engine_of(arm))
-        sage, model, flags = arm.config, options.model, options.server_flags
+        trusting = {"slo": asdict(source.slo()), "hints": {"trust": "body"}}
+        sage = SageConfig.parse({**trusting, **arm.settings})
+        model, flags = options.model, options.server_flags
         if self._workload is None:
-            slo = asdict(source.slo())
-            sage = SageConfig.parse({**arm.settings, "slo": slo, "hints": {"trust": "body"}})
             pool_tokens = load.engine_of(arm).kv_pool_tokens
             shape = {**CPU_MODEL, "vocab_size": _VOCABULARY, "context_length": pool_tokens}
             model = write_model(self._folder / "model", **shape)

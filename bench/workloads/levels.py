@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from bench.workloads.prompt_source import Prompts
 from bench.workloads.source import Purpose
 from bench.workloads.triage import SHARES
 from sage_sched.job import Hints
+from sage_sched.slo import SloClass, SloConfig
 
 # The prompts of levels 1 to 4, and of best effort.
 _ASKED, _BEST_EFFORT = ("instruction", "chat", "writing"), ("summarization",)
@@ -48,6 +51,22 @@ class Levels(Prompts):
     def requests(
         self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
     ) -> list[SimRequest]:
+        return self._of_levels(super().requests, arm, arrivals_s, seed, cap, purpose)
+
+    def for_servers(
+        self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
+    ) -> list[SimRequest]:
+        return self._of_levels(super().for_servers, arm, arrivals_s, seed, cap, purpose)
+
+    def _of_levels(
+        self,
+        draw: Callable[[Arm, NDArray[np.float64], int, int, Purpose], list[SimRequest]],
+        arm: Arm,
+        arrivals_s: NDArray[np.float64],
+        seed: int,
+        cap: int,
+        purpose: Purpose,
+    ) -> list[SimRequest]:
         levels = np.random.default_rng([seed, 23]).choice(5, len(arrivals_s), p=SHARES) + 1
         made: dict[int, SimRequest] = {}
         for kinds, factor, here in (
@@ -55,9 +74,29 @@ class Levels(Prompts):
             (_BEST_EFFORT, _PAPER, np.flatnonzero(levels == 5)),
         ):
             self._classes, self._factor = kinds, factor
-            drawn = super().requests(arm, arrivals_s[here], seed, cap, purpose)
-            made |= dict(zip(here.tolist(), drawn, strict=True))
+            # Servers may get fewer, as no prompt is repeated.
+            drawn = draw(arm, arrivals_s[here], seed, cap, purpose)
+            made |= dict(zip(here.tolist(), drawn, strict=False))
         return [
             replace(made[i], class_name=f"{level}", hints=self._hints[level - 1])
             for i, level in enumerate(levels.tolist())
+            if i in made
         ]
+
+    def slo(self) -> SloConfig:
+        return SloConfig(
+            trust="body",
+            classes={
+                f"{level}": SloClass(
+                    priority=1 + len(SHARES) - level,
+                    weight=hints.weight,
+                    ttft_slo_ms=hints.ttft_slo_ms or math.inf,
+                    tpot_slo_ms=hints.tpot_slo_ms or math.inf,
+                    urgency=level,
+                )
+                for level, hints in enumerate(self._hints, 1)
+            },
+        )
+
+    def priority_of(self, request: SimRequest) -> int:
+        return 1 + len(SHARES) - request.hints.urgency

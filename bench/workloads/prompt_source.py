@@ -125,12 +125,12 @@ class Prompts(Source):
         know the length of a repeated answer. Servers count the input tokens, and predict."""
         is_history = purpose == Purpose.CAPACITY
         chosen = self.workload.drawn(
-            len(arrivals_s), seed, from_history=is_history, again=is_history
+            len(arrivals_s), seed, self._is_of_classes, from_history=is_history, again=is_history
         )
         return [
             SimRequest(
                 float(at), 0, request.output_tokens, cap, None, request.class_name,
-                prompt=request.prompt,
+                prompt=" ".join([request.prompt] * self._factor),
             )
             for at, request in zip(arrivals_s, chosen, strict=False)
         ]  # fmt: skip
@@ -151,8 +151,11 @@ class Prompts(Source):
             from_history=purpose == Purpose.CAPACITY,
         )
 
+    def _is_of_classes(self, request: WorkloadRequest) -> bool:
+        return not self._classes or request.class_name in self._classes
+
     def _is_for(self, request: WorkloadRequest, purpose: Purpose) -> bool:
-        if self._classes and request.class_name not in self._classes:
+        if not self._is_of_classes(request):
             return False
         if self._as_servers and purpose == Purpose.REPORT:
             return True

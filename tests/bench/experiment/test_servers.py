@@ -72,7 +72,7 @@ def test_a_server_gets_the_hints_of_the_simulator(monkeypatch: pytest.MonkeyPatc
     first, second = sent["bodies"]
     assert len(second["input_ids"]) == 60
     assert second["input_ids"][:40] == first["input_ids"]
-    said = {LENGTH_KEY: 9, "session": "one", "urgency": LS_URGENCY, "ttft_slo_ms": 9.0}
+    said = {LENGTH_KEY: 9, "session": "one", "urgency": LS_URGENCY, "ttft_slo_ms": 9 / 4}
     assert first["sampling_params"]["custom_params"] == said
     assert first["priority"] == DEFAULT_URGENCY - LS_URGENCY
     assert (sent["follows"], sent["pauses_s"], sent["speed"]) == ([None, 0], [0.0, 3.0], 4.0)

@@ -86,6 +86,12 @@ def test_levels_have_deadlines_but_for_best_effort(folder: Path) -> None:
         assert said == (f"{level}", *slo, level == 5)
     shares = np.bincount([request.hints.urgency for request in found], minlength=6)[1:] / 200
     assert np.abs(shares - SHARES).max() < 0.1
+    served = source.for_servers(Arm(policy="fcfs"), np.arange(40.0), 3, 600, Purpose.REPORT)
+    for request in served:
+        level = request.hints.urgency
+        assert (len(request.prompt) > 150) == (level == 5)
+        of_class = source.slo().classes[request.class_name]
+        assert (of_class.urgency, of_class.priority) == (level, source.priority_of(request))
 
 
 def test_one_tenant_is_heavy_and_shares_are_the_settings_choice(folder: Path) -> None:
