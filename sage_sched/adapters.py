@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sage_sched.job import Job
+from sage_sched.limit import Limit
 from sage_sched.plan import Preempt, PreemptionMode
 from sage_sched.view import Holding, SchedulerView
 
@@ -44,7 +45,7 @@ class _Turn:
     is_over: bool = False
 
 
-class Adapters:
+class Adapters(Limit):
     """Gives adapters without a slot a turn in the slot of another adapter.
 
     SGLang runs requests of so many adapters at a time as there are slots. An adapter keeps its slot
@@ -61,12 +62,11 @@ class Adapters:
 
     plan_by_s: when the next plan is due, by SchedulerView.now_s.
     saw_any: whether a request for an adapter has come.
-    needs_clock: whether an adapter waits for a slot.
     """
 
     def __init__(self) -> None:
         self.plan_by_s = math.inf
-        self.saw_any = self.needs_clock = False
+        self.saw_any = self._any_waits = False
         self._waiting: dict[str, dict[Job, None]] = {}
         self._turn: _Turn | None = None
         # When the last turn ended, or an adapter without a slot was first seen; and when the next
@@ -75,6 +75,10 @@ class Adapters:
         self._rest_s = _REST_S
         # The number of the last turn of each adapter, as guest or host.
         self._turns: dict[str, int] = {}
+
+    @property
+    def needs_clock(self) -> bool:
+        return self._any_waits
 
     def arrived(self, job: Job) -> None:
         self.saw_any |= bool(job.adapter)
@@ -107,7 +111,7 @@ class Adapters:
         may_run = _MayRun(self._turn, _on_device(view), view)
         return lambda job: may_run[job.adapter]
 
-    def look(self, view: SchedulerView) -> list[tuple[Preempt, Holding]]:
+    def moves(self, view: SchedulerView) -> list[tuple[Preempt, Holding]]:
         """Begin, go on with or end a turn, once a pass. Return the running jobs to swap out for it,
         with what they hold."""
         self.plan_by_s = math.inf
@@ -115,7 +119,7 @@ class Adapters:
             return []
         loaded = _on_device(view)
         if not loaded:  # the next job that enters takes its slot
-            self._turn, self._since_s, self.needs_clock = None, math.inf, False
+            self._turn, self._since_s, self._any_waits = None, math.inf, False
             return []
         if self._turn is None:
             self._turn = self._begun(loaded, view)
@@ -129,11 +133,11 @@ class Adapters:
             if name not in loaded and not view.kv.fits_adapters({*loaded, name})
         ]
         if not cold:
-            self._since_s, self._rest_s, self.needs_clock = math.inf, _REST_S, False
+            self._since_s, self._rest_s, self._any_waits = math.inf, _REST_S, False
             return None
         now_s = view.now_s
-        if not self.needs_clock:  # the clock may have stood still until now
-            self.needs_clock, self.plan_by_s = True, now_s
+        if not self._any_waits:  # the clock may have stood still until now
+            self._any_waits, self.plan_by_s = True, now_s
             return None
         if self._since_s == math.inf:
             self._since_s, self._next_s = now_s, now_s + self._rest_s

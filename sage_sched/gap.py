@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import replace
 
+from sage_sched.limit import Limit
 from sage_sched.plan import Budget
-from sage_sched.steps import StepTime
+from sage_sched.steps import FEW_CUTS, MANY_CUTS, least_bound_s
 from sage_sched.view import SchedulerView
 
-# Cutting a prefill in two costs a decode step and the fixed time of a prefill. If first tokens
-# count as much as later ones, cuts may take a sixth of the time. (Simulated, for cuts that cost 1 s
-# and a bound of 1 s: the mean TTFT is 3.3 s with a sixth, 3.7 s with a fourth, 5.4 s with a half,
-# and 3.2 s without a bound.)
-FEW_CUTS = 6
-# Cuts may take half of the time if the operator has set a short bound. They may also do so to keep
-# a TPOT target if steps are mixed, because a cut costs less then.
-MANY_CUTS = 2
 # If nothing was prefilled since the last decode step, a pass may prefill this many tokens, even
 # beyond the bound.
 _LEAST_TOKENS = 64
-# Gaps are counted to the tenth of a millisecond.
-GAPS_PER_S = 10_000
 
 
-def least_bound_s(decode_s: float, step_time: StepTime, cuts: int) -> float:
-    """Return the smallest bound for which cuts leave prompts enough time.
-
-    decode_s: seconds that a decode step adds to a prefill. cuts: FEW_CUTS or MANY_CUTS.
-    """
-    return cuts * (decode_s + step_time.prefill_s(1, 0, 0.0))
-
-
-class Gap:
+class Gap(Limit):
     """Bounds the time between two tokens of a request that stays on the device.
 
     SGLang prefills as much as it can before it decodes, so a stream of prompts can delay running
@@ -59,17 +41,15 @@ class Gap:
         self._prefills: list[tuple[int, int, float]] = []
 
     def prefilled(self, num_requests: int, num_tokens: int, num_pairs: float) -> None:
-        """Record a prefill step that produces no decode tokens."""
         if self._anyone_waits:
             self._prefills.append((num_requests, num_tokens, num_pairs))
 
     def decoded(self) -> None:
-        """Record a step that produces decode tokens."""
         self._prefills.clear()
 
     def within(self, budget: Budget, view: SchedulerView) -> Budget:
-        """Return the budget of a pass, cut to the tokens that can be prefilled within the bound: 0
-        if a decode step is due. Call this in every pass that may prefill."""
+        """Return the budget, cut to the tokens that can be prefilled within the bound: 0 if a
+        decode step is due."""
         self._anyone_waits = bool(view.running)
         holds = view.running if self._holds_tpot else ()
         tpot_s = min([job.hints.tpot_slo_ms or math.inf for job in holds], default=math.inf) / 1e3
@@ -100,16 +80,3 @@ class Gap:
         if num_tokens >= (view.pass_tokens if given is None else given):
             return budget
         return replace(budget, prefill_tokens=int(num_tokens))
-
-
-def percentile_s(gaps: Counter[int], percent: float) -> float:
-    """Return a percentile of gaps in seconds; 0 if there is none.
-
-    gaps: how often each gap came, by its length in 1/GAPS_PER_S seconds.
-    """
-    left = percent / 100 * gaps.total()
-    for gap, number in sorted(gaps.items()):
-        left -= number
-        if left <= 0:
-            return gap / GAPS_PER_S
-    return 0.0

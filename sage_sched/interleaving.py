@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from sage_sched.job import Job
+from sage_sched.limit import Limit
 from sage_sched.sorted_jobs import Entry
-from sage_sched.view import SchedulerView
 
 # A level, a class and one of its tenants.
 Group = tuple[float, str, str]
@@ -18,13 +18,10 @@ def group_of(job: Job) -> Group | None:
     return (job.level, hints.slo_class, hints.tenant) if hints.shares_fairly else None
 
 
-class Interleaving:
+class Interleaving(Limit):
     """Keeps the policy's order of jobs. Subclasses follow one waiting queue and may interleave its
     jobs: sage_sched.fairness lets the tenants of a class take turns.
     """
-
-    def look(self, view: SchedulerView) -> None:
-        """Note that a pass is about to order the jobs."""
 
     def joined(self, job: Job) -> None:
         """Note that a job has joined the queue."""

@@ -58,7 +58,7 @@ class Scheduler:
     @property
     def needs_clock(self) -> bool:
         """Whether a decision may depend on now_s or Job.arrival_s."""
-        return self.policy.traits.uses_clock or self.limits.needs_clock
+        return self.policy.traits.uses_clock or any(one.needs_clock for one in self.limits.all)
 
     def arrived(self, job: Job) -> None:
         """Note that a job has come, after all jobs before it."""
@@ -93,12 +93,14 @@ class Scheduler:
     def prefilled(self, jobs: Sequence[Job], num_tokens: Sequence[int], num_pairs: float) -> None:
         """Note a prefill step: how many tokens of each job, and of how many pairs (StepTime)."""
         self.worked(jobs, num_tokens)
-        self.limits.prefilled(len(jobs), sum(num_tokens), num_pairs)
+        for limit in self.limits.all:
+            limit.prefilled(len(jobs), sum(num_tokens), num_pairs)
 
     def decoded(self, num_tokens: int) -> None:
         """Note decode steps. The engine counts their tokens in Job.served_tokens itself."""
         self.served_tokens += num_tokens
-        self.limits.gap.decoded()
+        for limit in self.limits.all:
+            limit.decoded()
 
     def worked(self, jobs: Iterable[Job], num_tokens: Iterable[int]) -> None:
         """Count tokens that were computed for these jobs."""
@@ -120,7 +122,8 @@ class Scheduler:
 
     def ended(self, job: Job) -> None:
         """Note that a job has ended at its last age, was aborted, or was refused."""
-        self.limits.ended(job, self.now_s)
+        for limit in self.limits.all:
+            limit.ended(job, self.now_s)
         try:
             self.policy.on_end(job, self.now_s)
         except Exception as error:
@@ -207,18 +210,18 @@ class Scheduler:
         queue.interleaving, queue.adapters = limits.interleaving, limits.adapters
         queue.follow(view, policy)
         queue.rank_anew(view, policy)
-        limits.interleaving.look(view)
         self.next_plan = NextPlan()
         wanted = policy.on_pass(view)
         self.next_plan = wanted
-        limits.swap_out.check(view, queue.begun)
+        for limit in limits.all:
+            limit.look(view, queue.begun)
         headroom = policy.traits.headroom(view, limits.sessions)
         self.headroom = replace(headroom, kept_tokens=0)
         if view.is_short and view.may_preempt:
             preempted = preempt_for_memory(view, policy, headroom)
             if preempted:
-                return Plan((), tuple(preempted), budget=limits.gap.within(UNLIMITED, view))
-        moved = limits.adapters.look(view)
+                return Plan((), tuple(preempted), budget=limits.within(UNLIMITED, view))
+        moved = limits.adapters.moves(view)
         at_s = min(wanted.at_s, limits.adapters.plan_by_s)
         if moved:
             view = view.without(moved)
@@ -230,7 +233,7 @@ class Scheduler:
         any_enters = may_enter_full(first, policy, view)
         self.next_plan = wanted._replace(at_s=at_s)
         if not any_enters:
-            at_s = min(at_s, limits.swap_out.next_s)
+            at_s = min(at_s, *(limit.next_s for limit in limits.all))
             self.next_plan = NextPlan(at_s, wanted.at_tokens, interval_tokens=0)
         if view.batch_is_full and view.can_swap and view.chunked is None and not any_enters:
             self.headroom = headroom
@@ -242,7 +245,7 @@ class Scheduler:
         candidates = candidates.without_held_back(policy, view)
         places = self._places(joined, candidates.order)
         candidates = candidates.without_followers(view)
-        budget = limits.gap.within(policy.budget(view) or UNLIMITED, view)
+        budget = limits.within(policy.budget(view) or UNLIMITED, view)
         decode_only = budget.prefill_tokens == 0 and bool(view.running)
         if not decode_only:
             candidates = candidates.beside_chunk(view.chunked, budget, policy, view)
@@ -257,7 +260,7 @@ class Scheduler:
             num_too_long=candidates.num_too_long,
             places=places,
         )
-        room = limits.swap_out.room
+        room = min(limit.room for limit in limits.all)
         return with_admissions(plan, candidates, budget, policy, headroom, view, room)
 
     def _look_up(self, jobs: Iterable[Job], view: SchedulerView) -> bool:

@@ -11,6 +11,8 @@ import numpy as np
 
 from sage_sched.distribution import Floats
 from sage_sched.index import gittins_index
+from sage_sched.job import Job
+from sage_sched.limit import Limit
 
 # At most this many sessions are remembered. The session without a request for longest is forgotten
 # first.
@@ -32,7 +34,7 @@ _AGES = np.geomspace(0.25, 2000.0, 40)
 _NEVER_S = 1e5
 
 
-class SessionReturns:
+class SessionReturns(Limit):
     """Predicts a session's pauses, in which a tool runs or a user reads, from earlier pauses.
 
     The prediction for a pause is the mean logarithm of the session's earlier pauses, drawn towards
@@ -67,6 +69,21 @@ class SessionReturns:
         self._num_first = self._num_second = 0
         self._cuts: list[float] = []
         self._rates: list[Floats] = []
+
+    @property
+    def needs_clock(self) -> bool:
+        return self.saw_any
+
+    def arrived(self, job: Job) -> None:
+        if job.hints.session:
+            self.came(job.hints.session, job.arrival_s)
+
+    def ended(self, job: Job, now_s: float) -> None:
+        if job.hints.session:
+            # The claims of the others are about a time after an answer.
+            was_answered = job.generated_tokens > 0
+            next_in_s = job.hints.next_in_s if was_answered else None
+            self.left(job.hints.session, now_s, next_in_s, was_answered=was_answered)
 
     def came(self, session: str, now_s: float) -> None:
         self.saw_any = True

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection
 
 from sage_sched.job import Job
+from sage_sched.limit import Limit
 from sage_sched.view import SchedulerView
 
 # A resumed job that has passed the bound stays on the device for this many tokens. 32 or 128 are as
@@ -19,7 +20,7 @@ _STAY_TOKENS = 64
 _TURNS_SHARE = 0.35
 
 
-class SwapOutBound:
+class SwapOutBound(Limit):
     """Bounds the time between two tokens of a swapped-out job.
 
     A job that has been swapped out for longer than most_s seconds has passed the bound
@@ -33,29 +34,24 @@ class SwapOutBound:
         would take more than _TURNS_SHARE of the slots' time.
     """
 
-    def __init__(self, most_s: float = math.inf) -> None:
+    def __init__(self, most_s: float) -> None:
         self._most_s = most_s
-        self.next_s = self.room = math.inf
         # The age of each swapped-out job, and when it was first seen with the clock running. None
         # on its first pass: the clock may have stood still until then (needs_clock).
         self._away: dict[Job, tuple[int, float | None]] = {}
         # For jobs that have passed the bound, the age at which they may be preempted again.
         self._stays_until: dict[Job, int] = {}
 
-    def is_like(self, other: SwapOutBound) -> bool:
-        """Whether the other bounds the same time."""
-        return self._most_s == other._most_s
+    def is_like(self, other: Limit) -> bool:
+        return isinstance(other, SwapOutBound) and self._most_s == other._most_s
 
     @property
     def needs_clock(self) -> bool:
         """Whether any job is swapped out, so that its time must be measured."""
         return bool(self._away)
 
-    def check(self, view: SchedulerView, begun: Collection[Job]) -> None:
-        """Find the jobs that have passed the bound, before the jobs are ordered.
-
-        begun: waiting jobs that have generated tokens.
-        """
+    def look(self, view: SchedulerView, begun: Collection[Job]) -> None:
+        """Find the jobs that have passed the bound."""
         if self._most_s == math.inf:
             return
         back = [job for job in self._away if job not in begun]

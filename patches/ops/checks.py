@@ -32,8 +32,7 @@ from predictor_store.torchvision_schemas import define_missing
 from sage_sched.app.config import SageConfig, StepTimeConfig
 from sage_sched.errors import UserError
 from sage_sched.fields import MOST
-from sage_sched.gap import least_bound_s
-from sage_sched.steps import attended_pairs
+from sage_sched.steps import attended_pairs, least_bound_s
 
 _INSTALL = f'install it: pip install "sglang=={SUPPORTED_RELEASES[-1]}"'
 _LEAST_FREE_BYTES = 200e6

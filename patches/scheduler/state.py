@@ -39,12 +39,11 @@ from patches.scheduler.waiting_jobs import WaitingJobs
 from sage_sched.app.config import SageConfig
 from sage_sched.app.registry import policy_named
 from sage_sched.app.switch import Settings
-from sage_sched.gap import FEW_CUTS
 from sage_sched.headroom import Headroom
 from sage_sched.plan import Plan
 from sage_sched.policy import FcfsFill, NoParameters, Policy
 from sage_sched.scheduler import Scheduler as Core
-from sage_sched.steps import ServerFacts
+from sage_sched.steps import FEW_CUTS, ServerFacts
 from sage_sched.view import SchedulerView
 
 logger = logging.getLogger(__name__)

@@ -24,12 +24,12 @@ from sage_sched.fields import (
     require,
     require_known,
 )
-from sage_sched.gap import FEW_CUTS, MANY_CUTS, Gap
+from sage_sched.gap import Gap
 from sage_sched.limits import Limits
 from sage_sched.overload import Overload, OverloadConfig
 from sage_sched.policy import Policy
 from sage_sched.slo import SloConfig, Trust
-from sage_sched.steps import StepTime
+from sage_sched.steps import FEW_CUTS, MANY_CUTS, StepTime
 from sage_sched.swap_out_bound import SwapOutBound
 
 # The shortest step that can be set. Other code divides by step times.
@@ -227,17 +227,18 @@ class SageConfig:
         """Return the limits of a server that runs this policy. Raises ConfigError if it cannot keep
         them."""
         require_predicts_waits(self.overload, type(policy), type(policy).__name__)
-        decode = self.decode
-        most_away_s = decode.max_swapped_ms / 1e3 if policy.traits.bounds_time_away else math.inf
+        decode, traits = self.decode, policy.traits
         classes_ms = {
             name: (given.ttft_slo_ms, given.tpot_slo_ms) for name, given in self.slo.classes.items()
         }
         return Limits(
-            Gap(decode.max_gap_ms / 1e3, not policy.traits.has_deadlines, decode.cuts),
-            SwapOutBound(most_away_s),
+            [
+                Gap(decode.max_gap_ms / 1e3, not traits.has_deadlines, decode.cuts),
+                SwapOutBound(decode.max_swapped_ms / 1e3 if traits.bounds_time_away else math.inf),
+            ],
             interleaving=FairShares(),
             overload=Overload(self.overload, classes_ms),
-            sessions=None if policy.traits.retention is None else policy.traits.retention(),
+            sessions=None if traits.retention is None else traits.retention(),
         )
 
     def sections(self) -> dict[str, Any]:

@@ -79,14 +79,15 @@ class Settings:
         limits = self.limits(policy)
         if self.is_stock or before.is_stock:
             return limits
-        limits.interleaving, limits.adapters = present.interleaving, present.adapters
-        if self.config.overload == before.config.overload and not is_new_policy:
-            limits.overload = present.overload
-        if limits.swap_out.is_like(present.swap_out):
-            limits.swap_out = present.swap_out
-        if type(limits.sessions) is type(present.sessions):
-            limits.sessions = present.sessions
-        return limits
+        is_like = self.config.overload == before.config.overload and not is_new_policy
+        keeps_sessions = type(limits.sessions) is type(present.sessions)
+        return Limits(
+            [next(filter(one.is_like, present.bounds), one) for one in limits.bounds],
+            present.interleaving,
+            present.adapters,
+            present.overload if is_like else limits.overload,
+            present.sessions if keeps_sessions else limits.sessions,
+        )
 
     def changed(self, changes: object) -> Self:
         """Return a copy with some settings changed.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 
 from sage_sched.fairness.service import Service
@@ -39,7 +39,7 @@ class FairShares(Interleaving):
         self._service.left(job)
         self._costs.pop(job, None)
 
-    def look(self, view: SchedulerView) -> None:
+    def look(self, view: SchedulerView, begun: Collection[Job]) -> None:
         """Count the tenants' service, before they take turns."""
         self._service.look(view)
 

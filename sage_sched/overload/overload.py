@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from sage_sched.job import Hints, Job
+from sage_sched.limit import Limit
 from sage_sched.overload.arrivals import Arrivals
 from sage_sched.overload.config import OverloadConfig
 from sage_sched.overload.pace import Work
@@ -50,7 +51,7 @@ class Refusal:
     retry_after_s: float = 0.0
 
 
-class Overload:
+class Overload(Limit):
     """Refuses newcomers that would miss their deadlines in the policy's order.
 
     A newcomer's last token waits for the jobs before it, and for later arrivals that overtake it.
@@ -93,19 +94,19 @@ class Overload:
         self.was_sampled = False
         self._revision = 0
 
+    @property
+    def needs_clock(self) -> bool:
+        return self.config.enabled
+
     def arrived(self, job: Job) -> None:
-        """Note that a job has come, or that these settings have been changed while it is in the
-        server."""
         job.ttft_s = self._deadlines_s(job.hints)[0]
         if self.config.enabled:
             self._unfinished.add(job)
 
-    def prefilled(self, num_requests: int) -> None:
-        """Note a prefill step of this many requests."""
+    def prefilled(self, num_requests: int, num_tokens: int, num_pairs: float) -> None:
         self._together += _RECENT * (max(1, num_requests) - self._together)
 
-    def ended(self, job: Job) -> None:
-        """Note that a job has ended, was aborted, or was refused."""
+    def ended(self, job: Job, now_s: float) -> None:
         self._unfinished.remove(job)
 
     def _deadlines_s(self, hints: Hints) -> tuple[float, float]:

@@ -16,7 +16,6 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from sage_sched.distribution import Floats
-from sage_sched.gap import FEW_CUTS, least_bound_s
 from sage_sched.interleaving import Group
 from sage_sched.job import Job
 from sage_sched.plan import Budget, NextPlan
@@ -36,7 +35,7 @@ from sage_sched.slo.slo_state import (
     slo_states_of,
 )
 from sage_sched.sorted_jobs import Entry
-from sage_sched.steps import ServerFacts, seconds_on
+from sage_sched.steps import FEW_CUTS, ServerFacts, least_bound_s, seconds_on
 from sage_sched.view import SchedulerView
 from sage_sched.waiting_queue import MovingKeys
 

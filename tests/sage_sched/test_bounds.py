@@ -56,7 +56,8 @@ def test_finished_jobs_behind_an_unfinished_one_are_not_kept(name: str) -> None:
             story.plan(f"{situation}; slots 0; served {5 * number}")
         gone = story.jobs.pop(number)
         story.core.policy.on_end(gone, 0.0)
-        story.core.limits.ended(gone, 0.0)
+        for limit in story.core.limits.all:
+            limit.ended(gone, 0.0)
         alive.add(gone)
         del gone
     assert len(alive) < 5
@@ -103,7 +104,7 @@ DUE = [*AWAY, ("wait 9:100~ 5:10; now 61", False), ("wait 9:100~ 5:10; now 61.1"
 
 
 def away(most_s: float = 60.0) -> Story:
-    return Story("fcfs-fill", Limits(swap_out=SwapOutBound(most_s)))
+    return Story("fcfs-fill", Limits([SwapOutBound(most_s)]))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def test_a_job_that_was_away_for_too_long_is_due(passes: list[tuple[str, bool]])
 def test_jobs_whose_turns_would_take_too_long_keep_new_ones_out(
     most_s: float, new: str, plan: str
 ) -> None:
-    story = Story(limits=Limits(swap_out=SwapOutBound(most_s)))
+    story = Story(limits=Limits([SwapOutBound(most_s)]))
     assert story.plan(f"run 0:500; wait {new} 9:100~+5; full") == plan
 
 
@@ -176,10 +177,10 @@ def test_a_full_batch_is_planned_anew_when_the_next_job_has_been_away_for_too_lo
 @pytest.mark.parametrize(("most_s", "asks"), [(60.0, True), (float("inf"), False)])
 def test_the_clock_is_asked_for_while_a_job_is_away(most_s: float, asks: bool) -> None:
     story = away(most_s)
-    found = [story.core.limits.needs_clock]
+    found = [story.core.needs_clock]
     for situation in (f"{RUN}; wait 9:100~<1000+5; now 0", f"{RUN}; wait 5:10; now 1"):
         story.plan(situation)
-        found.append(story.core.limits.needs_clock)
+        found.append(story.core.needs_clock)
     assert found == [False, asks, False]
 
 

@@ -102,7 +102,7 @@ def test_a_turn_of_an_adapter_ends_once_all_have_slots() -> None:
                 holding=lambda job: Holding(job.input_tokens + job.generated_tokens, 0, 10, True),
             ),
         )  # fmt: skip
-        moved = [preempt.job for preempt, _ in adapters.look(view)]
+        moved = [preempt.job for preempt, _ in adapters.moves(view)]
         return moved, adapters.has_slot(view)(one)
 
     assert look([one, two], None, cold) == ([], True)

@@ -9,8 +9,10 @@ from dataclasses import replace
 import pytest
 
 from sage_sched.app.config import DecodeConfig, SageConfig
-from sage_sched.gap import Gap, percentile_s
+from sage_sched.gap import Gap
+from sage_sched.gaps import percentile_s
 from sage_sched.job import Hints, Job
+from sage_sched.limit import Limit
 from sage_sched.plan import UNLIMITED, Budget
 from sage_sched.steps import StepTime
 from sage_sched.view import SchedulerView
@@ -30,8 +32,8 @@ def view(*running: Job, steps: StepTime = STEPS, mixes_steps: bool = False) -> S
     return replace(IDLE, running=running, server=server, pass_tokens=PASS_TOKENS)
 
 
-def of_ms(max_gap_ms: float) -> Gap:
-    return SageConfig(decode=DecodeConfig(max_gap_ms)).limits(named("sage")).gap
+def of_ms(max_gap_ms: float) -> Limit:
+    return SageConfig(decode=DecodeConfig(max_gap_ms)).limits(named("sage")).bounds[0]
 
 
 TPOT = runs(10_000.0), runs(230.0), runs()

@@ -10,7 +10,7 @@ import pytest
 from patches.scheduler import kv_copy
 from patches.scheduler.executor import without_started
 from patches.scheduler.preemption import Preemption
-from sage_sched.gap import Gap
+from sage_sched.limits import Limits
 from sage_sched.plan import Budget
 from sage_sched.policies.sage import Sage
 from sage_sched.view import SchedulerView
@@ -101,7 +101,7 @@ def test_a_pass_keeps_to_its_budget_in_whole_units(
 ) -> None:  # fmt: skip
     scheduler, limit = roomy.scheduler, roomy.hooks["shortest_prefill_chunk_limit"]
     vars(scheduler).update(attributes)
-    roomy.state.core.limits.gap = Gap()  # no gap bound
+    roomy.state.core.limits = Limits()  # no gap bound
     monkeypatch.setattr(Sage, "budget", lambda self, view: budget)
     seen: list[Any] = []
 

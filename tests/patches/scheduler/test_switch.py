@@ -21,6 +21,7 @@ from sage_sched.app.switch import Settings
 from sage_sched.fields import ConfigError
 from sage_sched.job import Hints
 from sage_sched.policies.sage import Sage
+from sage_sched.swap_out_bound import SwapOutBound
 from tests.patches.scheduler.test_state import fail
 from tests.patches.schedulers import Server, make_request
 
@@ -116,7 +117,7 @@ def test_a_refused_value_changes_nothing(
     assert server.stats()["num_switches"] == 0
 
 
-_PARTS = ("interleaving", "adapters", "swap_out", "overload", "sessions")
+_PARTS = ("interleaving", "adapters", "overload", "sessions")
 
 
 @pytest.mark.parametrize(
@@ -129,15 +130,17 @@ _PARTS = ("interleaving", "adapters", "swap_out", "overload", "sessions")
         ({"overload": {"enabled": True, "max_ttft_ms": 500.0}}, {"overload"}),
         ({"policy": {"sage": {"ttft_ms": 500.0}}}, {"policy", "overload"}),
         ({"schedule_policy": "ssjf"}, {"policy", "overload", "sessions"}),
-        ({"schedule_policy": "fcfs"}, {"policy", *_PARTS}),
+        ({"schedule_policy": "fcfs"}, {"policy", "swap_out", *_PARTS}),
     ],
 )
 def test_what_a_change_does_not_concern_keeps_what_it_has_learned(
     server: Server, changes: Any, is_new: set[str]
 ) -> None:
     def parts() -> dict[str, object]:
-        limits = {name: getattr(server.state.core.limits, name) for name in _PARTS}
-        return {"policy": server.state.core.policy, **limits}
+        limits = server.state.core.limits
+        bounds = [one for one in limits.bounds if isinstance(one, SwapOutBound)]
+        named = {name: getattr(limits, name) for name in _PARTS}
+        return {"policy": server.state.core.policy, "swap_out": (*bounds, None)[0], **named}
 
     server.queue(make_request([50] * 9, hints=Hints(tenant="a", shares_fairly=True)))
     server.state.plan(server.scheduler.running_batch)

@@ -119,7 +119,7 @@ def test_tenants_with_requests_are_not_forgotten_however_many_come(
 ) -> None:
     monkeypatch.setattr("sage_sched.fairness.service._MOST_NAMES", 10)
     server, shares = story(), FairShares()
-    server.core.limits.interleaving = shares
+    server.core.limits = Limits(interleaving=shares)
     server.plan(queue("w y r w y r"))
     server.plan(f"{queue('w y')}; run 2:1; gone 3:1v2000 4:1v1000 5:1v3000")
     for number in range(6, 56):

@@ -150,7 +150,7 @@ def test_prompts_that_are_cached_or_prefilled_take_less_time() -> None:
 def test_requests_that_share_prefills_start_in_less_time() -> None:
     door = Door("fcfs-fill")
     for _ in range(1000):
-        door.core.limits.prefilled(8, 800, 0.0)
+        door.overload.prefilled(8, 800, 0.0)
     start_s = SERVER.step_time.prefill_base_s / 8
     assert door.ask(50)[1].pace.start_s == pytest.approx(start_s)
 

@@ -1,0 +1,51 @@
+"""Defines a limit, a rule that holds under every policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from sage_sched.job import Job
+from sage_sched.plan import Budget
+from sage_sched.view import SchedulerView
+
+
+class Limit:
+    """Hears of the events of a server, and may bound what a pass does. By default it does nothing.
+
+    next_s: when it wants another plan of a batch that no waiting job can enter, by
+        SchedulerView.now_s.
+    room: how many more jobs may be swapped out for jobs that have passed no bound.
+    """
+
+    next_s: float = math.inf
+    room: float = math.inf
+
+    @property
+    def needs_clock(self) -> bool:
+        """Whether it reads SchedulerView.now_s or Job.arrival_s at present."""
+        return False
+
+    def is_like(self, other: Limit) -> bool:
+        """Whether the other one, with all that it has learned, may take its place."""
+        return False
+
+    def arrived(self, job: Job) -> None:
+        """Note that a job has arrived, or is here as this limit begins to hold."""
+
+    def ended(self, job: Job, now_s: float) -> None:
+        """Note that a job has ended, was aborted, or was refused."""
+
+    def prefilled(self, num_requests: int, num_tokens: int, num_pairs: float) -> None:
+        """Note a prefill step that produces no decode tokens; see StepTime."""
+
+    def decoded(self) -> None:
+        """Note a step that produces decode tokens."""
+
+    def look(self, view: SchedulerView, begun: Collection[Job]) -> None:
+        """Note that a pass is about to order the jobs. begun: waiting jobs that have generated
+        tokens."""
+
+    def within(self, budget: Budget, view: SchedulerView) -> Budget:
+        """Return the budget of a pass that may prefill, cut to what this limit allows."""
+        return budget
