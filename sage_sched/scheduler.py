@@ -86,9 +86,13 @@ class Scheduler:
         """Return the latest job with the facts for its predicted times."""
         return self.limits.overload.newcomer(job, self.policy, server, self.now_s)
 
-    def refuses(self, job: Job, newcomer: Newcomer, *, may_refuse: bool) -> Refusal | None:
+    def refuses(
+        self, job: Job, newcomer: Newcomer, *, may_refuse: bool, others_wait: bool = True
+    ) -> Refusal | None:
         """Decide whether the latest job is refused (Overload.refuses)."""
-        return self.limits.overload.refuses(job, newcomer, self.now_s, may_refuse=may_refuse)
+        return self.limits.overload.refuses(
+            job, newcomer, self.now_s, may_refuse=may_refuse, others_wait=others_wait
+        )
 
     def prefilled(self, jobs: Sequence[Job], num_tokens: Sequence[int], num_pairs: float) -> None:
         """Note a prefill step: how many tokens of each job, and of how many pairs (StepTime)."""

@@ -187,7 +187,10 @@ class Node:
         if not overload.config.enabled:
             return False
         newcomer = core.newcomer(job, state.server)
-        return core.refuses(job, newcomer, may_refuse=bool(state.queue)) is not None
+        others_wait = bool(state.queue)
+        may_refuse = others_wait or len(state.decode) > 0
+        refusal = core.refuses(job, newcomer, may_refuse=may_refuse, others_wait=others_wait)
+        return refusal is not None
 
     def _end_lost(self) -> None:
         """End retracted requests whose answers cannot go on, with an error."""

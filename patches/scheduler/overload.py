@@ -140,18 +140,19 @@ class OverloadGate(Listener):
             scheduler = self._scheduler
             for other in (*scheduler.running_batch.reqs, *queues.held(scheduler)):
                 other.sage.job.grow(len(other.output_ids))
-        acts = self._knows_steps and self._mode == "null" and self._any_waits(came_s)
+        waits = self._any_waits(came_s)
+        acts = self._knows_steps and self._mode == "null" and (waits or self._joins_others(came_s))
         newcomer = core.newcomer(job, state.server)
         if is_dry:
-            late = core.limits.overload.would_refuse(job, newcomer) if acts else None
+            late = core.limits.overload.would_refuse(job, newcomer, waits) if acts else None
             return answer_in_abort(newcomer, late, self._mode, is_full=is_full)
-        refusal = core.refuses(job, newcomer, may_refuse=acts)
+        refusal = core.refuses(job, newcomer, may_refuse=acts, others_wait=waits)
         if refusal is not None:
             self.num_refused[refusal.metric] += 1
             return in_abort(refusal)
         was_sampled = core.limits.overload.was_sampled
         req.sage.predicted_times = PredictedTimes(
-            newcomer.ttft_s, newcomer.ttlt_s, time.monotonic(), acts, was_sampled
+            newcomer.ttft_s, newcomer.ttlt_s, time.monotonic(), acts and waits, was_sampled
         )
         return None
 
@@ -176,11 +177,16 @@ class OverloadGate(Listener):
         if self._looked_at[0] != about:
             self._looked_at = about, 0
         for place in range(self._looked_at[1], len(queue)):
-            other = decode_asked(queue[place].sampling_params.custom_params)
-            if came_s is None or other is None or other[1] != came_s:
+            if _is_of_other_call(queue[place], came_s):
                 return True
             self._looked_at = about, place + 1
         return False
+
+    def _joins_others(self, came_s: float | None) -> bool:
+        """Whether a request of this call joins a batch of other calls' requests at once. The latest
+        to join tells, because the prompts of a list start together."""
+        queue, running = self._scheduler.waiting_queue, self._scheduler.running_batch.reqs
+        return not queue and bool(running) and _is_of_other_call(running[-1], came_s)
 
     @property
     def _knows_steps(self) -> bool:
@@ -247,3 +253,8 @@ class OverloadGate(Listener):
                 "is_trusted": not trust.is_lost,
             }
         }
+
+
+def _is_of_other_call(req: Req, came_s: float | None) -> bool:
+    asked = decode_asked(req.sampling_params.custom_params)
+    return came_s is None or asked is None or asked[1] != came_s

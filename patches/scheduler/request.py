@@ -101,7 +101,7 @@ class TokenTimes:
 class PredictedTimes(NamedTuple):
     """The predicted times of a request, from at_s on this rank's clock.
 
-    others_waited: whether it could have been refused.
+    others_waited: whether it could have been refused because of them.
     was_sampled: whether it was admitted although it was predicted to be late.
     """
 

@@ -60,8 +60,9 @@ class Overload(Limit):
     token of a request that starts ahead of the order waits for prefills alone. The prefills of
     later requests delay its other tokens.
 
-    No request is refused while no other waits, while step times or lengths are unknown, or because
-    it is slow by itself.
+    No request is refused while step times or lengths are unknown, or because it is slow by itself.
+    While no other waits, one is refused only if the batch that it joins decodes too slowly for it,
+    as batches that share a long prompt can.
 
     Nor is one refused while answers take far less than their predicted times (Trust).
 
@@ -152,15 +153,23 @@ class Overload(Limit):
         return situation
 
     def refuses(
-        self, job: Job, newcomer: Newcomer, now_s: float, *, may_refuse: bool
+        self,
+        job: Job,
+        newcomer: Newcomer,
+        now_s: float,
+        *,
+        may_refuse: bool,
+        others_wait: bool = True,
     ) -> Refusal | None:
         """Decide about the latest job; None admits it.
 
-        may_refuse: whether another request waits, and the step times are those of this server.
+        may_refuse: whether other requests are unfinished, and the step times are those of this
+            server. others_wait: whether one of them waits. If none does, the newcomer is refused
+            only if the batch that it joins decodes too slowly.
         """
         self._predicted.append(job.distribution is not None and job.distribution.source != "prior")
         may_refuse &= not self.trust.is_lost
-        refusal = self.would_refuse(job, newcomer) if may_refuse else None
+        refusal = self.would_refuse(job, newcomer, others_wait) if may_refuse else None
         self._num_within = 0 if refusal is not None else self._num_within + 1
         is_strict = self._num_within < NUM_WITHIN
         self._num_admitted = self._num_admitted + (refusal is None) if is_strict else 0
@@ -195,17 +204,16 @@ class Overload(Limit):
         real_s, due_s = now_s - job.arrival_s, ttft_s + job.generated_tokens * tpot_s
         self.trust.answered(real_s, predicted_s, due_s, was_sampled=was_sampled)
 
-    def would_refuse(self, job: Job, newcomer: Newcomer) -> Refusal | None:
-        """Return the refusal of a newcomer if others wait, without the floor. Changes nothing."""
+    def would_refuse(self, job: Job, newcomer: Newcomer, others_wait: bool) -> Refusal | None:
+        """Return the refusal of a newcomer, without the floor. Changes nothing."""
         if not job.is_ranked or job.distribution is None:
             return None
-        return self._over(newcomer, self._deadlines_s(job.hints))
-
-    def _over(self, newcomer: Newcomer, deadlines_s: tuple[float, float]) -> Refusal | None:
         if sum(self._predicted) < _LEAST_PREDICTED * len(self._predicted):
             return None
         strict = STRICT if self._num_within < NUM_WITHIN else 1.0
-        ttft_s, tpot_s = deadlines_s
+        ttft_s, tpot_s = self._deadlines_s(job.hints)
+        if not others_wait:
+            return self._too_slow(newcomer, tpot_s, strict)
         limit_s = strict * max(ttft_s, _MOST_SLOWDOWN * newcomer.first_s)
         predicted_s = newcomer.start_s  # a job is not held beyond its deadline
         if newcomer.fresh is None:
@@ -216,8 +224,18 @@ class Overload(Limit):
             return None
         in_time_s = ttft_s + newcomer.own.steps * tpot_s
         limit_s = strict * max(in_time_s, _MOST_SLOWDOWN * newcomer.alone_s)
-        served_s = newcomer.alone_s + newcomer.starts.within(limit_s)
+        served_s = newcomer.served_s + newcomer.starts.within(limit_s)
         predicted_s = served_s + newcomer.waited_s(limit_s - served_s)
         if predicted_s > limit_s:
             return Refusal("ttlt", predicted_s, limit_s, in_time_s)
         return None
+
+    def _too_slow(self, newcomer: Newcomer, tpot_s: float, strict: float) -> Refusal | None:
+        """Return the refusal of a newcomer that starts at once, if its TPOT would be too long."""
+        in_time_s = newcomer.first_s + newcomer.own.steps * tpot_s
+        limit_s = strict * max(in_time_s, _MOST_SLOWDOWN * newcomer.alone_s)
+        # Without a queue a short period is no rate: it may hold the first prefill of a long prefix.
+        predicted_s = newcomer.served_s + newcomer.starts.within(limit_s, most_periods=1.0)
+        if predicted_s <= limit_s:
+            return None
+        return Refusal("ttlt", predicted_s, limit_s, in_time_s)

@@ -16,8 +16,8 @@ from sage_sched.steps import ServerFacts
 
 class Work(NamedTuple):
     """The work of jobs: the seconds of their prompts, and the numbers of prefills, of decode steps,
-    of KV tokens times decode steps, of jobs, and of KV tokens halfway through. Each is a number, or
-    an array of them."""
+    of KV tokens times decode steps, of jobs, and of KV tokens halfway through. Shared tokens take
+    memory once, so they count apart. Each is a number, or an array of them."""
 
     prompts_s: Any = 0.0
     prefills: Any = 0.0
@@ -25,6 +25,7 @@ class Work(NamedTuple):
     kv_steps: Any = 0.0
     jobs: Any = 0.0
     kv: Any = 0.0
+    shared: Any = 0.0
 
     def __add__(self, other: Iterable[Any]) -> Work:
         return Work(*map(add, self, other))
@@ -37,13 +38,15 @@ class Work(NamedTuple):
 class Pace:
     """Tells how fast a server works in full batches.
 
-    step_s: the time of a decode step. start_s: the time that the start of a job takes besides its
-    prompt: its share of a prefill, and the swap of a job that makes room.
+    step_s: the time of a decode step. joined_s: the time of one in the batch that a newcomer joins,
+    which may have room. start_s: the time that the start of a job takes besides its prompt: its
+    share of a prefill, and the swap of a job that makes room.
     held_s: the mean time for which a job that starts ahead of the order is held.
     """
 
     server: ServerFacts
     step_s: float
+    joined_s: float
     start_s: float
     held_s: float = 0.0
 
@@ -58,14 +61,20 @@ class Pace:
         """
         kv_tokens, step_time = work.kv / work.jobs, server.step_time
         batch = max(1.0, min(server.max_running_requests, server.kv_pool_tokens / kv_tokens))
-        step_s = step_time.decode_s(int(batch), int(batch * kv_tokens))
+        # Each job of a step reads its shared tokens, too.
+        read_tokens = kv_tokens + work.shared / work.jobs
+        joined = min(batch, work.jobs)
+        step_s, joined_s = (
+            step_time.decode_s(int(number), int(number * read_tokens)) for number in (batch, joined)
+        )
         move_s = held_s = 0.0
         if rate:
             held = math.sqrt(2 * rate * batch * step_time.prefill_base_s)
             together = max(together, min(MOST_TOGETHER, held))
             move_s = server.swap_s(int(kv_tokens))
             held_s = held / rate / 2 if work.jobs > batch else 0.0
-        return cls(server, step_s, step_time.prefill_base_s / together + move_s, held_s)
+        start_s = step_time.prefill_base_s / together + move_s
+        return cls(server, step_s, joined_s, start_s, held_s)
 
     def busy_s(self, work: Work) -> Any:
         """Return how long this work takes."""
@@ -87,11 +96,17 @@ class Pace:
         most_together = min(MOST_TOGETHER, self.server.max_running_requests)
         num_prefills = max(1.0, work.prefills / most_together)
         prefill_s = self.server.step_time.prefill_base_s
-        return float(work.prompts_s + num_prefills * (prefill_s + self.step_s))
+        return float(work.prompts_s + num_prefills * (prefill_s + self.joined_s))
+
+    def served_s(self, work: Work) -> float:
+        """Return how long one new job takes in the batch that it joins."""
+        return float(self.first_s(work) + work.steps * self.joined_s)
 
     def alone_s(self, work: Work) -> float:
-        """Return how long one new job takes in a full batch."""
-        return float(self.first_s(work) + work.steps * self.step_s)
+        """Return how long one new job takes on an idle server."""
+        step_time = self.server.step_time
+        step_s = step_time.decode_s(1, int(work.kv + work.shared))
+        return float(work.prompts_s + step_time.prefill_base_s + work.steps * step_s)
 
     def num_batches(self, work: Work) -> float:
         """Return how many batches the jobs fill."""

@@ -29,9 +29,9 @@ class Repeated:
     work_s: Floats
     span_s: Floats
 
-    def within(self, seconds: float) -> float:
+    def within(self, seconds: float, most_periods: float = MOST_PERIODS) -> float:
         """Return the work that arrives within this time."""
-        shares = np.minimum(seconds / self.span_s, MOST_PERIODS)
+        shares = np.minimum(seconds / self.span_s, most_periods)
         return float((self.work_s * shares).max(initial=0.0))
 
     def delayed_s(self, seconds: float) -> float:
@@ -74,8 +74,13 @@ class Newcomer:
         return self.pace.first_s(self.own)
 
     @property
+    def served_s(self) -> float:
+        """Return the time until its last token if it never waits."""
+        return self.pace.served_s(self.own)
+
+    @property
     def alone_s(self) -> float:
-        """Return the time until its last token if it never waits, in a full batch."""
+        """Return the time until its last token on an idle server."""
         return self.pace.alone_s(self.own)
 
     @property
@@ -109,4 +114,4 @@ class Newcomer:
 
     @property
     def ttlt_s(self) -> float:
-        return self.starts.delayed_s(self.wait_s + self.alone_s)
+        return self.starts.delayed_s(self.wait_s + self.served_s)

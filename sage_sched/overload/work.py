@@ -17,10 +17,10 @@ from sage_sched.steps import StepTime
 # sage_sched.waiting_queue; the seconds that its prompt adds to a prefill; the number of prefills to
 # come, 1 or 0; the decode steps while it keeps its place, and those to its end; its tokens so far,
 # without those that it shares; the number of jobs, because one column may stand for many that are
-# alike; the cached and the other tokens of its prompt; and when it came.
-NUM_ROWS = 11
+# alike; the tokens that it shares, the cached and the other tokens of its prompt; and when it came.
+NUM_ROWS = 12
 (
-    LEVEL, KEY, _PROMPT, _PREFILLS, _QUANTUM, MEAN, _TOKENS, JOBS, _CACHED, _NEW, CAME,
+    LEVEL, KEY, _PROMPT, _PREFILLS, _QUANTUM, MEAN, _TOKENS, JOBS, _SHARED, _CACHED, _NEW, CAME,
 ) = range(NUM_ROWS)  # fmt: skip
 # A column is made again after this many more tokens of the answer, or if more of the prompt is
 # cached or prefilled. Both are looked at again after this many seconds.
@@ -46,10 +46,11 @@ def column_of(job: Job, policy: Policy, step_time: StepTime, now_s: float = 0.0)
     cached_tokens = _done_tokens(job)
     new_tokens = unfilled_tokens(job)
     prompt_s = 0.0 if has_begun else step_time.prompt_s(cached_tokens, new_tokens)
-    tokens = job.input_tokens + job.generated_tokens - min(job.shared_tokens, job.input_tokens - 1)
+    shared_tokens = min(job.shared_tokens, job.input_tokens - 1)
+    tokens = job.input_tokens + job.generated_tokens - shared_tokens
     return np.array([
         level, key, prompt_s, not has_begun, *lasting[1:], max(1, tokens), 1.0,
-        cached_tokens, new_tokens, now_s,
+        shared_tokens, cached_tokens, new_tokens, now_s,
     ])  # fmt: skip
 
 
@@ -88,8 +89,9 @@ def ahead_of(place: Floats, table: Floats) -> tuple[Floats, Floats]:
 def work_of(column: Floats, *, in_place: bool) -> Work:
     """Return the work of a job, to its end or while it keeps its place."""
     steps, tokens = float(column[_QUANTUM if in_place else MEAN]), float(column[_TOKENS])
-    kv = tokens + steps / 2
-    return Work(float(column[_PROMPT]), float(column[_PREFILLS]), steps, steps * kv, 1.0, kv)
+    kv, shared = tokens + steps / 2, float(column[_SHARED])
+    prompt = float(column[_PROMPT]), float(column[_PREFILLS])
+    return Work(*prompt, steps, steps * kv, 1.0, kv, shared)
 
 
 def total_work(table: Floats) -> Work:
@@ -110,6 +112,7 @@ def works_of(table: Floats, jobs: Floats, steps: Floats) -> Floats:
     np.multiply(decoded, kv, out=works[3])
     works[4] = jobs
     kv *= jobs
+    np.multiply(table[_SHARED], jobs, out=works[6])
     return works
 
 

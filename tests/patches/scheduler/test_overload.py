@@ -122,6 +122,24 @@ def test_prompt_tokens_wait_up_to_a_cap(
         assert found["num_refused"]["queued_tokens"] == 6 - num_queued
 
 
+@pytest.mark.parametrize(("came_s", "is_refused"), [(2.0, True), (1.0, False)])
+def test_without_a_queue_others_batches_may_be_too_slow(came_s: float, is_refused: bool) -> None:
+    slow = {"overload": {"enabled": True, "max_ttft_ms": 1000.0, "max_tpot_ms": 100.0}}
+    slow["step_time"] = {"decode_base_ms": 40.0, "decode_request_ms": 10.0}
+    server, _ = server_of(slow)
+    server.scheduler.waiting_queue.clear()
+
+    def arrive(number: int, came_s: float) -> list[Any]:
+        asked = encode_asked("a call", came_s, 1.0)
+        return server.arrive(*(make_request([900], carried=asked) for _ in range(number)))
+
+    running = arrive(20, 1.0)
+    assert not any(refuses(server, req) for req in running)
+    server.scheduler.running_batch.reqs = running
+    (req,) = arrive(1, came_s)
+    assert refuses(server, req) == is_refused
+
+
 def test_a_request_is_looked_up_and_running_ages_are_read_before_the_decision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -45,7 +45,7 @@ class Door:
     def ask(
         self, *lengths: int, hints: Hints = NO_HINTS, source: str = "history", **about: Any
     ) -> tuple[Job, Newcomer, Refusal | None]:
-        """about: may_refuse, and the tokens of the prompt, also cached and shared ones."""
+        """about: may_refuse, others_wait, and the prompt's tokens, also cached and shared ones."""
         known = LengthDistribution.from_samples(list(lengths) * 100, source) if lengths else None
         about = {"input_tokens": 100, "may_refuse": True} | about
         job = Job(self.num_asked, about.pop("input_tokens"), 4096, known, 0, hints=hints)
@@ -208,7 +208,7 @@ def test_later_arrivals_count_if_they_are_more_than_the_server_serves() -> None:
 
 # Ten slots, and 1000 tokens of KV; a step takes 0.1 s, a start 0.5 s. The jobs before take 3 s to
 # start and 2 s of steps, and fill two batches.
-PACE = Pace(replace(SERVER, kv_pool_tokens=1000, max_running_requests=10), 0.1, 0.5)
+PACE = Pace(replace(SERVER, kv_pool_tokens=1000, max_running_requests=10), 0.1, 0.1, 0.5)
 BEFORE = Work(prompts_s=1.0, prefills=4, steps=200, kv_steps=9000, jobs=20, kv=1500)
 NEVER = Repeated(np.zeros(0), np.zeros(0))
 # In the last 3 s came 6 s of work, 2 s of them in the last 0.5 s.
@@ -263,6 +263,23 @@ def test_a_cached_prompt_is_no_work_and_shared_kv_counts_once() -> None:
     assert whole.own.prompts_s == pytest.approx(prompt_s(0, 5000))
     assert cached.own.prompts_s == shared.own.prompts_s == pytest.approx(prompt_s(4900, 100))
     assert whole.own.kv == cached.own.kv == shared.own.kv + 4900
+
+
+@pytest.mark.parametrize("policy", ["sage", "fcfs-fill"])
+@pytest.mark.parametrize(
+    ("num_running", "tpot_ms", "refused"),
+    [(5, 100.0, None), (30, 100.0, "ttlt"), (30, 500.0, None), (30, math.inf, None)],
+)
+def test_a_batch_with_room_may_be_too_slow(
+    policy: str, num_running: int, tpot_ms: float, refused: str | None
+) -> None:
+    """Each of them reads the prefix that they share, though it takes memory once."""
+    config = OverloadConfig(enabled=True, max_ttft_ms=1000.0, max_tpot_ms=tpot_ms)
+    door = Door(policy, config)
+    about = {"input_tokens": 16000, "cached_tokens": 15900, "shared_tokens": 15900}
+    door.fill(num_running, 200, **about)
+    refusal = door.refusal(200, **about, others_wait=False)
+    assert (refusal and refusal.metric) == refused
 
 
 @pytest.mark.parametrize("factor", [0.1, 0.99, 1.01])
