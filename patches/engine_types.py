@@ -51,6 +51,7 @@ class Req(Protocol):
     last_node: Any
     host_hit_length: int
     retraction_count: int
+    send_token_offset: int
     prefix_len: int
     extend_end: int
     grammar: object | None

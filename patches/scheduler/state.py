@@ -27,7 +27,7 @@ from patches.scheduler.pass_meter import PassMeter
 from patches.scheduler.preemption import preemption_of
 from patches.scheduler.priorities import level_gap
 from patches.scheduler.request import WaitListener
-from patches.scheduler.retraction import end_lost
+from patches.scheduler.retraction import end_lost, ends_in_pause
 from patches.scheduler.session_kv import SessionKv
 from patches.scheduler.slo_meter import SloMeter
 from patches.scheduler.stage import Stage
@@ -217,6 +217,10 @@ class SchedulerState:
         for req in (*aborted, *lost):
             self.end(req, was_aborted=True)
         return kept, lost
+
+    def ends_in_pause(self, req: Req) -> bool:
+        """See patches.scheduler.retraction."""
+        return not self.settings.is_stock and ends_in_pause(self._scheduler, req)
 
     def stats(self) -> dict[str, Any]:
         """Return counters for /server_info."""

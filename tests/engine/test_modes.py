@@ -273,6 +273,17 @@ PINNED: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 
 
+def ends_in_a_pause(server: SageServer, body: Mapping[str, Any]) -> None:
+    """A pause takes the memory of all. A stream that would begin anew ends with an error."""
+    asked = {**body, "stream": True, "sampling_params": {"max_new_tokens": 300, "ignore_eos": True}}
+    with requests.post(f"{server.url}/generate", json=asked, stream=True, timeout=300) as got:
+        lines = (line for line in got.iter_lines() if line)
+        next(lines)
+        post(server, "/pause_generation", {"mode": "retract"})
+        post(server, "/continue_generation", {})
+        assert b"paused" in [*lines][-2]  # before the end's mark
+
+
 def test_streams_that_a_retraction_would_change_stay(model: Path, tmp_path: Path) -> None:
     # SGLang reads embeddings as bfloat16.
     flags = ["--disable-radix-cache", "--dtype", "bfloat16", "--enable-return-hidden-states"]
@@ -301,6 +312,7 @@ def test_streams_that_a_retraction_would_change_stay(model: Path, tmp_path: Path
                 assert other.num_states[-1:] == one.num_states[-1:], kind
             swaps = server.stats()["preemption"]["num_preemptions"] - swaps
             assert (swaps > 0) == swapping
+        ends_in_a_pause(server, bodies[0])
         assert server.stats()["num_policy_errors"] == 0
 
 
