@@ -216,6 +216,9 @@ class Scheduler:
         queue.rank_anew(view, policy)
         self.next_plan = NextPlan()
         wanted = policy.on_pass(view)
+        if not isinstance(wanted, NextPlan):
+            name = type(policy).__name__
+            raise TypeError(f"{name}.on_pass returned {wanted!r}, allowed: a NextPlan")
         self.next_plan = wanted
         for limit in limits.all:
             limit.look(view, queue.begun)

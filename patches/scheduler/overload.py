@@ -110,12 +110,12 @@ class OverloadGate(Listener):
         """Return the answer of a request if too many prompt tokens wait; None if not."""
         scheduler, most = self._scheduler, self._config.max_queued_tokens
         has_waited = req.time_stats.wait_queue_entry_time > 0
-        if not most or has_waited or queues.only_decodes(scheduler):
+        if not most or has_waited or self._mode != "null":
             return None
-        self._look_up(req)
         call = decode_asked(req.sampling_params.custom_params)
         if not self._any_waits(call and call[1]):
             return None
+        self._look_up(req)
         chunked = [] if scheduler.chunked_req is None else [scheduler.chunked_req]
         waiting = (other.sage.job for other in (*queues.waiting(scheduler), *chunked))
         core: Core = scheduler.sage.core

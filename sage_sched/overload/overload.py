@@ -213,7 +213,8 @@ class Overload(Limit):
         strict = STRICT if self._num_within < NUM_WITHIN else 1.0
         ttft_s, tpot_s = self._deadlines_s(job.hints)
         if not others_wait:
-            return self._too_slow(newcomer, tpot_s, strict)
+            has_both = math.inf not in (ttft_s, tpot_s)
+            return self._too_slow(newcomer, tpot_s, strict) if has_both else None
         limit_s = strict * max(ttft_s, _MOST_SLOWDOWN * newcomer.first_s)
         predicted_s = newcomer.start_s  # a job is not held beyond its deadline
         if newcomer.fresh is None:

@@ -51,6 +51,17 @@ def test_a_request_has_its_age_after_steps_without_a_plan(server: Server) -> Non
     assert req.sage.job.generated_tokens == 9
 
 
+def test_a_policy_that_returns_no_next_plan_fails_in_each_pass(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = server.queue(make_request(LONG), make_request(SHORT))
+    monkeypatch.setattr(Sage, "on_pass", lambda policy, view: None)
+    for num_errors in (1, 2):
+        assert server.ordered(queue) == queue
+        assert server.stats()["num_policy_errors"] == num_errors
+        assert isinstance(server.state.core.may_have_changed(0, [1], 1), bool)
+
+
 def test_if_the_policy_fails_plans_are_first_come_first_served(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

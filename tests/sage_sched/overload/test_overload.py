@@ -267,14 +267,20 @@ def test_a_cached_prompt_is_no_work_and_shared_kv_counts_once() -> None:
 
 @pytest.mark.parametrize("policy", ["sage", "fcfs-fill"])
 @pytest.mark.parametrize(
-    ("num_running", "tpot_ms", "refused"),
-    [(5, 100.0, None), (30, 100.0, "ttlt"), (30, 500.0, None), (30, math.inf, None)],
+    ("num_running", "ttft_ms", "tpot_ms", "refused"),
+    [
+        (5, 1000.0, 100.0, None),
+        (30, 1000.0, 100.0, "ttlt"),
+        (30, 1000.0, 500.0, None),
+        (30, 1000.0, math.inf, None),
+        (30, math.inf, 100.0, None),  # nor is it while others wait
+    ],
 )
 def test_a_batch_with_room_may_be_too_slow(
-    policy: str, num_running: int, tpot_ms: float, refused: str | None
+    policy: str, num_running: int, ttft_ms: float, tpot_ms: float, refused: str | None
 ) -> None:
     """Each of them reads the prefix that they share, though it takes memory once."""
-    config = OverloadConfig(enabled=True, max_ttft_ms=1000.0, max_tpot_ms=tpot_ms)
+    config = OverloadConfig(enabled=True, max_ttft_ms=ttft_ms, max_tpot_ms=tpot_ms)
     door = Door(policy, config)
     about = {"input_tokens": 16000, "cached_tokens": 15900, "shared_tokens": 15900}
     door.fill(num_running, 200, **about)
