@@ -99,4 +99,4 @@ class Levels(Prompts):
         )
 
     def priority_of(self, request: SimRequest) -> int:
-        return 1 + len(SHARES) - request.hints.urgency
+        return self.slo().classes[request.class_name].priority

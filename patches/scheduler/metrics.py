@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import asdict
 from typing import Any
@@ -38,7 +38,6 @@ class SchedulerMetrics(Listener):
         self._due_s = 0.0
         self._policies: dict[str, None] = {}
         self._series: Series | None = None
-        self._waiting: dict[str, list[Req]] = {}
         self._num_bound = 0
 
     def series(self) -> Series | None:
@@ -56,19 +55,19 @@ class SchedulerMetrics(Listener):
             return
         self._due_s = now_s + _INTERVAL_S
         try:
-            self._waiting = by_reason(self._scheduler)
-            self._watch_slots()
+            waiting = by_reason(self._scheduler)
+            self._watch_slots(bool(waiting["slots"]))
             if (series := self.series()) is not None:
-                self._report(series)
+                self._report(series, waiting)
         except Exception:
             self._due_s = float("inf")
             logger.exception("series of sage-sched on /metrics are no longer brought up to date")
 
-    def _watch_slots(self) -> None:
+    def _watch_slots(self, any_lacks_one: bool) -> None:
         """Warn if requests have long waited for a slot while memory is free."""
         scheduler = self._scheduler
         free_share = room_tokens(scheduler) / scheduler.max_total_num_tokens
-        binds = self._waiting["slots"] and free_share >= _FREE_SHARE
+        binds = any_lacks_one and free_share >= _FREE_SHARE
         self._num_bound = self._num_bound + 1 if binds else 0
         if self._num_bound == _NUM_BOUND:
             logger.warning(
@@ -80,13 +79,13 @@ class SchedulerMetrics(Listener):
     def stats(self) -> dict[str, Any]:
         return {"slots_bind": self._num_bound >= _NUM_BOUND}
 
-    def _report(self, series: Series) -> None:
+    def _report(self, series: Series, waiting: Mapping[str, Sequence[Req]]) -> None:
         state = self._scheduler.sage
         for policy in self._policies:
             series.set("policy_info", 0.0, policy=policy)
         self._policies[state.settings.schedule_policy] = None
         series.set("policy_info", 1.0, policy=state.settings.schedule_policy)
-        self._report_load(series)
+        self._report_load(series, waiting)
         self._report_moves(series)
         stats = state.stats()
         series.count("switches_total", stats["num_switches"])
@@ -128,13 +127,14 @@ class SchedulerMetrics(Listener):
         series.count("moved_seconds_total", moves.get("swapped_s", 0.0))
         series.set("host_used_ratio", 0.0 if preemption is None else preemption.used_ratio())
 
-    def _report_load(self, series: Series) -> None:
+    def _report_load(self, series: Series, waiting: Mapping[str, Sequence[Req]]) -> None:
         scheduler = self._scheduler
-        waits_s = waited_s(queues.waiting(scheduler))
-        for reason, reqs in self._waiting.items():
+        waits_s: list[float] = []
+        for reason, reqs in waiting.items():
             series.set("waiting_requests", len(reqs), reason=reason)
-            oldest_s = max(waited_s(reqs), default=0.0)
-            series.set("oldest_wait_seconds", oldest_s, reason=reason)
+            of_reason_s = waited_s(reqs)
+            series.set("oldest_wait_seconds", max(of_reason_s, default=0.0), reason=reason)
+            waits_s += of_reason_s
         series.set("mean_wait_seconds", sum(waits_s) / max(1, len(waits_s)))
         series.set("swapped_requests", len(queues.in_host_memory(scheduler)))
         series.set("backlog_seconds", left_s(scheduler)[0])

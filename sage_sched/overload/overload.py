@@ -97,7 +97,7 @@ class Overload(Limit):
 
     @property
     def needs_clock(self) -> bool:
-        return self.config.enabled
+        return self.config.may_refuse
 
     def arrived(self, job: Job) -> None:
         job.ttft_s = self._deadlines_s(job.hints)[0]
