@@ -112,10 +112,11 @@ class OverloadGate(Listener):
         has_waited = req.time_stats.wait_queue_entry_time > 0
         if not most or has_waited or self._mode != "null":
             return None
+        # Done for all, since cached tokens do not count once others wait behind it.
+        self._look_up(req)
         call = decode_asked(req.sampling_params.custom_params)
         if not self._any_waits(call and call[1]):
             return None
-        self._look_up(req)
         chunked = [] if scheduler.chunked_req is None else [scheduler.chunked_req]
         waiting = (other.sage.job for other in (*queues.waiting(scheduler), *chunked))
         core: Core = scheduler.sage.core

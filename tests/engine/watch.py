@@ -33,20 +33,29 @@ class Watch:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._seen: list[tuple[float, dict[str, float]]] = []
+        self._greatest: dict[str, float] = {}
 
     def firing(self) -> set[str]:
         """The names of the alerts that fire now."""
         now: dict[str, float] = {}
+        self._greatest = {}
         for sample in samples(self._server):
             now[sample.name] = now.get(sample.name, 0.0) + sample.value
+            self._greatest[sample.name] = max(self._greatest.get(sample.name, 0.0), sample.value)
         self._seen.append((time.monotonic(), now))
         return {alert["alert"] for alert in ALERTS if self._holds(alert["expr"])}
 
     def _holds(self, expression: str) -> bool:
-        code = re.sub(r"sum by \([\w, ]+\) ", "", expression)
-        code = re.sub(r"(?<!\()sage:\w+", r'latest("\g<0>")', code)
+        code = re.sub(r"max without \(\w+\) \((sage:\w+)\)", r'greatest("\1")', expression)
+        code = re.sub(r"sum by \([\w, ]+\) ", "", code)
+        code = re.sub(r"(?<![(\"])sage:\w+", r'latest("\g<0>")', code)
         code = re.sub(r"\((sage:\w+)\[5m\]\)", r'("\1")', code)
-        functions = {"latest": self._latest, "increase": self._increase, "rate": self._rate}
+        functions = {
+            "latest": self._latest,
+            "greatest": lambda series: self._greatest.get(series, math.nan),
+            "increase": self._increase,
+            "rate": self._rate,
+        }
         return bool(eval(code, functions))
 
     def _latest(self, series: str) -> float:
