@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from itertools import count
+from collections.abc import Sequence
+from itertools import count, filterfalse
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
-Key = TypeVar("Key", bound=Hashable)
 
 # A plan orders at most this many jobs. The others stay behind them in their present order. Few jobs
 # enter a full batch.
@@ -34,9 +33,9 @@ class Followed(Generic[Item]):
                 start, end = first, first + len(left) - HEAD
         old = left[: len(left) - (end - start)]
         new = [*self._left[:start], *self._left[end:]]
-        before, now = set(map(id, old)), set(map(id, new))
-        gone = [item for item in old if id(item) not in now]
-        return gone, [item for item in new if id(item) not in before], start, end
+        before, now = set(old), set(new)
+        gone, came = filterfalse(now.__contains__, old), filterfalse(before.__contains__, new)
+        return [*gone], [*came], start, end
 
     def ordered(self, order: Sequence[int]) -> None:
         """Note that the list was put in an order."""
@@ -56,17 +55,17 @@ def in_front(items: Sequence[Item], order: Sequence[int]) -> list[Item]:
     return [*map(items.__getitem__, order), *rest, *items[start:]]
 
 
-class Positions(Generic[Key]):
+class Positions(Generic[Item]):
     """Finds the positions of items. Most lookups are for the first or the last items of the
     queue."""
 
-    def __init__(self, queue: Sequence[Key]) -> None:
+    def __init__(self, queue: Sequence[Item]) -> None:
         self._queue = queue
         self._of = dict(zip(queue[: 2 * HEAD], count(), strict=False))
         num_before = max(0, len(queue) - HEAD)
         self._of.update(zip(queue[num_before:], count(num_before), strict=False))
 
-    def of(self, item: Key) -> int:
+    def of(self, item: Item) -> int:
         if item not in self._of:
             self._of = dict(zip(self._queue, count(), strict=False))
         return self._of[item]

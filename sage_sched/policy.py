@@ -183,13 +183,6 @@ def can_preempt(policy: Policy) -> bool:
     return type(policy).should_preempt is not Policy.should_preempt
 
 
-def may_preempt_for(waiting: Job, policy: Policy) -> bool:
-    """Whether should_preempt can be true for this waiting job, whatever job runs, or its start is
-    due."""
-    always = can_preempt(policy) and not policy.traits.preempts_for_starts
-    return always or policy.starts_now(waiting)
-
-
 class FcfsFill(Policy):
     """Serves by arrival, without preemption. It gains over SGLang's `fcfs` by filling the pool
     (sage_sched.headroom). `sage` gains over it by its order.

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from sage_sched.headroom import Headroom
 from sage_sched.job import Job
-from sage_sched.policy import Policy, can_preempt, may_preempt_for
+from sage_sched.policy import Policy, can_preempt
 from sage_sched.preemption_cost import PreemptionCost, Victim, preemption_cost_of
 from sage_sched.view import SchedulerView
 from sage_sched.waiting_queue import place_of
@@ -130,10 +130,10 @@ def any_is_preemptible(first: Job, policy: Policy, view: SchedulerView) -> bool:
 def may_enter_full(waiting: Iterable[Job], policy: Policy, view: SchedulerView) -> bool:
     """Whether any of these waiting jobs might enter a full batch, now or when running jobs are
     older. This saves weighing all running jobs for jobs that can make none leave."""
-    levels = {job.level for job in view.running}
-    return any(
-        job.goes_first or may_preempt_for(job, policy) or levels != {job.level} for job in waiting
-    )
+    if can_preempt(policy) and not policy.traits.preempts_for_starts:
+        return any(True for _ in waiting)
+    levels, starts_now = {job.level for job in view.running}, policy.starts_now
+    return any(job.goes_first or starts_now(job) or levels != {job.level} for job in waiting)
 
 
 def _is_preemptible(

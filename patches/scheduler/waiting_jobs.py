@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from patches.engine_types import Req
 from patches.listener import Listener
@@ -21,33 +21,30 @@ class WaitingJobs(Listener):
 
     def __init__(self) -> None:
         self.jobs: list[Job] = []
-        self._begun: dict[int, Req] = {}
+        self._begun: dict[Req, None] = {}
         self._queue = Followed[Req]()
-        self._job_of: dict[int, Job] = {}
+        self._job_of: dict[Req, Job] = {}
 
     @property
     def begun(self) -> Collection[Req]:
-        return self._begun.values()
+        return self._begun.keys()
 
     def look(self, waiting: Sequence[Req]) -> None:
         """Update the jobs for requests that have come and gone."""
         gone, came, start, end = self._queue.look(waiting)
         for req in gone:
-            del self._job_of[id(req)]
-            self._begun.pop(id(req), None)
+            del self._job_of[req]
+            self._begun.pop(req, None)
         for req in came:
-            self._job_of[id(req)] = req.sage.job
+            self._job_of[req] = req.sage.job
             if req.output_ids:
-                self._begun[id(req)] = req
+                self._begun[req] = None
         for req in self.begun:
             # It may have run, and been retracted, while no plan was made.
             req.sage.job.grow(len(req.output_ids))
         same = self.jobs[len(self.jobs) - (end - start) :]
-        first, last = self._jobs_of(waiting[:start]), self._jobs_of(waiting[end:])
-        self.jobs = [*first, *same, *last]
-
-    def _jobs_of(self, reqs: Iterable[Req]) -> list[Job]:
-        return [self._job_of[id(req)] for req in reqs]
+        job_of = self._job_of.__getitem__
+        self.jobs = [*map(job_of, waiting[:start]), *same, *map(job_of, waiting[end:])]
 
     def planned(self, plan: Plan, seconds: float) -> None:
         """Put the jobs in the plan's order, which the queue has taken."""
