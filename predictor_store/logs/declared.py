@@ -1,4 +1,4 @@
-"""Reads the formats that formats.toml declares."""
+"""Reads formats.toml, which describes every format, and declares those that need no code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from predictor_store.logs import conversations
 from predictor_store.logs.errors import NoRequestError, RowError
 from predictor_store.logs.fields import Row, parsed, plain_name, value_at
-from predictor_store.logs.format import Context, Format
+from predictor_store.logs.format import Context, Format, Reader
 from predictor_store.logs.messages import answer_of, cap_of, prompt_of, was_cut
 from predictor_store.logs.request import LoggedRequest
 
@@ -21,18 +21,14 @@ _LIST = "sage_list"
 _SEEN = LoggedRequest()
 
 
-def formats() -> dict[str, Format]:
-    """Return the declared formats by name."""
-    return {
-        name: _format(name, entry)
-        for name, entry in tomllib.loads(_FILE.read_text("utf-8")).items()
-    }
-
-
-def _format(name: str, entry: Mapping[str, Any]) -> Format:
-    about = name, entry["title"], entry["example"], entry["gives"]
-    declared = _Declared(entry)
-    return Format(*about, declared.recognizes, declared.reader, declared.records)
+def formats(readers: Mapping[str, Reader]) -> Iterator[Format]:
+    """Yield the formats in the order of formats.toml. readers: the code of some, by name."""
+    for name, entry in tomllib.loads(_FILE.read_text("utf-8")).items():
+        declared = _Declared(entry)
+        reader = readers.get(name) or Reader(declared.reader, records=declared.records)
+        recognizes = reader.recognizes or declared.recognizes
+        about = name, entry["title"], entry["example"], entry["gives"]
+        yield Format(*about, recognizes, reader.read, reader.records)
 
 
 class _Declared:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from predictor_store.logs.clock import Clock
 from predictor_store.logs.fields import Row
@@ -29,6 +29,21 @@ class Context:
     notes: set[str] = field(default_factory=set)
 
 
+class Reader(NamedTuple):
+    """The code that a format needs beside its entry in formats.toml.
+
+    read: returns the request of a record, None if it is held; raises RowError, NoRequestError or
+        MALFORMED.
+    recognizes: whether a row is of this format; None if the entry says it.
+    records: yields the records of a row, each with one request, if a row may have several. A record
+        that is no mapping is left out.
+    """
+
+    read: Callable[[Row, Context], LoggedRequest | None]
+    recognizes: Callable[[Mapping[str, Any]], bool] | None = None
+    records: Callable[[Mapping[str, Any]], Iterable[Any]] = lambda row: [row]
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
     """A format of logs or data sets.
@@ -38,10 +53,7 @@ class Format:
     example: one row.
     gives: the facts that it contains, shown to the user.
     recognizes: whether a row is of this format.
-    read: returns the request of a record, None if it is held; raises RowError, NoRequestError or
-        MALFORMED.
-    records: yields the records of a row, each with one request, if a row may have several. A record
-        that is no mapping is left out.
+    read, records: see Reader.
     """
 
     name: str
@@ -50,4 +62,4 @@ class Format:
     gives: str
     recognizes: Callable[[Mapping[str, Any]], bool]
     read: Callable[[Row, Context], LoggedRequest | None]
-    records: Callable[[Mapping[str, Any]], Iterable[Any]] = lambda row: [row]
+    records: Callable[[Mapping[str, Any]], Iterable[Any]]

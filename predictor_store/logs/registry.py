@@ -26,23 +26,16 @@ from predictor_store.logs.formats import (
     weka,
 )
 
-_OF_CODE = {
-    each.name: each
-    for each in (
-        bailian.FORMAT, bench_serving.FORMAT, claude_code.FORMAT, dynamo.FORMAT, genai_perf.FORMAT,
-        langfuse.FORMAT, mooncake.FORMAT, openai_batch.INPUT, openai_batch.OUTPUT,
-        openai_chat.FORMAT, otel.FORMAT, sglang.FORMAT, sglang.EXPORTED, shadow.FORMAT,
-        table.FORMAT, weka.FORMAT,
-    )
+_READERS = {
+    "bailian": bailian.READER, "bench-serving": bench_serving.READER,
+    "claude-code": claude_code.READER, "dynamo": dynamo.READER, "genai-perf": genai_perf.READER,
+    "langfuse": langfuse.READER, "mooncake": mooncake.READER, "openai-batch": openai_batch.OUTPUT,
+    "openai-batch-input": openai_batch.INPUT, "openai-chat": openai_chat.READER,
+    "otel": otel.READER, "sglang": sglang.READER, "sglang-export": sglang.EXPORTED,
+    "shadow": shadow.READER, "table": table.READER, "weka": weka.READER,
 }  # fmt: skip
 # If several formats recognise a row, the first one reads it.
-_ORDER = (
-    "sglang", "sglang-export", "shadow", "bench-serving", "aiperf", "genai-perf", "guidellm",
-    "inference-perf", "dynamo", "bailian", "mooncake", "weka", "claude-code", "burstgpt", "azure",
-    "apim", "bedrock", "kong", "litellm", "datadog", "langfuse", "otel", "openai-batch",
-    "openai-batch-input", "wildchat", "lmsys", "ultrachat", "openai-chat", "sharegpt", "table",
-)  # fmt: skip
-FORMATS: tuple[Format, ...] = tuple((_OF_CODE | formats())[name] for name in _ORDER)
+FORMATS = tuple(formats(_READERS))
 BY_NAME = {each.name: each for each in FORMATS}
 # The names of objects and lists that exports put around rows.
 _AROUND = (

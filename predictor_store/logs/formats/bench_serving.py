@@ -11,7 +11,7 @@ import numpy as np
 
 from predictor_store.logs.errors import RowError
 from predictor_store.logs.fields import Row
-from predictor_store.logs.format import Context, Format
+from predictor_store.logs.format import Context, Reader
 from predictor_store.logs.request import LoggedRequest
 
 _LISTS = (
@@ -19,10 +19,6 @@ _LISTS = (
 )  # fmt: skip
 # The field that a record gets for an arrival drawn at one request per second.
 _AT_RATE_1 = "sage_at_rate_1"
-
-
-def _is_run(row: Mapping[str, Any]) -> bool:
-    return "input_lens" in row or "mean_e2e_latency_ms" in row or "mean_ttft_ms" in row
 
 
 def _records(run: Mapping[str, Any]) -> Iterator[Any]:
@@ -78,13 +74,4 @@ def _arrival(row: Row, context: Context) -> float:
     return context.clock.read(row.data[_AT_RATE_1] / rate_s, "s")
 
 
-FORMAT = Format(
-    "bench-serving",
-    "SGLang's `bench_serving --output-details`, `vllm bench serve --save-detailed`",
-    '{"request_rate": 4.0, "input_lens": [5, 6], "output_lens": [2, 3], "ttfts": [0.1, 0.2], '
-    '"itls": [[0.1], [0.1, 0.1]], "start_times": [0.0, 0.3], "errors": ["", ""]}',
-    "lengths, arrivals by start_times or drawn at the request rate",
-    _is_run,
-    _read,
-    _records,
-)
+READER = Reader(_read, records=_records)

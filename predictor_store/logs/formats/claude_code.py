@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from predictor_store.logs.errors import NoRequestError, RowError
 from predictor_store.logs.fields import Row, value_at
-from predictor_store.logs.format import Context, Format
+from predictor_store.logs.format import Context, Reader
 from predictor_store.logs.messages import prompt_of, usage_tokens, was_cut
 from predictor_store.logs.request import LoggedRequest
-
-
-def _is_message(row: Mapping[str, Any]) -> bool:
-    return {"sessionId", "uuid", "timestamp", "message"} <= row.keys()
 
 
 def _read(row: Row, context: Context) -> LoggedRequest | None:
@@ -42,12 +37,4 @@ def _read(row: Row, context: Context) -> LoggedRequest | None:
     return None
 
 
-FORMAT = Format(
-    "claude-code",
-    "Claude Code's sessions, `~/.claude/projects/*/*.jsonl`",
-    '{"type": "assistant", "sessionId": "s", "uuid": "b", "parentUuid": "a", "timestamp": '
-    '"2026-09-21T14:13:22Z", "message": {"usage": {"input_tokens": 305, "output_tokens": 157}}}',
-    "agents' turns, lengths, pauses, prompts",
-    _is_message,
-    _read,
-)
+READER = Reader(_read)

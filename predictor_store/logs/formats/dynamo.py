@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from predictor_store.logs.errors import NoRequestError
 from predictor_store.logs.fields import Row, value_at
-from predictor_store.logs.format import Context, Format
+from predictor_store.logs.format import Context, Reader
 from predictor_store.logs.messages import answer_of, cap_of, prompt_of, usage_tokens, was_cut
 from predictor_store.logs.request import LoggedRequest
-
-
-def _is_event(row: Mapping[str, Any]) -> bool:
-    return str(row.get("schema")).startswith("dynamo.") and "event_type" in row
 
 
 def _read(row: Row, context: Context) -> LoggedRequest:
@@ -57,13 +50,4 @@ def _with_texts(row: Row) -> LoggedRequest:
     )
 
 
-FORMAT = Format(
-    "dynamo",
-    "Dynamo's request traces: `DYN_REQUEST_TRACE=1`, prompts from `request_payload` records",
-    '{"schema": "dynamo.request.trace.v1", "event_type": "request_end", "event_time_unix_ms": '
-    '1790000001500, "request": {"request_received_ms": 1790000000097, "input_tokens": 305, '
-    '"output_tokens": 157, "total_time_ms": 1400.0}}',
-    "arrivals, lengths, shared prefixes, sessions; prompts",
-    _is_event,
-    _read,
-)
+READER = Reader(_read)

@@ -7,7 +7,7 @@ from typing import Any
 
 from predictor_store.logs.errors import RowError
 from predictor_store.logs.fields import Row, parsed, value_at
-from predictor_store.logs.format import Context, Format
+from predictor_store.logs.format import Context, Reader
 from predictor_store.logs.messages import answer_of, cap_of, prompt_of, usage_tokens
 from predictor_store.logs.request import LoggedRequest
 
@@ -46,15 +46,4 @@ def _events(response: Any) -> Iterator[Mapping[str, Any]]:
             yield event
 
 
-FORMAT = Format(
-    "genai-perf",
-    "genai-perf's `profile_export.json`; lengths need `stream_options.include_usage`, or are "
-    "counted with `--tokenizer`",
-    '{"experiments": [{"requests": [{"timestamp": 1790000000097000000, "request_inputs": '
-    '{"payload": "{}"}, "response_timestamps": [1790000001297000000], "response_outputs": '
-    '[{"response": "data: {\\"usage\\": {}}"}]}]}]}',
-    "arrivals, caps, prompts, answers",
-    lambda row: value_at(row, "experiments.0.requests.0.response_timestamps") is not None,
-    _read,
-    _records,
-)
+READER = Reader(_read, records=_records)

@@ -7,7 +7,7 @@ from typing import Any
 
 from predictor_store.logs.errors import NoRequestError, RowError
 from predictor_store.logs.fields import Row, parsed, value_at
-from predictor_store.logs.format import Context, Format
+from predictor_store.logs.format import Context, Reader
 from predictor_store.logs.messages import answer_of, cap_of, prompt_of, usage_tokens
 from predictor_store.logs.request import LoggedRequest
 
@@ -63,13 +63,4 @@ def _cap(row: Row) -> int | None:
     return int(str(value)) if is_number else cap_of(row, "input") if not value else None
 
 
-FORMAT = Format(
-    "langfuse",
-    "Langfuse's observations: exports of its UI, API answers, blob storage",
-    '{"type": "GENERATION", "traceId": "t", "startTime": "2026-09-21T14:13:20.097Z", "endTime": '
-    '"2026-09-21T14:13:22.3Z", "input": "[{\\"role\\": \\"user\\", \\"content\\": \\"Why?\\"}]", '
-    '"usageDetails": {"input": 305, "output": 157, "total": 462}}',
-    "arrivals, lengths, prompts, traces as sessions",
-    _is_observation,
-    _read,
-)
+READER = Reader(_read, recognizes=_is_observation)

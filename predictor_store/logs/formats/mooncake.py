@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from predictor_store.logs.fields import Row, duration_s, parsed, value_at
-from predictor_store.logs.format import Context, Format
+from predictor_store.logs.format import Context, Reader
 from predictor_store.logs.messages import prompt_of
 from predictor_store.logs.request import LoggedRequest
 
 _BLOCK_TOKENS = 512
 # A prompt of fewer blocks does not show the size of a block.
 _LEAST_BLOCKS = 4
-
-
-def is_trace(row: Mapping[str, Any]) -> bool:
-    has_time = not row.keys().isdisjoint(("timestamp", "delay", "session_id"))
-    return "input_length" in row and "output_length" in row and has_time
 
 
 def _read(row: Row, context: Context) -> LoggedRequest:
@@ -46,11 +38,4 @@ def lengths_of(row: Row, block_tokens: int) -> LoggedRequest:
     )
 
 
-FORMAT = Format(
-    "mooncake",
-    "Mooncake's traces, as aiperf and Dynamo write them too; times in milliseconds",
-    '{"timestamp": 27482, "input_length": 1000, "output_length": 52, "hash_ids": [46, 47]}',
-    "arrivals, lengths, shared prefixes, sessions",
-    is_trace,
-    _read,
-)
+READER = Reader(_read)

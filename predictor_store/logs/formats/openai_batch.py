@@ -8,7 +8,7 @@ from typing import Any
 
 from predictor_store.logs.errors import NoRequestError, RowError
 from predictor_store.logs.fields import Row, value_at
-from predictor_store.logs.format import Context, Format
+from predictor_store.logs.format import Context, Reader
 from predictor_store.logs.formats.openai_chat import answered
 from predictor_store.logs.messages import cap_of, prompt_of
 from predictor_store.logs.request import LoggedRequest
@@ -18,10 +18,6 @@ _NOTE = "the prompts of a batch are in its input file: name both files to have t
 
 def _is_input(row: Mapping[str, Any]) -> bool:
     return "custom_id" in row and isinstance(row.get("body", row.get("params")), Mapping)
-
-
-def _is_output(row: Mapping[str, Any]) -> bool:
-    return "custom_id" in row and ("response" in row or "result" in row)
 
 
 def _read_input(row: Row, context: Context) -> LoggedRequest:
@@ -49,22 +45,5 @@ def _read_output(row: Row, context: Context) -> LoggedRequest:
     return request
 
 
-INPUT = Format(
-    "openai-batch-input",
-    "an input file of OpenAI's batch API; name it beside the output file, which has the lengths",
-    '{"custom_id": "r0", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": '
-    '[{"role": "user", "content": "Why?"}], "max_tokens": 64}}',
-    "prompts, caps",
-    _is_input,
-    _read_input,
-)
-OUTPUT = Format(
-    "openai-batch",
-    "an output file of OpenAI's batch API",
-    '{"custom_id": "r0", "response": {"status_code": 200, "body": {"created": 1790000000, '
-    '"choices": [{"message": {"content": "So."}}], "usage": {"prompt_tokens": 9, '
-    '"completion_tokens": 3}}}, "error": null}',
-    "lengths, answers; times in whole seconds; prompts if the input file is named too",
-    _is_output,
-    _read_output,
-)
+INPUT = Reader(_read_input, recognizes=_is_input)
+OUTPUT = Reader(_read_output)

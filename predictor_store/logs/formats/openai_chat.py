@@ -8,7 +8,7 @@ from typing import Any
 
 from predictor_store.logs.errors import RowError
 from predictor_store.logs.fields import Row, parsed, plain_name, value_at
-from predictor_store.logs.format import Context, Format
+from predictor_store.logs.format import Context, Reader
 from predictor_store.logs.formats import table
 from predictor_store.logs.messages import (
     answer_of,
@@ -121,13 +121,4 @@ def _times_of(row: Mapping[str, Any], response: Any) -> dict[str, Any]:
     return created | own
 
 
-FORMAT = Format(
-    "openai-chat",
-    "records of chats in OpenAI's form (Anthropic's and Gemini's too): messages with usage, or "
-    "request and response",
-    '{"created": 1790000000, "messages": [{"role": "user", "content": "Why?"}, {"role": '
-    '"assistant", "content": "So."}], "usage": {"prompt_tokens": 9, "completion_tokens": 3}}',
-    "lengths by usage, prompts, caps; arrivals if the record has a time",
-    _is_record,
-    _read,
-)
+READER = Reader(_read, recognizes=_is_record)

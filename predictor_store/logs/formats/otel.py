@@ -8,7 +8,7 @@ from typing import Any
 from predictor_store.logs.clock import Clock
 from predictor_store.logs.errors import NoRequestError, RowError
 from predictor_store.logs.fields import Row, parsed, value_at
-from predictor_store.logs.format import Context, Format
+from predictor_store.logs.format import Context, Reader
 from predictor_store.logs.messages import answer_of, prompt_of, was_cut
 from predictor_store.logs.request import LoggedRequest
 
@@ -144,15 +144,4 @@ def _failed(span: Mapping[str, Any]) -> bool:
     return code == 2 or str(code).upper().endswith("ERROR")
 
 
-FORMAT = Format(
-    "otel",
-    "OpenTelemetry's spans with `gen_ai` attributes: OTLP JSON, Jaeger's JSON, flat rows",
-    '{"resourceSpans": [{"scopeSpans": [{"spans": [{"traceId": "t", "spanId": "s", '
-    '"startTimeUnixNano": "1790000000097000000", "endTimeUnixNano": "1790000002300000000", '
-    '"attributes": [{"key": "gen_ai.usage.input_tokens", "value": {"intValue": "305"}}, {"key": '
-    '"gen_ai.usage.output_tokens", "value": {"intValue": "157"}}]}]}]}]}',
-    "arrivals, lengths, caps, prompts if they are recorded, traces as sessions",
-    _is_trace,
-    _read,
-    lambda row: [*_spans_of(row)] or [row],
-)
+READER = Reader(_read, recognizes=_is_trace, records=lambda row: [*_spans_of(row)] or [row])

@@ -7,16 +7,12 @@ from typing import Any
 
 from predictor_store.logs.errors import NoRequestError
 from predictor_store.logs.fields import Row, cap, parsed
-from predictor_store.logs.format import Context, Format
+from predictor_store.logs.format import Context, Reader
 from predictor_store.logs.messages import was_cut
 from predictor_store.logs.request import LoggedRequest
 
 # SGLang cuts longer texts in their middle at --log-requests-level 2.
 _CUT_TEXT_CHARS = 2048 + len("...")
-
-
-def _is_event(row: Mapping[str, Any]) -> bool:
-    return str(row.get("event")).startswith("request.")
 
 
 def _read(row: Row, context: Context) -> LoggedRequest:
@@ -73,26 +69,5 @@ def _cap_of(asked: Mapping[str, Any]) -> int | None:
     return 0 if given is None else cap(given, "max_new_tokens")
 
 
-EXPORTED = Format(
-    "sglang-export",
-    "SGLang's own export of requests: `--export-metrics-to-file --enable-metrics`; prompts and "
-    "caps with `--log-requests-level 2`",
-    r"""{"request_parameters": "{\"text\": \"Why?\", \"sampling_params\": {}}", """
-    '"prompt_tokens": 12, "completion_tokens": 30, "e2e_latency": 2.5, "finish_reason": {"type": '
-    '"stop"}, "response_sent_to_client_ts": 1790000002.5}',
-    "arrivals, lengths, caps, prompts",
-    lambda row: {"request_parameters", "completion_tokens", "e2e_latency"} <= row.keys(),
-    _read_exported,
-)
-FORMAT = Format(
-    "sglang",
-    "SGLang's request log: `--log-requests --log-requests-level 2 --log-requests-format json`, or "
-    '`POST /configure_logging` with `{"log_requests": true, "log_requests_level": 2, '
-    '"log_requests_format": "json"}`; prompts from level 2',
-    '{"timestamp": "2026-09-21T14:13:20", "event": "request.finished", "obj": {"text": "Why?", '
-    '"sampling_params": {"max_new_tokens": 64}}, "out": {"meta_info": {"prompt_tokens": 12, '
-    '"completion_tokens": 30, "e2e_latency": 2.5, "finish_reason": {"type": "stop"}}}}',
-    "arrivals, lengths, caps, prompts",
-    _is_event,
-    _read,
-)
+EXPORTED = Reader(_read_exported)
+READER = Reader(_read)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from predictor_store.logs.fields import Row, value_at
-from predictor_store.logs.format import Context, Format
+from predictor_store.logs.fields import Row
+from predictor_store.logs.format import Context, Reader
 from predictor_store.logs.formats import table
 from predictor_store.logs.request import LoggedRequest
 from sage_sched.distribution import LengthDistribution
@@ -16,12 +16,4 @@ def _read(row: Row, context: Context) -> LoggedRequest:
     return request
 
 
-FORMAT = Format(
-    "shadow",
-    "a record of shadow mode: `--sage-shadow FILE`",
-    '{"arrival_s": 3.0, "input_tokens": 7, "output_tokens": 5, "max_new_tokens": 64, "is_cut": '
-    'false, "ttlt_s": 0.4, "prediction": null}',
-    "arrivals, lengths, caps, predictions",
-    lambda row: "prediction" in row and value_at(row, "arrival_s") is not None,
-    _read,
-)
+READER = Reader(_read)

@@ -7,7 +7,7 @@ from typing import Any
 
 from predictor_store.logs.errors import RowError
 from predictor_store.logs.fields import Row, cap, duration_s, parsed, plain_name, whole
-from predictor_store.logs.format import Context, Format
+from predictor_store.logs.format import Context, Reader
 from predictor_store.logs.messages import CHATS, answer_of, prompt_of, was_cut
 from predictor_store.logs.request import LoggedRequest
 
@@ -199,13 +199,4 @@ def _failure(fields: _Fields) -> str:
     return ""
 
 
-FORMAT = Format(
-    "table",
-    "CSV, Parquet or JSON lines of your own: `arrival_s`, `input_tokens`, `output_tokens`, "
-    "optionally `max_new_tokens`, `ttlt_s`, `prompt`, or other common names",
-    '{"arrival_s": 3.0, "input_tokens": 7, "output_tokens": 5, "max_new_tokens": 64, "ttlt_s": '
-    '0.4, "prompt": "Why?"}',
-    "as its fields",
-    _is_row,
-    read,
-)
+READER = Reader(read, recognizes=_is_row)

@@ -8,7 +8,7 @@ from typing import Any
 
 from predictor_store.logs.errors import RowError
 from predictor_store.logs.fields import Row
-from predictor_store.logs.format import Context, Format
+from predictor_store.logs.format import Context, Reader
 from predictor_store.logs.messages import was_cut
 from predictor_store.logs.request import LoggedRequest
 
@@ -78,13 +78,4 @@ def _read(row: Row, context: Context) -> LoggedRequest:
     )
 
 
-FORMAT = Format(
-    "weka",
-    "coding agents' sessions in the format of Weka's cc-traces, one session per row or file",
-    '{"id": "trace_0", "block_size": 64, "requests": [{"t": 0.0, "in": 120, "out": 76, '
-    '"hash_ids": [1, 2], "api_time": 1.5}]}',
-    "steps, lengths, shared prefixes, pauses",
-    _is_session,
-    _read,
-    _records,
-)
+READER = Reader(_read, recognizes=_is_session, records=_records)
