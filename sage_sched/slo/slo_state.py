@@ -6,10 +6,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sage_sched.distribution import Floats, LengthDistribution
 from sage_sched.interleaving import Group, group_of
@@ -230,20 +230,22 @@ class Waiting:
         that go first. No job's entry is made before it is asked for."""
         number, arrival = self._table[[_GROUP, _ARRIVAL], : len(self.jobs)]
         at = np.flatnonzero(number)
-        order = at[np.lexsort((arrival[at], self.key[at], number[at]))]
-        ends = np.flatnonzero(np.diff(number[order])) + 1
-        groups: dict[Group, Iterator[Entry]] = {}
-        for columns in np.split(order, ends) if order.size else ():
-            group = group_of(self.jobs[columns[0]])
-            assert group is not None
-            groups[group] = self._entries(columns, but)
-        return groups
+        at = at[np.lexsort((arrival[at], self.key[at], number[at]))]
+        starts = np.flatnonzero(np.diff(number[at], prepend=0.0)).tolist()
+        columns, keys = at.tolist(), self.key[at].tolist()
 
-    def _entries(self, columns: NDArray[np.intp], but: Collection[Job | None]) -> Iterator[Entry]:
-        for column, key in zip(columns.tolist(), self.key[columns].tolist(), strict=True):
-            job = self.jobs[column]
-            if not job.goes_first and job not in but:
-                yield job.level, key, job.arrival, job
+        def entries(start: int, end: int) -> Iterator[Entry]:
+            for place in range(start, end):
+                job = self.jobs[columns[place]]
+                if not job.goes_first and job not in but:
+                    yield job.level, keys[place], job.arrival, job
+
+        groups: dict[Group, Iterator[Entry]] = {}
+        for start, end in pairwise((*starts, len(columns))):
+            group = group_of(self.jobs[columns[start]])
+            assert group is not None
+            groups[group] = entries(start, end)
+        return groups
 
     def look(
         self, begun: list[Pair], num_running: int, late_steps: Floats, before: Floats, cost: Cost
