@@ -61,12 +61,11 @@ class Adapters(Limit):
     A request of a better priority is not swapped out for another.
 
     plan_by_s: when the next plan is due, by SchedulerView.now_s.
-    saw_any: whether a request for an adapter has come.
     """
 
     def __init__(self) -> None:
         self.plan_by_s = math.inf
-        self.saw_any = self._any_waits = False
+        self.is_engaged = self._any_waits = False
         self._waiting: dict[str, dict[Job, None]] = {}
         self._turn: _Turn | None = None
         # When the last turn ended, or an adapter without a slot was first seen; and when the next
@@ -80,12 +79,11 @@ class Adapters(Limit):
     def needs_clock(self) -> bool:
         return self._any_waits
 
-    def arrived(self, job: Job) -> None:
-        self.saw_any |= bool(job.adapter)
+    def concerns(self, job: Job) -> bool:
+        return bool(job.adapter)
 
     def joined(self, job: Job) -> None:
         """Note that a job has joined the queue."""
-        self.arrived(job)
         self._waiting.setdefault(job.adapter, {})[job] = None
 
     def left(self, job: Job) -> None:
@@ -98,16 +96,12 @@ class Adapters(Limit):
     def open(self, view: SchedulerView) -> Callable[[Job], bool]:
         """Start a walk through the order. Return a function to call with each job in turn. It
         returns whether the job stays in the queue, so that no job is preempted for it."""
-        if not self.saw_any:
-            return lambda job: False
         may_run = _MayRun(self._turn, _on_device(view), view, in_order=True)
         return lambda job: not may_run[job.adapter]
 
     def has_slot(self, view: SchedulerView) -> Callable[[Job], bool]:
         """Return a function that tells whether a waiting job's adapter may run now, beside the
         adapters on the device."""
-        if not self.saw_any:
-            return lambda job: True
         may_run = _MayRun(self._turn, _on_device(view), view)
         return lambda job: may_run[job.adapter]
 
@@ -115,8 +109,6 @@ class Adapters(Limit):
         """Begin, go on with or end a turn, once a pass. Return the running jobs to swap out for it,
         with what they hold."""
         self.plan_by_s = math.inf
-        if not self.saw_any:
-            return []
         loaded = _on_device(view)
         if not loaded:  # the next job that enters takes its slot
             self._turn, self._since_s, self._any_waits = None, math.inf, False

@@ -12,12 +12,15 @@ from sage_sched.view import SchedulerView
 
 class Limit:
     """Hears of the events of a server, and may bound what a pass does. By default it does nothing.
+    Only methods that a limit overrides are called, and none but `concerns` until it is engaged.
 
+    is_engaged: whether a job has come that concerns it.
     next_s: when it wants another plan of a batch that no waiting job can enter, by
         SchedulerView.now_s.
     room: how many more jobs may be swapped out for jobs that have passed no bound.
     """
 
+    is_engaged: bool = True
     next_s: float = math.inf
     room: float = math.inf
 
@@ -29,6 +32,10 @@ class Limit:
     def is_like(self, other: Limit) -> bool:
         """Whether the other one, with all that it has learned, may take its place."""
         return False
+
+    def concerns(self, job: Job) -> bool:
+        """Whether this job engages it."""
+        return True
 
     def arrived(self, job: Job) -> None:
         """Note that a job has arrived, or is here as this limit begins to hold."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from sage_sched.adapters import Adapters
-from sage_sched.interleaving import Interleaving
+from sage_sched.fairness import FairShares
 from sage_sched.job import Job
 from sage_sched.limit import Limit
 from sage_sched.overload import Overload, OverloadConfig
-from sage_sched.plan import Budget
 from sage_sched.session_returns import SessionReturns
-from sage_sched.view import SchedulerView
+
+_Limit = TypeVar("_Limit", bound=Limit)
+_EVENTS = ("needs_clock", "arrived", "ended", "prefilled", "decoded", "look", "within")
 
 
 @dataclass(slots=True, eq=False)
@@ -21,23 +23,37 @@ class Limits:
     policy.
 
     bounds: limits that are asked nothing but what Limit says.
-    interleaving: may let tenants take turns.
+    fair_shares: lets tenants take turns; None: they do not.
     adapters: shares the slots of LoRA adapters.
     overload: refuses new requests whose answers would come too late.
     sessions: predicts when sessions come back, to keep their KV; None if no KV is kept for them.
-    all: all of these.
+    all: all of these. engaged: fair_shares, adapters and sessions; None unless engaged.
+    hearing: by the name of an event, the engaged limits that do not ignore it.
     """
 
     bounds: Sequence[Limit] = ()
-    interleaving: Interleaving = field(default_factory=Interleaving)
+    fair_shares: FairShares | None = None
     adapters: Adapters = field(default_factory=Adapters)
     overload: Overload = field(default_factory=lambda: Overload(OverloadConfig()))
     sessions: SessionReturns | None = None
     all: Sequence[Limit] = field(init=False)
+    engaged: tuple[FairShares | None, Adapters | None, SessionReturns | None] = field(init=False)
+    hearing: dict[str, list[Any]] = field(init=False)
 
     def __post_init__(self) -> None:
-        sessions = () if self.sessions is None else (self.sessions,)
-        self.all = (*self.bounds, self.interleaving, self.adapters, self.overload, *sessions)
+        found = (*self.bounds, self.fair_shares, self.adapters, self.overload, self.sessions)
+        self.all = [limit for limit in found if limit is not None]
+        self._hear()
+
+    def _hear(self) -> None:
+        self.engaged = _if(self.fair_shares), _if(self.adapters), _if(self.sessions)
+        engaged = [limit for limit in self.all if limit.is_engaged]
+        self.hearing = {
+            event: [
+                one for one in engaged if getattr(type(one), event) is not getattr(Limit, event)
+            ]
+            for event in _EVENTS
+        }
 
     def arrived(self, job: Job, before: Limits | None = None) -> None:
         """Note that a job has arrived, or that these limits apply to it because the settings have
@@ -45,12 +61,15 @@ class Limits:
 
         before: the limits until then. What they have in common with these knows the job.
         """
-        for limit in self.all:
+        new = [limit for limit in self.all if not limit.is_engaged and limit.concerns(job)]
+        if new:
+            for limit in new:
+                limit.is_engaged = True
+            self._hear()
+        for limit in self.hearing["arrived"]:
             if before is None or limit not in before.all:
                 limit.arrived(job)
 
-    def within(self, budget: Budget, view: SchedulerView) -> Budget:
-        """Return the budget of a pass, cut to what all allow."""
-        for limit in self.bounds:
-            budget = limit.within(budget, view)
-        return budget
+
+def _if(limit: _Limit | None) -> _Limit | None:
+    return limit if limit is not None and limit.is_engaged else None

@@ -12,7 +12,7 @@ from sage_sched.job import Job
 from sage_sched.limits import Limits
 from sage_sched.order import retention_order, serving_order
 from sage_sched.overload import Newcomer, Refusal
-from sage_sched.plan import UNLIMITED, NextPlan, Plan
+from sage_sched.plan import UNLIMITED, Budget, NextPlan, Plan
 from sage_sched.policy import FcfsFill, NoParameters, Policy
 from sage_sched.preemption import may_enter_full
 from sage_sched.preemption_cost import preempt_for_memory
@@ -58,7 +58,8 @@ class Scheduler:
     @property
     def needs_clock(self) -> bool:
         """Whether a decision may depend on now_s or Job.arrival_s."""
-        return self.policy.traits.uses_clock or any(one.needs_clock for one in self.limits.all)
+        limits = self.limits.hearing["needs_clock"]
+        return self.policy.traits.uses_clock or any(limit.needs_clock for limit in limits)
 
     def arrived(self, job: Job) -> None:
         """Note that a job has come, after all jobs before it."""
@@ -97,13 +98,13 @@ class Scheduler:
     def prefilled(self, jobs: Sequence[Job], num_tokens: Sequence[int], num_pairs: float) -> None:
         """Note a prefill step: how many tokens of each job, and of how many pairs (StepTime)."""
         self.worked(jobs, num_tokens)
-        for limit in self.limits.all:
+        for limit in self.limits.hearing["prefilled"]:
             limit.prefilled(len(jobs), sum(num_tokens), num_pairs)
 
     def decoded(self, num_tokens: int) -> None:
         """Note decode steps. The engine counts their tokens in Job.served_tokens itself."""
         self.served_tokens += num_tokens
-        for limit in self.limits.all:
+        for limit in self.limits.hearing["decoded"]:
             limit.decoded()
 
     def worked(self, jobs: Iterable[Job], num_tokens: Iterable[int]) -> None:
@@ -126,7 +127,7 @@ class Scheduler:
 
     def ended(self, job: Job) -> None:
         """Note that a job has ended at its last age, was aborted, or was refused."""
-        for limit in self.limits.all:
+        for limit in self.limits.hearing["ended"]:
             limit.ended(job, self.now_s)
         try:
             self.policy.on_end(job, self.now_s)
@@ -211,7 +212,8 @@ class Scheduler:
         preemption, and with this rule is 1 % below it (srpt-oracle, H800 preset at 8 requests/s).
         """
         policy, limits, queue = self.policy, self.limits, self.policy.queue
-        queue.interleaving, queue.adapters = limits.interleaving, limits.adapters
+        fair_shares, adapters, sessions = limits.engaged
+        queue.use(fair_shares, adapters)
         queue.follow(view, policy)
         queue.rank_anew(view, policy)
         self.next_plan = NextPlan()
@@ -220,16 +222,16 @@ class Scheduler:
             name = type(policy).__name__
             raise TypeError(f"{name}.on_pass returned {wanted!r}, allowed: a NextPlan")
         self.next_plan = wanted
-        for limit in limits.all:
+        for limit in limits.hearing["look"]:
             limit.look(view, queue.begun)
-        headroom = policy.traits.headroom(view, limits.sessions)
+        headroom = policy.traits.headroom(view, sessions)
         self.headroom = replace(headroom, kept_tokens=0)
         if view.is_short and view.may_preempt:
             preempted = preempt_for_memory(view, policy, headroom)
             if preempted:
-                return Plan((), tuple(preempted), budget=limits.within(UNLIMITED, view))
-        moved = limits.adapters.moves(view)
-        at_s = min(wanted.at_s, limits.adapters.plan_by_s)
+                return Plan((), tuple(preempted), budget=self._within(UNLIMITED, view))
+        moved = [] if adapters is None else adapters.moves(view)
+        at_s = wanted.at_s if adapters is None else min(wanted.at_s, adapters.plan_by_s)
         if moved:
             view = view.without(moved)
 
@@ -252,7 +254,7 @@ class Scheduler:
         candidates = candidates.without_held_back(policy, view)
         places = self._places(joined, candidates.order)
         candidates = candidates.without_followers(view)
-        budget = limits.within(policy.budget(view) or UNLIMITED, view)
+        budget = self._within(policy.budget(view) or UNLIMITED, view)
         decode_only = budget.prefill_tokens == 0 and bool(view.running)
         if not decode_only:
             candidates = candidates.beside_chunk(view.chunked, budget, policy, view)
@@ -269,6 +271,12 @@ class Scheduler:
         )
         room = min(limit.room for limit in limits.all)
         return with_admissions(plan, candidates, budget, policy, headroom, view, room)
+
+    def _within(self, budget: Budget, view: SchedulerView) -> Budget:
+        """Return the budget of a pass, cut to what all limits allow."""
+        for limit in self.limits.hearing["within"]:
+            budget = limit.within(budget, view)
+        return budget
 
     def _look_up(self, jobs: Iterable[Job], view: SchedulerView) -> bool:
         """Look these waiting jobs up in the cache; return whether the cached tokens of any have

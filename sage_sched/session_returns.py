@@ -48,8 +48,6 @@ class SessionReturns(Limit):
     This is the most returns per second of keeping the session's KV, the inverse of a Gittins index.
     Lost KV has to be computed token by token, so KV with the smallest rate is evicted first,
     whatever its size. Until enough pauses are known, every rate is 0.
-
-    saw_any: whether any request belonged to a session.
     """
 
     def __init__(self) -> None:
@@ -63,7 +61,7 @@ class SessionReturns(Limit):
         self._paused: dict[str, tuple[float, float, bool]] = {}
         self._pauses: deque[tuple[float, float]] = deque(maxlen=_NUM_PAUSES)
         self._mean = 0.0
-        self.saw_any = False
+        self.is_engaged = False
         self._num_pauses = 0
         # The number of first answers, and of those after which the session came back.
         self._num_first = self._num_second = 0
@@ -72,7 +70,10 @@ class SessionReturns(Limit):
 
     @property
     def needs_clock(self) -> bool:
-        return self.saw_any
+        return True
+
+    def concerns(self, job: Job) -> bool:
+        return bool(job.hints.session)
 
     def arrived(self, job: Job) -> None:
         if job.hints.session:
@@ -86,7 +87,6 @@ class SessionReturns(Limit):
             self.left(job.hints.session, now_s, next_in_s, was_answered=was_answered)
 
     def came(self, session: str, now_s: float) -> None:
-        self.saw_any = True
         self._unfinished[session] = self._unfinished.pop(session, 0) + 1
         self._closed.discard(session)
         if len(self._unfinished) > MOST_SESSIONS:  # some clients never say that a session ended

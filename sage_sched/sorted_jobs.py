@@ -11,6 +11,14 @@ from sage_sched.job import Job
 # Level, key and arrival.
 Place = tuple[float, float, int]
 Entry = tuple[float, float, int, Job]
+# A level, a class and one of its tenants.
+Group = tuple[float, str, str]
+
+
+def group_of(job: Job) -> Group | None:
+    """Return the group whose jobs keep their order, or None if the class does not share fairly."""
+    hints = job.hints
+    return (job.level, hints.slo_class, hints.tenant) if hints.shares_fairly else None
 
 
 class SortedJobs:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
 from typing import Protocol
 from weakref import ref
 
 from sage_sched.adapters import Adapters
+from sage_sched.fairness import FairShares
 from sage_sched.followed import HEAD, Followed, Positions
-from sage_sched.interleaving import Group, Interleaving, group_of
 from sage_sched.job import Job
-from sage_sched.sorted_jobs import Entry, Place, SortedJobs, walk
+from sage_sched.sorted_jobs import Entry, Group, Place, SortedJobs, group_of, walk
 from sage_sched.view import SchedulerView
 
 # At most this many new jobs join the order in a plan, by arrival. The others wait for the next
@@ -99,14 +99,14 @@ class WaitingQueue:
     itself (Job.watch). So a plan touches only the first jobs of the order, and jobs that come, go
     or change.
 
-    interleaving, adapters: from the limits of the pass (sage_sched.limits).
+    fair_shares, adapters: engaged limits of the pass (sage_sched.limits), which follow the queue.
     joined: jobs that have joined since take_joined.
     begun: waiting jobs with tokens, and how many tokens they had when they joined.
     """
 
     def __init__(self) -> None:
-        self.interleaving = Interleaving()
-        self.adapters = Adapters()
+        self.fair_shares: FairShares | None = None
+        self.adapters: Adapters | None = None
         self._queue = Followed[Job]()
         self._coming: dict[Job, None] = {}
         self._changed: dict[Job, None] = {}
@@ -123,6 +123,22 @@ class WaitingQueue:
 
     def __contains__(self, job: object) -> bool:
         return job in self._entries
+
+    def use(self, fair_shares: FairShares | None, adapters: Adapters | None) -> None:
+        """Let these limits follow the queue, and so count its jobs; None: not engaged."""
+        for new, old in ((fair_shares, self.fair_shares), (adapters, self.adapters)):
+            if new is not None and new is not old:
+                for job in self._entries:
+                    new.joined(job)
+        self.fair_shares, self.adapters = fair_shares, adapters
+
+    def has_slot(self, view: SchedulerView) -> Callable[[Job], bool]:
+        """Return a function that tells whether a waiting job's adapter may run now."""
+        return (lambda job: True) if self.adapters is None else self.adapters.has_slot(view)
+
+    @property
+    def _followers(self) -> list[FairShares | Adapters]:
+        return [each for each in (self.fair_shares, self.adapters) if each is not None]
 
     def follow(self, view: SchedulerView, policy: Ranking) -> None:
         """Find the jobs that have come and gone. A second call for the same view does nothing."""
@@ -142,8 +158,8 @@ class WaitingQueue:
                 job.watch = self._changed
         self._coming.update(dict.fromkeys(came))
         for job in left:
-            self.interleaving.left(job)
-            self.adapters.left(job)
+            for follower in self._followers:
+                follower.left(job)
             policy.on_dequeued(job)
         begun = [job for job in came if job.generated_tokens]
         for job in [*begun, *islice(self._coming, NUM_JOINING)]:
@@ -160,8 +176,8 @@ class WaitingQueue:
             self.begun[job] = job.generated_tokens
         if job.ranked_at != policy.revision:
             self._outdated.append(job)
-        self.interleaving.joined(job)
-        self.adapters.joined(job)
+        for follower in self._followers:
+            follower.joined(job)
         policy.on_queued(job)
 
     def _remove(self, job: Job) -> bool:
@@ -178,12 +194,12 @@ class WaitingQueue:
         return True
 
     def disband(self) -> None:
-        """Let all jobs go, because another queue takes them. The interleaving and the adapters,
-        which may stay, forget them."""
+        """Let all jobs go, because another queue takes them. The limits that follow the queue, and
+        may stay, forget them."""
         for job in [*self._entries, *self._coming]:
             if self._remove(job):
-                self.interleaving.left(job)
-                self.adapters.left(job)
+                for follower in self._followers:
+                    follower.left(job)
 
     def take_joined(self) -> list[Job]:
         """Return the jobs that have joined since the last call and still wait."""
@@ -230,7 +246,8 @@ class WaitingQueue:
         entries = self._sorted.of(job)
         insort(entries, entry)
         self._entries[job] = entries, entry
-        self.interleaving.placed(entry)
+        if self.fair_shares is not None:
+            self.fair_shares.placed(entry)
 
     def _take_out(self, job: Job) -> None:
         self._moving.pop(job, None)
@@ -239,7 +256,8 @@ class WaitingQueue:
         self._entries[job] = None
         entries, entry = found
         del entries[bisect_left(entries, entry)]
-        self.interleaving.taken_out(entry)
+        if self.fair_shares is not None:
+            self.fair_shares.taken_out(entry)
 
     def num_ahead(self, job: Job) -> int:
         """Return how many jobs go before this one, without regard to tenants' turns."""
@@ -251,10 +269,10 @@ class WaitingQueue:
     def walk(self, view: SchedulerView, policy: Ranking) -> Iterator[Job]:
         """Return the jobs in the order in which to serve them.
 
-        The order is that of sorted_jobs.walk, interleaved. Jobs without an adapter slot are left
-        out.
+        The order is that of sorted_jobs.walk, but tenants take turns. Jobs without an adapter slot
+        are left out.
         """
-        skips = self.adapters.open(view)
+        skips = None if self.adapters is None else self.adapters.open(view)
         first_arrival = view.num_arrivals - len(view.waiting)
         keys = policy.moving
         moving = _Moving(self._moving, keys, view) if keys and self._moving else None
@@ -265,11 +283,14 @@ class WaitingQueue:
             return bisect_left(self._sorted.ranked, ranked) + num_moving + num_unranked
 
         entries = walk(self._sorted, first_arrival, moving or ())
+        if self.fair_shares is None:
+            return (each[3] for each in entries if skips is None or not skips(each[3]))
 
         def groups() -> Mapping[Group, Iterator[Entry]]:
             return keys.groups(self._moving, view) if keys else {}
 
-        return self.interleaving.in_turns(entries, first_arrival, groups, num_ahead, skips)
+        skips = skips or (lambda job: False)
+        return self.fair_shares.in_turns(entries, first_arrival, groups, num_ahead, skips)
 
     def ordered(self, order: Sequence[int]) -> None:
         """Note that the queue was put in the order of a plan."""

@@ -236,7 +236,7 @@ class SageConfig:
                 Gap(decode.max_gap_ms / 1e3, not traits.has_deadlines, decode.cuts),
                 SwapOutBound(decode.max_swapped_ms / 1e3 if traits.bounds_time_away else math.inf),
             ],
-            interleaving=FairShares(),
+            fair_shares=FairShares(),
             overload=Overload(self.overload, classes_ms),
             sessions=None if traits.retention is None else traits.retention(),
         )

@@ -83,7 +83,7 @@ class Settings:
         keeps_sessions = type(limits.sessions) is type(present.sessions)
         return Limits(
             [next(filter(one.is_like, present.bounds), one) for one in limits.bounds],
-            present.interleaving,
+            present.fair_shares,
             present.adapters,
             present.overload if is_like else limits.overload,
             present.sessions if keeps_sessions else limits.sessions,

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 
 from sage_sched.fairness.service import Service
-from sage_sched.interleaving import Group, Interleaving
 from sage_sched.job import Job
-from sage_sched.sorted_jobs import Entry, SortedJobs, walk
+from sage_sched.limit import Limit
+from sage_sched.sorted_jobs import Entry, Group, SortedJobs, walk
 from sage_sched.view import SchedulerView
 
 # A token of the answer counts for this many tokens of the prompt (Sheng et al., section 3.1).
@@ -20,7 +20,7 @@ ByTenant = dict[tuple[float, str], dict[str, SortedJobs]]
 _NO_JOBS = SortedJobs()
 
 
-class FairShares(Interleaving):
+class FairShares(Limit):
     """Lets the tenants of a class take turns, if the class shares fairly (sage_sched.slo.classes).
 
     It keeps the jobs of such classes, by level and class, then by tenant. They are in the waiting
@@ -28,14 +28,20 @@ class FairShares(Interleaving):
     """
 
     def __init__(self) -> None:
+        self.is_engaged = False
         self._service = Service()
         self._costs: dict[Job, float] = {}
         self._by_tenant: ByTenant = {}
 
+    def concerns(self, job: Job) -> bool:
+        return job.hints.shares_fairly
+
     def joined(self, job: Job) -> None:
+        """Note that a job has joined the queue."""
         self._service.joined(job)
 
     def left(self, job: Job) -> None:
+        """Note that a job has left the queue."""
         self._service.left(job)
         self._costs.pop(job, None)
 
@@ -44,12 +50,14 @@ class FairShares(Interleaving):
         self._service.look(view)
 
     def placed(self, entry: Entry) -> None:
+        """Note that the queue has put a job in its place."""
         if _shares(entry):
             job = entry[3]
             tenants = self._by_tenant.setdefault((entry[0], job.hints.slo_class), {})
             insort(tenants.setdefault(job.hints.tenant, SortedJobs()).of(job), entry)
 
     def taken_out(self, entry: Entry) -> None:
+        """Note that the queue has taken a job out of its place."""
         hints = entry[3].hints
         of_class = entry[0], hints.slo_class
         tenants = self._by_tenant.get(of_class, {})
@@ -72,10 +80,15 @@ class FairShares(Interleaving):
         num_ahead: Callable[[Entry, Entry], int],
         skips: Callable[[Job], bool],
     ) -> Iterator[Job]:
-        """Return the jobs. The places of a class that shares fairly go to its tenants in turn."""
-        if not self._service.any_waits:
-            yield from super().in_turns(entries, first_arrival, moving, num_ahead, skips)
-            return
+        """Yield the jobs in the order in which to serve them, without those that are left out. The
+        places of a class that shares fairly go to its tenants in turn.
+
+        entries: the queue in the policy's order. moving: returns, by group and in order, the
+            entries whose keys change while they wait.
+        first_arrival, num_ahead: see sage_sched.sorted_jobs.walk.
+        skips: whether a job is left out. It is called in the order of the result, because jobs get
+            LoRA adapter slots in that order.
+        """
         moving_of: dict[tuple[float, str], dict[str, Iterator[Entry]]] = {}
         for (level, slo_class, tenant), jobs in moving().items():
             moving_of.setdefault((level, slo_class), {})[tenant] = jobs

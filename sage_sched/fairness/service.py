@@ -49,10 +49,6 @@ class Service:
             del waiting[name]
         self._begins(job, name)
 
-    @property
-    def any_waits(self) -> bool:
-        return any(self._waiting.values())
-
     def _begins(self, job: Job, name: Name) -> None:
         if job not in self._counted:
             self._counted[job] = self._paused.pop(job, (name, 0))

@@ -16,7 +16,6 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from sage_sched.distribution import Floats
-from sage_sched.interleaving import Group
 from sage_sched.job import Job
 from sage_sched.plan import Budget, NextPlan
 from sage_sched.policies.sage import Sage, SageParameters
@@ -34,7 +33,7 @@ from sage_sched.slo.slo_state import (
     slo_state_of,
     slo_states_of,
 )
-from sage_sched.sorted_jobs import Entry
+from sage_sched.sorted_jobs import Entry, Group
 from sage_sched.steps import FEW_CUTS, ServerFacts, least_bound_s, seconds_on
 from sage_sched.view import SchedulerView
 from sage_sched.waiting_queue import MovingKeys

@@ -115,7 +115,7 @@ class StarvedShare:
         self._credit_tokens = min(self._pool_tokens, self._credit_tokens + earned)
         if not self._share:
             return None
-        has_slot = line.adapters.has_slot(view)
+        has_slot = line.has_slot(view)
 
         def may_be_first(job: Job) -> bool:
             return (

@@ -12,10 +12,9 @@ from typing import Self
 import numpy as np
 
 from sage_sched.distribution import Floats, LengthDistribution
-from sage_sched.interleaving import Group, group_of
 from sage_sched.job import Job
 from sage_sched.slo.deadlines import Deadlines
-from sage_sched.sorted_jobs import Entry
+from sage_sched.sorted_jobs import Entry, Group, group_of
 from sage_sched.steps import Cost
 
 NEVER = -1

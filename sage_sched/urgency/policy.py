@@ -127,7 +127,7 @@ class Urgency(Policy):
         best = min(self._levels(view.running), default=_NO_LEVEL)
         if best > _URGENT or min(self._levels(view.chunked_jobs), default=_NO_LEVEL) <= best:
             return False
-        has_slot = self.queue.adapters.has_slot(view)
+        has_slot = self.queue.has_slot(view)
         return not any(
             self.level(job) <= best and job not in view.swapped and has_slot(job)
             for job in self._urgent

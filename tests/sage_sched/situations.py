@@ -229,6 +229,7 @@ class Story:
         vars(view.kv).update(kv or {})
         for arrival in sorted({*self.jobs} - before):
             job = self.jobs[arrival]
+            self.core.limits.arrived(job)
             job.is_ranked = job.is_ranked and self.core.policy.on_arrival(job)
         return view
 

@@ -51,7 +51,6 @@ def test_finished_jobs_behind_an_unfinished_one_are_not_kept(name: str) -> None:
     for number in range(1, 100):
         comes = f"{number}:5%9,40[c/t{number}]{'u1' * (number % 2)}{'d900p90' * (number % 3 > 0)}"
         story.plan(f"wait 0:5%9 {comes}; slots 0")
-        story.core.limits.arrived(story.jobs[number])
         for situation in (f"run {number}:5+1; wait 0:5", f"wait 0:5 {number}:5~+2", "wait 0:5"):
             story.plan(f"{situation}; slots 0; served {5 * number}")
         gone = story.jobs.pop(number)

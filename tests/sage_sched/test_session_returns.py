@@ -86,7 +86,7 @@ def test_what_a_session_that_comes_back_soon_is_worth(
 def test_a_refused_turn_is_no_answer(learned: SessionReturns) -> None:
     now_s = told(learned, "a", [8.0] * 9)
     rate = learned.rate("a", now_s + 4)
-    assert (SessionReturns().needs_clock, learned.needs_clock) == (False, True)
+    assert not SessionReturns().is_engaged
     for wait_s in (8.0, *[60.0] * 70):
         now_s += wait_s
         refused = job(arrival_s=now_s, hints=Hints(session="a", ends_session=True))

@@ -43,7 +43,7 @@ class Server:
     def __init__(self, name: str, num_waiting: int) -> None:
         self.hints = CASES[name]
         self.policy = named("sage" if name == "fair" else name)
-        self.limits = Limits(interleaving=FairShares())
+        self.limits = Limits(fair_shares=FairShares())
         self.rng = np.random.default_rng(0)
         self.num_come = 0
         running = [self.job() for _ in range(NUM_RUNNING)]
@@ -57,6 +57,7 @@ class Server:
         tenant = f"t{self.num_come % 50}" if self.hints.tenant else ""
         hints = replace(self.hints, urgency=1 + self.num_come % 5, tenant=tenant)
         job = Watched(self.num_come, 50, 1000, known, 0, hints=hints)
+        self.limits.arrived(job)
         job.is_ranked = self.policy.on_arrival(job)
         self.num_come += 1
         return job

@@ -117,7 +117,7 @@ def test_a_refused_value_changes_nothing(
     assert server.stats()["num_switches"] == 0
 
 
-_PARTS = ("interleaving", "adapters", "overload", "sessions")
+_PARTS = ("fair_shares", "adapters", "overload", "sessions")
 
 
 @pytest.mark.parametrize(

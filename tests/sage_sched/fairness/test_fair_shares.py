@@ -20,7 +20,7 @@ MARKS = {"-": "", "h": "[h]w2", "x": "[chat/x]", "d": "[d]d9000p90", "e": "[e]d9
 
 
 def story(policy: str | type[Policy] = "fcfs-fill") -> Story:
-    return Story(policy, Limits(interleaving=FairShares()))
+    return Story(policy, Limits(fair_shares=FairShares()))
 
 
 def queue(tenants: str) -> str:
@@ -101,7 +101,9 @@ def test_each_tenant_keeps_the_order_of_its_own(
             )
             for arrival, (tenant, fair, first, is_ranked) in enumerate(drawn)
         ]  # fmt: skip
-        limits = Limits(interleaving=FairShares())
+        limits = Limits(fair_shares=FairShares())
+        for one in jobs:
+            limits.arrived(one)
         return list(decide(waiting(*jobs), ByKey(NoParameters(), SERVER), limits).order)
 
     def whose(arrival: int) -> str:
@@ -119,7 +121,7 @@ def test_tenants_with_requests_are_not_forgotten_however_many_come(
 ) -> None:
     monkeypatch.setattr("sage_sched.fairness.service._MOST_NAMES", 10)
     server, shares = story(), FairShares()
-    server.core.limits = Limits(interleaving=shares)
+    server.core.limits = Limits(fair_shares=shares)
     server.plan(queue("w y r w y r"))
     server.plan(f"{queue('w y')}; run 2:1; gone 3:1v2000 4:1v1000 5:1v3000")
     for number in range(6, 56):
