@@ -55,17 +55,19 @@ def in_front(items: Sequence[Item], order: Sequence[int]) -> list[Item]:
     return [*map(items.__getitem__, order), *rest, *items[start:]]
 
 
-class Positions(Generic[Item]):
+class Positions(dict[Item, int]):
     """Finds the positions of items. Most lookups are for the first or the last items of the
     queue."""
 
     def __init__(self, queue: Sequence[Item]) -> None:
         self._queue = queue
-        self._of = dict(zip(queue[: 2 * HEAD], count(), strict=False))
+        super().__init__(zip(queue[: 2 * HEAD], count(), strict=False))
         num_before = max(0, len(queue) - HEAD)
-        self._of.update(zip(queue[num_before:], count(num_before), strict=False))
+        self.update(zip(queue[num_before:], count(num_before), strict=False))
 
-    def of(self, item: Item) -> int:
-        if item not in self._of:
-            self._of = dict(zip(self._queue, count(), strict=False))
-        return self._of[item]
+    def __missing__(self, item: Item) -> int:
+        queue, self._queue = self._queue, ()
+        self.update(zip(queue, count(), strict=False))
+        if item not in self:
+            raise KeyError(item)
+        return self[item]

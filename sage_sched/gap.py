@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 from sage_sched.limit import Limit
@@ -13,6 +14,8 @@ from sage_sched.view import SchedulerView
 # If nothing was prefilled since the last decode step, a pass may prefill this many tokens, even
 # beyond the bound.
 _LEAST_TOKENS = 64
+# Gaps are counted to the tenth of a millisecond.
+GAPS_PER_S = 10_000
 
 
 class Gap(Limit):
@@ -80,3 +83,16 @@ class Gap(Limit):
         if num_tokens >= (view.pass_tokens if given is None else given):
             return budget
         return replace(budget, prefill_tokens=int(num_tokens))
+
+
+def percentile_s(gaps: Counter[int], percent: float) -> float:
+    """Return a percentile of gaps in seconds; 0 if there is none.
+
+    gaps: how often each gap came, by its length in 1/GAPS_PER_S seconds.
+    """
+    left = percent / 100 * gaps.total()
+    for gap, number in sorted(gaps.items()):
+        left -= number
+        if left <= 0:
+            return gap / GAPS_PER_S
+    return 0.0

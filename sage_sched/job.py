@@ -38,7 +38,7 @@ class Hints:
     Clients do not set these (see sage_sched.slo.classes):
     slo_class: its class; "" if none.
     first_token_weight: how many further tokens its first one counts for, 0.001 to 1000.
-    shares_fairly: whether the tenants of its class take turns (sage_sched.fairness).
+    shares_fairly: whether the tenants of its class take turns (sage_sched.fair_shares).
     max_wait_ms: how long it may wait until it first runs; None for no limit.
     """
 
@@ -111,7 +111,7 @@ class Job:
     has_fixed_length: whether it goes on to its cap (SGLang's ignore_eos).
     keeps_memory: whether its KV outlives its answer (a streaming session's).
     level: its priority, if the server's operator lets clients set one; smaller levels go before all
-        others (sage_sched.order).
+        others (sage_sched.waiting_queue).
     is_pinned: whether its answer would change if it lost its KV, and its KV cannot be swapped. So
         memory for the rest of its answer is reserved when it is admitted, as SGLang's `fcfs` does,
         and it is not preempted.
@@ -164,6 +164,7 @@ class Job:
     num_preemptions: int = 0
     passed_starvation_bound: bool = False
     passed_swap_out_bound: bool = False
+    goes_first: bool = False
     is_ranked: bool = True
     refined: Refined | None = None
     revision: int = 0
@@ -230,10 +231,7 @@ class Job:
         self.watch = self.column_watch = None
         self.index_state = self.evidence = self.memo = None
         self.passed_swap_out_bound = False
-
-    @property
-    def goes_first(self) -> bool:
-        return self.passed_starvation_bound or self.passed_swap_out_bound
+        self.goes_first = self.passed_starvation_bound
 
     @property
     def may_preempt_others(self) -> bool:
@@ -242,10 +240,11 @@ class Job:
         return self.is_ranked and not self.keeps_memory
 
     def pass_starvation_bound(self) -> None:
-        self.passed_starvation_bound = True
+        self.passed_starvation_bound = self.goes_first = True
         self.changes()
 
     def pass_swap_out_bound(self, has_passed: bool) -> None:
         """Set whether it has passed the swap-out bound, and so goes first."""
         self.passed_swap_out_bound = has_passed
+        self.goes_first = has_passed or self.passed_starvation_bound
         self.changes()

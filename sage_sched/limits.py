@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from sage_sched.adapters import Adapters
-from sage_sched.fairness import FairShares
+from sage_sched.fair_shares import FairShares
 from sage_sched.job import Job
 from sage_sched.limit import Limit
 from sage_sched.overload import Overload, OverloadConfig

@@ -11,6 +11,11 @@ from typing import NamedTuple
 from sage_sched.index import REFRESH_INTERVAL_TOKENS
 from sage_sched.job import Job
 
+# A plan may preempt others for this many waiting jobs, the first of the order.
+WINDOW = 16
+# At most this many jobs start together (sage_sched.policies.sage). A pass admits fewer.
+MOST_TOGETHER = 64
+
 
 class PreemptionMode(Enum):
     """The place where the KV of a preempted job stays."""
@@ -91,7 +96,7 @@ class Plan:
     is_new: whether candidates were looked at; if not, the last plan still stands.
     num_without_host_room: how many jobs were not preempted because host memory has no room for
         their KV.
-    num_too_long: see sage_sched.candidates.
+    num_too_long: see sage_sched.admission.
     places: how many jobs are ahead of each job that is ordered for the first time, by its position.
     """
 

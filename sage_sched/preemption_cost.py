@@ -3,14 +3,15 @@ out."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from sage_sched.headroom import Headroom
 from sage_sched.job import Job
-from sage_sched.order import retention_order
 from sage_sched.plan import Preempt, PreemptionMode
 from sage_sched.policy import Policy
 from sage_sched.view import Holding, SchedulerView
+from sage_sched.waiting_queue import place_of
 
 _MEMORY_RUNS_OUT = "memory runs out, and it is the last of the order"
 
@@ -61,6 +62,26 @@ def preemption_cost_of(
         return None
     recompute_s = view.server.recompute_s(holding.kv_tokens, holding.cached_tokens)
     return PreemptionCost(PreemptionMode.RECOMPUTE, recompute_s, freed_tokens)
+
+
+def retention_order(
+    jobs: Sequence[Job], default: Sequence[int], policy: Policy, view: SchedulerView
+) -> list[int]:
+    """Return the positions of running jobs, from the first to keep to the first to retract.
+
+    default: SGLang's own order of them. A job that the policy cannot rank keeps its place in it,
+        within its level and behind the jobs that go first. Pinned jobs (Job.is_pinned) come before
+        all others.
+    """
+    places = [place_of(job, policy, view) for job in jobs]
+    order = sorted((p for p in default if jobs[p].is_pinned), key=places.__getitem__)
+    for level in sorted({job.level for job in jobs}):
+        same = [p for p in default if jobs[p].level == level and not jobs[p].is_pinned]
+        order += sorted((p for p in same if jobs[p].goes_first), key=places.__getitem__)
+        others = [p for p in same if not jobs[p].goes_first]
+        ranked = iter(sorted((p for p in others if jobs[p].is_ranked), key=places.__getitem__))
+        order += [next(ranked) if jobs[p].is_ranked else p for p in others]
+    return order
 
 
 def preempt_for_memory(view: SchedulerView, policy: Policy, headroom: Headroom) -> list[Preempt]:

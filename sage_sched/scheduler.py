@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from sage_sched.admission import with_admissions
-from sage_sched.candidates import Candidates
+from sage_sched.admission import Candidates, with_admissions
 from sage_sched.headroom import Headroom
 from sage_sched.job import Job
 from sage_sched.limits import Limits
-from sage_sched.order import retention_order, serving_order
 from sage_sched.overload import Newcomer, Refusal
 from sage_sched.plan import UNLIMITED, Budget, NextPlan, Plan
 from sage_sched.policy import FcfsFill, NoParameters, Policy
 from sage_sched.preemption import may_enter_full
-from sage_sched.preemption_cost import preempt_for_memory
+from sage_sched.preemption_cost import preempt_for_memory, retention_order
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
 
@@ -78,7 +76,8 @@ class Scheduler:
     def found(self, job: Job, cached_tokens: int, host_tokens: int, server: ServerFacts) -> bool:
         """Note what the radix tree has of a job's prompt (Kv.cached); return whether that has
         changed."""
-        has_changed = job.find(cached_tokens, server.recall_tokens(host_tokens))
+        recall_tokens = server.recall_tokens(host_tokens) if host_tokens else 0
+        has_changed = job.find(cached_tokens, recall_tokens)
         if has_changed and job.is_ranked:
             self.policy.on_prediction(job)
         return has_changed
@@ -237,7 +236,7 @@ class Scheduler:
 
         joined = queue.take_joined()
         self._look_up([job for job in joined if not job.was_looked_up], view)
-        order = serving_order(policy, view)
+        order = queue.order(view, policy)
         first = [view.waiting[position] for position in order]
         any_enters = may_enter_full(first, policy, view)
         self.next_plan = wanted._replace(at_s=at_s)
@@ -249,7 +248,7 @@ class Scheduler:
             queue.ordered(order)
             return Plan(order, is_new=True, places=self._places(joined, order))
         if self._look_up(first[:_NUM_LOOKED_UP], view):
-            order = serving_order(policy, view)
+            order = queue.order(view, policy)
         candidates = Candidates(order, len(order), len(order))
         candidates = candidates.without_held_back(policy, view)
         places = self._places(joined, candidates.order)
@@ -295,9 +294,11 @@ class Scheduler:
 
     def _places(self, joined: Sequence[Job], order: Sequence[int]) -> dict[int, int]:
         """Return Plan.places."""
+        if not joined:
+            return {}
         queue = self.policy.queue
         number_of = {position: number for number, position in enumerate(order)}
-        positions = {queue.positions.of(job): job for job in joined}
+        positions = {queue.positions[job]: job for job in joined}
         return {
             position: number_of.get(position, max(len(order), queue.num_ahead(job)))
             for position, job in positions.items()

@@ -22,7 +22,7 @@ class StarvationBound:
 
     A batch is the number of KV tokens that running jobs hold at that moment. From then on the job
     goes before all jobs of its level that have not passed their bounds, and is preempted for no
-    other job of its level. Jobs past their bounds go by arrival (sage_sched.order).
+    other job of its level. Jobs past their bounds go by arrival (sage_sched.waiting_queue).
 
     Theorem: let k, of the same level, overtake j: k came after j, and is admitted (or resumed)
     while j waits. Then no pass until then has seen j past its bound: at each of them the server had

@@ -12,8 +12,8 @@ from typing import Protocol
 from weakref import ref
 
 from sage_sched.adapters import Adapters
-from sage_sched.fairness import FairShares
-from sage_sched.followed import HEAD, Followed, Positions
+from sage_sched.fair_shares import FairShares
+from sage_sched.followed import HEAD, HEAD_IF_FULL, Followed, Positions
 from sage_sched.job import Job
 from sage_sched.sorted_jobs import Entry, Group, Place, SortedJobs, group_of, walk
 from sage_sched.view import SchedulerView
@@ -50,6 +50,11 @@ def place_of(job: Job, policy: Ranking, view: SchedulerView) -> Place:
     if math.isnan(key):  # the order would depend on the queue's order
         raise ValueError(f"the key of {job} is not a number")
     return math.inf if key == math.inf else job.level, key, job.arrival
+
+
+def most_ordered(view: SchedulerView) -> int:
+    """Return how many jobs a plan orders at most."""
+    return HEAD_IF_FULL if view.batch_is_full else HEAD
 
 
 class MovingKeys:
@@ -291,6 +296,14 @@ class WaitingQueue:
 
         skips = skips or (lambda job: False)
         return self.fair_shares.in_turns(entries, first_arrival, groups, num_ahead, skips)
+
+    def order(self, view: SchedulerView, policy: Ranking) -> list[int]:
+        """Return the positions of the jobs in the order in which to serve them, at most
+        most_ordered."""
+        self.follow(view, policy)
+        self.settle(view, policy)
+        jobs = [*islice(self.walk(view, policy), most_ordered(view))]
+        return [self.positions[job] for job in jobs]
 
     def ordered(self, order: Sequence[int]) -> None:
         """Note that the queue was put in the order of a plan."""

@@ -25,7 +25,7 @@ FORBIDDEN = {
     "patches": {"bench"},
     "bench": {"tests"},
 }  # fmt: skip
-ROOMS = {"best_effort", "fairness", "probe", "slo", "urgency"}
+ROOMS = {"best_effort", "probe", "slo", "urgency"}
 _CALLED = "|".join(name for name, one in vars(Policy).items() if isfunction(one) and name[0] != "_")
 CALLS = rf"\.({_CALLED})\("
 # Where names of policies, and sections of the configuration, become objects of the rooms.

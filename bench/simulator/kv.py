@@ -32,7 +32,7 @@ class SimKv:
         self._pool, self._max_adapters = pool, max_adapters
 
     def _waiting(self, job: Job) -> Progress:
-        return self._queue[self._positions.of(job)]
+        return self._queue[self._positions[job]]
 
     def cached(self, job: Job) -> tuple[int, int]:
         progress = self._waiting(job)

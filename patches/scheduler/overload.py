@@ -162,7 +162,7 @@ class OverloadGate(Listener):
         state, job = self._scheduler.sage, req.sage.job
         if job.keeps_memory or queues.only_decodes(self._scheduler):
             return
-        kv = ServerKv(self._scheduler, [req], [job], ())
+        kv = ServerKv(self._scheduler, {job: req}, ())
         found = kv.cached(job)
         job.shared_tokens = kv.shared_tokens(job) if found[0] else 0
         state.core.found(job, *found, state.server)

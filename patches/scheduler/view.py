@@ -12,7 +12,6 @@ from patches.engine_types import Batch, Req, Scheduler
 from patches.scheduler import queues
 from patches.scheduler.kv_copy import is_swapped, swapped
 from patches.scheduler.preemption import Preemption
-from sage_sched.followed import Positions
 from sage_sched.job import Job
 from sage_sched.scheduler import Scheduler as Core
 from sage_sched.view import Holding, SchedulerView
@@ -53,7 +52,7 @@ def view_of(scheduler: Scheduler, running_batch: Batch) -> SchedulerView:
         server=state.server,
         can_swap=preemption is not None,
         may_preempt=preemption is not None and preemption.config.enabled,
-        kv=ServerKv(scheduler, waiting, state.waiting.jobs, served),
+        kv=ServerKv(scheduler, state.waiting.req_of, served),
     )
 
 
@@ -136,16 +135,11 @@ class ServerKv:
     """Answers a pass's questions about KV (Kv)."""
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        waiting: Sequence[Req],
-        jobs: Sequence[Job],
-        served: Sequence[Req],
+        self, scheduler: Scheduler, waiting: Mapping[Job, Req], served: Sequence[Req]
     ) -> None:
-        """jobs: of the waiting requests. served: requests that run, or are being chunked."""
+        """served: requests that run, or are being chunked."""
         self._scheduler, self._tree_cache = scheduler, scheduler.tree_cache
-        self._waiting, self._positions = waiting, Positions(jobs)
-        self._served = served
+        self._waiting, self._served = waiting, served
         self._begun: dict[Job, Req] = {}
         self._come_prefilled = queues.only_decodes(scheduler)
         self._matched = set[Job]()
@@ -200,7 +194,9 @@ class ServerKv:
 
     def _of(self, job: Job) -> Req:
         """Return the request of a job that waits or has begun."""
-        return self._begun_of(job) or self._waiting[self._positions.of(job)]
+        req = self._waiting.get(job) or self._begun_of(job)
+        assert req is not None
+        return req
 
     def _begun_of(self, job: Job) -> Req | None:
         if not self._begun:

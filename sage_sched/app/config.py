@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from sage_sched.app.address import Address
 from sage_sched.app.registry import policy_type, section_of
-from sage_sched.fairness import FairShares
+from sage_sched.fair_shares import FairShares
 from sage_sched.fields import (
     MOST,
     ConfigError,

@@ -10,7 +10,6 @@ from itertools import takewhile
 
 from sage_sched.fields import Share
 from sage_sched.job import Job
-from sage_sched.order import serving_order
 from sage_sched.plan import Budget
 from sage_sched.policy import Lasting
 from sage_sched.urgency import Urgency, UrgencyParameters
@@ -75,7 +74,7 @@ class Qllm(Urgency):
         prompts = [view.uncached_tokens(job) for job in ahead if job not in view.swapped]
         if not prompts:
             return None
-        # One page is left for the chunk of another prompt in this pass (sage_sched.candidates).
+        # One page is left for the chunk of another prompt in this pass (sage_sched.admission).
         return Budget(prefill_tokens=sum(prompts) + view.page_size)
 
     def ahead(self, view: SchedulerView, others: Sequence[Job]) -> list[int]:
@@ -89,7 +88,7 @@ class Qllm(Urgency):
             is_sensitive = job.is_ranked and self.passes(job)
             return is_sensitive and place_of(job, self, view) < first
 
-        return [*takewhile(is_ahead, serving_order(self, view))]
+        return [*takewhile(is_ahead, self.queue.order(view, self))]
 
     def passes(self, job: Job) -> bool:
         """Whether the job is LS."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sage_sched.starts import MOST_TOGETHER
+from sage_sched.plan import MOST_TOGETHER
 from sage_sched.steps import ServerFacts
 
 
@@ -56,8 +56,8 @@ class Pace:
         job. together: how many jobs have shared a prefill of late. rate: the rate of jobs that
         start ahead of the order, each in place of another job; 0 if jobs start in turn.
 
-        In a full batch such jobs are held until many share a prefill (sage_sched.starts). In a
-        batch with room they are not, so each start costs more.
+        In a full batch such jobs are held until many share a prefill (sage_sched.policies.sage). In
+        a batch with room they are not, so each start costs more.
         """
         kv_tokens, step_time = work.kv / work.jobs, server.step_time
         batch = max(1.0, min(server.max_running_requests, server.kv_pool_tokens / kv_tokens))

@@ -6,19 +6,22 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Annotated
 
 from msgspec import Meta
 
 from sage_sched.index import Indices
 from sage_sched.job import Job
-from sage_sched.plan import NextPlan
+from sage_sched.plan import MOST_TOGETHER, WINDOW, NextPlan
 from sage_sched.policy import Policy, Traits
 from sage_sched.session_returns import SessionReturns
-from sage_sched.starts import Starts
 from sage_sched.starvation_bound import StarvationBound
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
+
+# Added to the key of a held job. Logarithms of indices are far smaller.
+_BEHIND = 1e3
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class Sage(Policy):
     The index of a new request uses its whole length distribution. Once it has generated tokens, the
     index uses only lengths above their number.
 
-    New requests start together, in time for a TTFT target (sage_sched.starts). Until its start is
+    New requests start together, in time for a TTFT target (Starts). Until its start is
     due, a new request is ordered behind all others. Then its key is the logarithm of its index or
     of the price of its start, whichever is smaller, and running requests with a larger index are
     preempted for it. Other requests preempt only if they have passed the starvation bound or the
@@ -101,3 +104,137 @@ class Sage(Policy):
         if running.hints.tpot_slo_ms is not None or not self.starts_now(waiting):
             return False
         return math.exp(self.key(waiting, view)) + price_s < self._indices.of(running).index
+
+
+class Starts:
+    """Starts jobs together, in time for a TTFT target, at a price.
+
+    A first token in time is worth as much as a finished answer. It costs the job's own prefill and
+    its share of the prefill step, in seconds of the server:
+
+        price = prefill of its uncached tokens + fixed time of a prefill step / jobs that start
+
+    While its start is due, a job is ordered by the smaller of its price and its Gittins index. A
+    running job is preempted for it if the running job's own index is larger than that by more than
+    the time to move its KV.
+
+    A job's own deadline is its target if it comes sooner (Job.ttft_s).
+
+    Until their start is due, jobs without a first token are held: they are ordered behind all
+    others. Meanwhile, preempted jobs resume without a prefill step. A prefill step delays every
+    running job by its fixed time b, and holding a job delays that job. If each delay is divided by
+    the length of the answer, as in slowdown, the sum of delays is smallest if the jobs start as
+    soon as
+
+        sum over held jobs of (time waited / length)  >=  b * sum over running jobs of (1 / length)
+
+    (the economic order quantity, Harris 1913), and before the first of them would be late. A job
+    that can no longer be in time is ordered by its index alone.
+
+    Starts are not held while no job runs, or if running jobs cannot be preempted.
+    """
+
+    def __init__(self, ttft_s: float, indices: Indices) -> None:
+        """Make a rule for ttft_s, the target in seconds from a request's arrival; inf: none."""
+        self._ttft_s = ttft_s
+        self._indices = indices
+        # Waiting jobs without a first token that can still be in time.
+        self._fresh: dict[Job, None] = {}
+        self._held: set[Job] = set()
+        # Jobs whose start is due, with the logarithm of their price.
+        self._due: dict[Job, float] = {}
+        self.next_s = math.inf
+
+    def queued(self, job: Job) -> None:
+        """Note that a job begins to wait. A job that keeps its memory after its answer does
+        not start early."""
+        if (
+            self._ttft_s < math.inf
+            and job.is_ranked
+            and not (job.generated_tokens or job.keeps_memory)
+        ):
+            self._fresh[job] = None
+
+    def dequeued(self, job: Job) -> None:
+        """Note that a job stops waiting."""
+        self._fresh.pop(job, None)
+        self._held.discard(job)
+        self._due.pop(job, None)
+
+    def starts_now(self, job: Job) -> bool:
+        """Whether the job's start is due."""
+        return job in self._due
+
+    def key(self, job: Job, log_index: float) -> float:
+        """Return the logarithm of the job's index or price, by which it is ordered."""
+        if job in self._held:
+            return log_index + _BEHIND
+        return min(log_index, self._due.get(job, math.inf))
+
+    def update(self, view: SchedulerView) -> None:
+        """Decide which jobs are held, which start, and when to look again (next_s)."""
+        held, due = self._held, self._due
+        self._held, self._due, self.next_s = set(), {}, math.inf
+        if view.running and view.may_preempt:
+            self._gather(view)
+        for job in {*held, *due, *self._held, *self._due}:
+            if (job in held, due.get(job)) != (job in self._held, self._due.get(job)):
+                job.changes()
+
+    def _gather(self, view: SchedulerView) -> None:
+        step_time, now_s = view.server.step_time, view.now_s
+        decode_s = step_time.decode_s(len(view.running), view.running_kv_tokens)
+        step_s = step_time.prefill_base_s + decode_s
+        prompts_s = self._in_time(now_s + step_s, view)
+        if not prompts_s:
+            return
+        waited_s = [now_s - job.arrival_s for job in prompts_s]
+        weights = [self._weight(job) for job in prompts_s]
+        waited = sum(s * weight for s, weight in zip(waited_s, weights, strict=True))
+        running = sum([self._weight(job) for job in view.running if job.is_ranked])
+        costs = step_time.prefill_base_s * running
+        most_s = min(job.arrival_s + self._within_s(job) for job in prompts_s) - now_s
+        left_s = most_s - step_s - decode_s - sum(prompts_s.values())
+        if waited < costs and left_s > 0:
+            self._held.update(prompts_s)
+            wait_s = min((costs - waited) / sum(weights), left_s)
+            self.next_s = min(self.next_s, now_s + wait_s)
+            return
+        self.next_s = now_s  # until all have started
+        shared_s = step_time.prefill_base_s / min(len(prompts_s), WINDOW)
+        for job, prompt_s in prompts_s.items():
+            self._due[job] = math.log(max(1e-9, shared_s + prompt_s))
+
+    def _in_time(self, first_s: float, view: SchedulerView) -> dict[Job, float]:
+        """Return the seconds of prefill of each job that can still be in time; drop the other jobs.
+
+        first_s: when a prefill step without tokens would end.
+        """
+        found, late = {}, []
+        for job in islice(self._fresh, MOST_TOGETHER):
+            cached_tokens = job.cached_input_tokens
+            new_tokens = job.input_tokens - cached_tokens
+            if new_tokens <= 0:  # prefilled on another server: there is no step to share
+                late.append(job)
+                continue
+            prompt_s = float(view.server.step_time.prompt_s(cached_tokens, new_tokens))
+            due_s = job.arrival_s + self._within_s(job)
+            if first_s + prompt_s < due_s:
+                if not job.goes_first:
+                    found[job] = prompt_s
+            elif job.was_looked_up or first_s >= due_s:
+                late.append(job)
+            else:  # late unless some of it is cached, which this plan looks up
+                self.next_s = view.now_s
+        for job in late:
+            del self._fresh[job]
+        return found
+
+    def _within_s(self, job: Job) -> float:
+        """Return the target of a job, in seconds from its arrival."""
+        return min(self._ttft_s, job.ttft_s)
+
+    def _weight(self, job: Job) -> float:
+        """Return the inverse of the expected length of the job's answer."""
+        num_tokens = job.generated_tokens + self._indices.of(job).steps
+        return 1.0 / num_tokens if num_tokens > 1.0 else 1.0

@@ -23,7 +23,6 @@ from typing import Any
 
 from sage_sched.job import Hints, Job
 from sage_sched.limits import Limits
-from sage_sched.order import serving_order
 from sage_sched.plan import Plan, Preempt, PreemptionMode, Resume
 from sage_sched.policy import NoParameters, Policy
 from sage_sched.steps import ServerFacts
@@ -42,7 +41,7 @@ _HINTS = {
     "F": "first_token_weight",
 }  # fmt: skip
 _FLAGS: dict[str, dict[str, Any]] = {
-    "!": {"passed_starvation_bound": True},
+    "!": {"passed_starvation_bound": True, "goes_first": True},
     "?": {"is_ranked": False},
     "k": {"keeps_memory": True},
     "f": {"has_fixed_length": True},
@@ -253,5 +252,5 @@ def order_of(situation: str, policy: str, **parameters: object) -> str:
     """The waiting jobs in the order in which the policy serves them."""
     story = Story(policy, **parameters)
     view = story.view(situation)
-    order = serving_order(story.core.policy, view)
+    order = story.core.policy.queue.order(view, story.core.policy)
     return " ".join(str(view.waiting[position].arrival) for position in order)

@@ -15,9 +15,9 @@ from bench.simulator.presets import H800_QWEN3_32B, PRESETS
 from sage_sched.app.registry import policy_names
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
-from sage_sched.order import retention_order, serving_order
 from sage_sched.policies.sage import Sage
 from sage_sched.policy import Policy
+from sage_sched.preemption_cost import retention_order
 from sage_sched.view import SchedulerView
 from sage_sched.waiting_queue import NUM_RANKED_ANEW
 from tests.sage_sched.situations import order_of
@@ -34,14 +34,15 @@ def queues(draw: st.DrawFn, with_levels: bool = True) -> list[Job]:
         one.grow(draw(st.sampled_from([0, 0, 150, 900])))
         if with_levels:
             one.level = draw(st.integers(-1, 1))
-            one.passed_starvation_bound = draw(st.booleans())
+            one.goes_first = draw(st.booleans())
         one.is_ranked = policy.on_arrival(one)
         queue.append(one)
     return draw(st.permutations(queue))
 
 
 def served(queue: list[Job]) -> list[Job]:
-    return [queue[position] for position in serving_order(named("sage"), waiting(*queue))]
+    policy = named("sage")
+    return [queue[position] for position in policy.queue.order(waiting(*queue), policy)]
 
 
 @given(queues(with_levels=False))

@@ -164,6 +164,7 @@ def test_no_job_enters_for_kv_that_is_worth_more_unless_none_runs(
     for name in ("a", "b", "here"):
         ended_s = told(sessions, name, [6.0] * 70)
     sessions.came("here", ended_s)
+    sessions.is_engaged = True
     runs, new = job(0, 400, 100, lengths=(30, 40), age=1), job(1, 400, 100, lengths=(30, 40))
     view = replace(
         waiting(new), now_s=ended_s + 5, running=[runs], free_tokens=300, evictable_tokens=800,

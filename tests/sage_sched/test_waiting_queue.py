@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sage_sched.distribution import LengthDistribution
-from sage_sched.fairness import FairShares
+from sage_sched.fair_shares import FairShares
 from sage_sched.followed import HEAD, in_front
 from sage_sched.job import Hints, Job
 from sage_sched.limits import Limits

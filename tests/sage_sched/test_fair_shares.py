@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sage_sched.fairness import FairShares
+from sage_sched.fair_shares import FairShares
 from sage_sched.job import Hints, Job
 from sage_sched.limits import Limits
 from sage_sched.policy import FcfsFill, NoParameters, Policy
@@ -96,7 +96,7 @@ def test_each_tenant_keeps_the_order_of_its_own(
     def ordered(*, shares: bool) -> list[int]:
         jobs = [
             job(
-                arrival, passed_starvation_bound=first, is_ranked=is_ranked,
+                arrival, goes_first=first, is_ranked=is_ranked,
                 hints=Hints(tenant=tenant, shares_fairly=fair and shares),
             )
             for arrival, (tenant, fair, first, is_ranked) in enumerate(drawn)
@@ -119,7 +119,7 @@ def test_each_tenant_keeps_the_order_of_its_own(
 def test_tenants_with_requests_are_not_forgotten_however_many_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sage_sched.fairness.service._MOST_NAMES", 10)
+    monkeypatch.setattr("sage_sched.fair_shares._MOST_NAMES", 10)
     server, shares = story(), FairShares()
     server.core.limits = Limits(fair_shares=shares)
     server.plan(queue("w y r w y r"))
