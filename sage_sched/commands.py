@@ -55,7 +55,6 @@ COMMANDS = {
         "train a probe on the hidden states of a server",
     ),
     "store info": ("predictor_store.data.store_info", "show what the predictor's store holds"),
-    "bench": ("bench.experiment.compare", "compare policies on real servers"),
     "bench run": ("bench.experiment.run_command", "run an experiment, simulated or on servers"),
     "bench list": ("bench.experiment.list_command", "list the experiments"),
     "bench data": ("bench.experiment.data_command", "say what data experiments need"),

@@ -109,7 +109,7 @@ def test_commands_are_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_missing_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
-    status, _, err = said(capsys, "bench", "--output", str(tmp_path / "file" / "out"))
+    status, _, err = said(capsys, "bench", "fit", "--output", str(tmp_path / "file" / "out"))
     assert (status, len(err.splitlines()), "Not a directory" in err) == (2, 1, True)
 
 

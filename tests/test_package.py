@@ -141,8 +141,8 @@ def test_a_user_has_packages_of_the_same_names(
     mine = ["mine"] * len(PARTS)
     assert (before, after, knows_sage) == (mine if is_first else [], mine, True)
     assert imported == ([*PARTS] if is_first else [])
-    shown = installed.run("sage-sched", "bench", "--help", cwd=theirs, PYTHONPATH=str(theirs))
-    assert "--policies" in shown.stdout, shown.stderr
+    shown = installed.run("sage-sched", "top", "--help", cwd=theirs, PYTHONPATH=str(theirs))
+    assert "--serve" in shown.stdout, shown.stderr
     # `python -m` looks for packages where it was started from first.
     server = ["-m", "sglang.launch_server", "--model-path", "none", "--schedule-policy", "none"]
     refused = installed.run("python", *server, cwd=theirs)

@@ -10,6 +10,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -256,10 +257,12 @@ def changed(
     seeds: int | None = None,
     loads: Sequence[str] = (),
     arms: Sequence[str] = (),
+    settings: Mapping[str, Any] = MappingProxyType({}),
     generated: bool = False,
 ) -> Experiment:
     """Return the experiment with these fields changed. Raises ConfigError.
 
+    settings: sections of our policies' configuration, for arms that do not set them.
     generated: it becomes small, with generated prompts in place of real ones, under another name.
     """
     if generated:
@@ -276,12 +279,15 @@ def changed(
         raise ConfigError(f"loads are {', '.join(by_load)}, not {', '.join(sorted(unknown))}")
     needs_tuning = any(load.capacity_by == TUNED for load in experiment.loads)
     chosen = [by_arm.get(arm) or Arm.parse(arm, "--arms") for arm in arms]
+    of_arms = [
+        replace(arm, settings={**settings, **arm.settings}) for arm in chosen or experiment.arms
+    ]
     return replace(
         experiment,
         engine=engine or experiment.engine,
         seeds=seeds or experiment.seeds,
         loads=[by_load[load] for load in loads] or experiment.loads,
-        arms=chosen or experiment.arms,
+        arms=of_arms,
         tuned=None if chosen and not needs_tuning else experiment.tuned,
     )
 

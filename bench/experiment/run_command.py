@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 import sys
+import tomllib
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
+from bench.engines.clock.device import device_note
 from bench.experiment import goodput, records
 from bench.experiment.records import Record
+from bench.experiment.report import write_report
 from bench.experiment.run import changed
 from bench.experiment.run import run as run_experiment
 from bench.experiment.spec import ENGINES, Experiment, Options
+from bench.experiment.stats import headline
 from bench.experiment.table import aligned, plain
-from predictor_store.terminal import add_json, at_least_one, print_json
+from predictor_store.config_file import read_config
+from predictor_store.terminal import add_json, at_least_one, field_and_value, print_json
 from sage_sched.errors import UserError
 
 
@@ -36,6 +43,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=(),
         metavar="POLICY",
         help="these policies instead of the experiment's",
+    )
+    parser.add_argument(
+        "--set", nargs="+", default=(), type=_key_and_value, metavar="KEY=VALUE",
+        help="these keys of the experiment and of all its loads, as in its file, such as "
+        "num_requests=40 'rates=[\"1x\", \"2x\"]' (docs/benchmarking.md)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--sage-config", metavar="FILE", help="settings of our policies, where arms do not set them"
     )
     prompts = parser.add_mutually_exclusive_group()
     prompts.add_argument("--data", type=Path, metavar="DIR", help="the folder of datasets")
@@ -58,11 +73,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0, or 1 if a run was invalid. Raises UserError if it cannot be run."""
+    # If this process is ended from outside (`timeout`, CI), its servers end too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     folder = records.FOLDER if args.record else args.output / "records"
     try:
         experiment = changed(
-            Experiment.read(args.name),
+            Experiment.read(args.name, dict(args.set)),
             engine=args.engine, seeds=args.seeds, loads=args.loads, arms=args.arms,
+            settings=read_config(args.sage_config).sections() if args.sage_config else {},
             generated=args.generated,
         )  # fmt: skip
         file = records.file_of(experiment.name, folder)
@@ -83,8 +101,21 @@ def run(args: argparse.Namespace) -> int:
     print(f"\n{experiment.title}\n\n{plain(experiment, valid)}")
     if experiment.sweeps:
         print(f"\nRequests per second within the SLO\n\n{aligned(*goodput.rows(valid))}")
+    if experiment.engine != "sim":
+        report = args.output / experiment.name / "report.html"
+        write_report(experiment, found, report)
+        print(f"\n{device_note(valid[0].about['settings'])}\n{headline(valid)}\nreport: {report}")
     print(f"\nrecords: {file}")
     return status
+
+
+def _key_and_value(text: str) -> tuple[str, Any]:
+    """Parse an option KEY=VALUE. A value that is none in TOML is a text."""
+    key, value = field_and_value(text)
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value
 
 
 def _keep(made: Record, file: Path, for_pages: bool) -> None:

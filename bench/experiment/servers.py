@@ -20,8 +20,12 @@ from bench.engines.server.client import Answer, as_seen, body_of, drive, problem
 from bench.engines.server.facts import host_facts
 from bench.engines.server.kept_server import KeptServer
 from bench.engines.server.model import write_model
-from bench.engines.server.options import servers_in
-from bench.engines.server.policy_server import COMMON_FLAGS, CPU_MODEL, PolicyServers
+from bench.engines.server.policy_server import (
+    COMMON_FLAGS,
+    CPU_MODEL,
+    PolicyServers,
+    servers_in,
+)
 from bench.engines.server.server import ServerError
 from bench.experiment.simulated import Loaded
 from bench.experiment.spec import Experiment, Options

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 from bench.policies.arm import Arm
@@ -106,6 +107,9 @@ class Tuning:
 class Experiment:
     """Arms under loads.
 
+    A file may name another experiment as `like`, whose keys it has as well, and its arms that it
+    is `without`.
+
     name: the file's name.
     arms: ratios are to the first, or to `reference`.
     columns: further columns of the table (see bench.experiment.run.measured).
@@ -143,30 +147,30 @@ class Experiment:
         return any(load.mix != load.name for load in self.loads)
 
     @classmethod
-    def read(cls, name_or_file: str) -> Self:
-        """Return an experiment of FOLDER, or from a file of your own. Raises ConfigError."""
-        file = FOLDER / f"{name_or_file}.toml"
-        if name_or_file.endswith(".toml"):
-            file = Path(name_or_file)
-        try:
-            found = tomllib.loads(file.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(
-                f"there is no experiment {name_or_file!r}, known: {', '.join(names())}"
-            ) from error
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{file}: {error}") from error
-        return cls.parse(file.stem, found)
+    def read(cls, name_or_file: str, changes: Mapping[str, Any] = MappingProxyType({})) -> Self:
+        """Return an experiment of FOLDER, or from a file of your own. Raises ConfigError.
+
+        changes: keys of the experiment, and of all its loads, with their values.
+        """
+        return cls.parse(Path(name_or_file).stem, _table(name_or_file), changes)
 
     @classmethod
-    def parse(cls, name: str, found: Mapping[str, Any]) -> Self:
-        """Parse a table. Raises ConfigError with the place and the allowed values."""
-        given = dict(found)
+    def parse(
+        cls, name: str, found: Mapping[str, Any], changes: Mapping[str, Any] = MappingProxyType({})
+    ) -> Self:
+        """Parse a table. Raises ConfigError with the place and the allowed values. changes: see
+        read."""
+        of_loads = {key: value for key, value in changes.items() if key not in hints_of(cls)}
+        if "rate" in changes:
+            of_loads["rates"] = None
+        given = {**found, **{key: changes[key] for key in changes if key not in of_loads}}
         defaults = given.pop("defaults", {})
-        loads = given.pop("loads", {}) or {f"{defaults.get('rate', '2x')}": {}}
+        loads = given.pop("loads", {}) or {"": {}}
         arms = [Arm.parse(arm, f"{name}.arms") for arm in given.pop("arms", ())]
         tuned = given.pop("tuned", None)
-        labels = [arm.name for arm in arms]
+        labels, without = [arm.name for arm in arms], given.pop("without", ())
+        require_known(dict.fromkeys(without), dict.fromkeys(labels), f"arm in {name}.without")
+        arms = [arm for arm in arms if arm.name not in without]
         require(bool(arms), f"{name}.arms", arms, "at least one policy")
         require(len(labels) == len({*labels}), f"{name}.arms", labels, "one of each label")
         return parse_section(  # type: ignore[no-any-return]
@@ -179,7 +183,9 @@ class Experiment:
             loads=[
                 load
                 for mix, differs in loads.items()
-                for load in _loads_of(mix, {**defaults, **differs}, f"{name}.loads.{mix}")
+                for load in _loads_of(
+                    mix, {**defaults, **differs, **of_loads}, f"{name}.loads.{mix}"
+                )
             ],
         )
 
@@ -204,17 +210,41 @@ class Options:
     server_env: Mapping[str, str] = field(default_factory=dict)
 
 
+def _table(name_or_file: str) -> dict[str, Any]:
+    """Return the table of an experiment, with all keys of the one that it is like. Raises
+    ConfigError."""
+    file = FOLDER / f"{name_or_file}.toml"
+    if name_or_file.endswith(".toml"):
+        file = Path(name_or_file)
+    try:
+        found = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"there is no experiment {name_or_file!r}, known: {', '.join(names())}"
+        ) from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file}: {error}") from error
+    if (like := found.pop("like", None)) is None:
+        return found
+    other = _table(f"{like}")
+    defaults = {**other.get("defaults", {}), **found.get("defaults", {})}
+    return {**other, **found, "defaults": defaults}
+
+
 def names() -> list[str]:
     """Return the names of all experiments that come with this package."""
     return sorted(file.stem for file in FOLDER.glob("*.toml"))
 
 
 def _loads_of(mix: str, found: Mapping[str, Any], where: str) -> list[Load]:
-    """Return one load, or one for each of its `rates`."""
+    """Return one load, or one for each of its `rates`. A load without a name has its rate's."""
     given = dict(found)
     rates = given.pop("rates", None)
     if rates is None:
-        return [Load.parse(mix, {"mix": mix, **given}, where)]
+        name = mix or f"{given.get('rate', '2x')}"
+        return [Load.parse(name, {"mix": name, **given}, where)]
+    require(isinstance(rates, Sequence) and bool(rates), f"{where}.rates", rates, "a list of rates")
     return [
-        Load.parse(f"{mix}, {rate}", {**given, "mix": mix, "rate": rate}, where) for rate in rates
+        Load.parse(f"{mix}, {rate}".removeprefix(", "), {**given, "mix": mix, "rate": rate}, where)
+        for rate in rates
     ]

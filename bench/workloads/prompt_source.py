@@ -51,11 +51,6 @@ _GENERATED: dict[str, Callable[[], Workload]] = {
 WORKLOADS = (*_OF_DATA, *_GENERATED)
 
 
-def default_workload(data: Path | None, name: str = "") -> str:
-    """Return the name; if it is empty, a name that goes with the data folder, or with none."""
-    return name or ("generated" if data is None else "mixed")
-
-
 def load_workload(data: Path | None, name: str) -> Workload:
     """Return one of WORKLOADS, from the data folder, or generated. Raises WorkloadError if it needs
     the folder and there is none, or the reverse."""

@@ -15,6 +15,7 @@ from patches.http.refused import add_refused_responses
 from patches.http.settings_route import add_settings_route
 from predictor_store.service.client import PredictorClient
 from sage_sched.app.config import SageConfig
+from sage_sched.overload.config import OverloadConfig
 from sage_sched.slo import SloClaims
 
 
@@ -48,9 +49,8 @@ class HttpState:
             self.client.start()  # the schedulers are loading the model meanwhile
 
     def _switched(self, settings: Mapping[str, Any]) -> None:
-        overload = settings["overload"]
-        refuses = overload["enabled"] or overload["max_queued_tokens"]
-        self.may_refuse = self._may_end or bool(refuses)
+        overload = OverloadConfig(**settings["overload"])
+        self.may_refuse = self._may_end or overload.may_refuse
 
     def stats(self) -> dict[str, Any]:
         """Return entries for /server_info, next to the schedulers' own."""

@@ -34,7 +34,9 @@ from bench.engines.server.policy_server import (
     PolicyServers,
     scheduler_state,
 )
-from bench.experiment import compare, records
+from bench.experiment.run import changed
+from bench.experiment.run import run as run_experiment
+from bench.experiment.spec import Experiment, Options
 from bench.simulator.presets import PRESETS
 from bench.workloads.prompt_source import load_workload
 from predictor_store.probe.file import fingerprint
@@ -220,16 +222,18 @@ class Checks:
 
     def comparison(self) -> dict[str, Any]:
         """Compare `fcfs`, tuned and not, with `sage` on the same requests of recorded lengths."""
-        servers, parser = self._servers(), argparse.ArgumentParser()
-        compare.configure(parser)
-        argv = ["--output", str(self.folder / "comparison"), "--model-path", str(servers.model)]
-        argv += ["--policies", "fcfs", "fcfs@clip=256", "sage", "--rates", "2x", "--seeds", "1"]
-        argv += ["--num-requests", "300" if self.on_gpu else "24"]
-        argv += [] if self.on_gpu else ["--max-new-tokens", "64"]
-        argv += ["--server-flags", shlex.join(servers.flags)]
-        if status := compare.run(parser.parse_args(argv), servers.env):
-            raise AssertionError(f"exit status {status}")
-        made = records.read(self.folder / "comparison" / "records" / "comparison.jsonl")
+        servers, changes = self._servers(), {"rates": ["2x"], "num_requests": 300}
+        if not self.on_gpu:
+            changes |= {"num_requests": 24, "max_new_tokens": 64}
+        arms = ["fcfs", "fcfs@clip=256", "sage"]
+        experiment = changed(Experiment.read("compare", changes), arms=arms, seeds=1)
+        options = Options(
+            output=self.folder, model=servers.model, server_flags=servers.flags,
+            server_env=servers.env,
+        )  # fmt: skip
+        made = run_experiment(experiment, options, lambda _: None)
+        if problems := [record.problem for record in made if record.problem]:
+            raise AssertionError(problems)
         return {record.arm: dict(record.metrics) for record in made}
 
     def _servers(self) -> PolicyServers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,16 @@ import yaml
 from tqdm import tqdm
 
 from bench.engines.server.client import body_of, drive, problem_of
-from bench.engines.server.options import configure_servers, servers_of
-from bench.engines.server.policy_server import PolicyServers, scheduler_state
+from bench.engines.server.policy_server import (
+    CPU_FLAGS,
+    PolicyServers,
+    scheduler_state,
+    servers_in,
+)
 from bench.engines.server.server import ServerError
-from bench.workloads.prompt_source import default_workload, load_workload
+from bench.workloads.prompt_source import load_workload
 from bench.workloads.prompts import Workload, sample
+from predictor_store.config_file import read_config
 from sage_sched.app.config import StepTimeConfig
 from sage_sched.errors import UserError
 
@@ -26,13 +32,32 @@ PHASES = ((1, 48), (4, 96), (16, 64), (32, 192), (64, 32), (96, 256))
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    configure_servers(parser, Path("results/fit"))
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR",
+        help="the folder of datasets, for prompts of `mixed` (default: generated prompts)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--model-path", type=Path, metavar="DIR", help="default: a small model, written to --output"
+    )
+    parser.add_argument(
+        "--server-flags", type=shlex.split, metavar="FLAGS",
+        help=f"SGLang's flags (default, for CPU hosts: {' '.join(CPU_FLAGS)})",
+    )  # fmt: skip
+    parser.add_argument("--sage-config", metavar="FILE", help="settings of our policies")
+    parser.add_argument(
+        "--output", type=Path, default=Path("results/fit"), metavar="DIR",
+        help="the folder for all files (default: %(default)s)",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0. Raises UserError if nothing could be learned."""
-    workload = load_workload(args.data, default_workload(args.data, args.workload))
-    learned = learn(servers_of(args, {}), workload)["step_time"]
+    workload = load_workload(args.data, "generated" if args.data is None else "mixed")
+    servers = servers_in(
+        args.output, read_config(args.sage_config), None,
+        model=args.model_path, flags=args.server_flags, env={},
+    )  # fmt: skip
+    learned = learn(servers, workload)["step_time"]
     file = args.output / "step_time.yaml"
     file.write_text(as_yaml(learned), encoding="utf-8")
     print(f"{file.read_text(encoding='utf-8')}\nfor --sage-config: {file}")

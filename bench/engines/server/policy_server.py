@@ -14,6 +14,8 @@ import yaml
 
 from bench.engines.clock.device import Device
 from bench.engines.clock.device_clock import STATE
+from bench.engines.clock.priority import go_first
+from bench.engines.server.model import write_model
 from bench.engines.server.server import Server, ServerError
 from bench.policies.rival import Rival
 from predictor_store.data.warm import Observation, warm_store
@@ -62,11 +64,6 @@ class PolicyServers:
     sage: SageConfig
     device: Device | None = None
 
-    @property
-    def speed(self) -> float:
-        """Return the factor by which the servers are faster than reality."""
-        return 1.0 if self.device is None else self.device.speed
-
     def warm(self, observations: Sequence[Observation]) -> None:
         """Make the store with which every server of our policies begins."""
         store = self.folder / "store"
@@ -102,6 +99,35 @@ class PolicyServers:
         flags += self.flags  # the last one counts
         log = self.folder / "logs" / f"{name.replace(' ', '-')}.log"
         return Server(self.model, flags, log=log, env=env)
+
+
+def servers_in(
+    folder: Path,
+    sage: SageConfig,
+    device: Device | None,
+    *,
+    model: Path | None,
+    flags: Sequence[str] | None,
+    env: Mapping[str, str],
+) -> PolicyServers:
+    """Return the servers of these options.
+
+    folder: for all files that are written.
+    model: None for a small one.
+    flags: SGLang's; None for CPU_FLAGS.
+    env: the servers' environment, if flags are given.
+    """
+    if device is not None:
+        go_first()
+        flags = (*CPU_ENGINE_FLAGS, *(flags or ()))
+    return PolicyServers(
+        model=model or write_model(folder / "model", **CPU_MODEL),
+        folder=folder,
+        flags=CPU_FLAGS if flags is None else tuple(flags),
+        env=CPU_ENV if flags is None or device is not None else env,
+        sage=sage,
+        device=device,
+    )
 
 
 def internal_state(server: Server) -> dict[str, Any]:

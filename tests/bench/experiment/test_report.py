@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import html
-import json
 import math
 import re
 from dataclasses import replace
@@ -14,9 +13,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from bench.engines.server.server import ServerError
 from bench.experiment import demo
-from bench.experiment.compare import report
 from bench.experiment.goodput import figure, metric_within, rate_within
 from bench.experiment.goodput import rows as goodput_rows
 from bench.experiment.lanes import Lane, picture, svg
@@ -126,21 +123,6 @@ def test_lanes_stand_alone_as_a_file() -> None:
     root = ElementTree.fromstring(svg([Lane("sage <ours>", *times, [[], []], is_ours=True)]))
     texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
     assert texts == ["sage <ours>", "0 s", "2 s", "5 s", "8 s", "10 s"]
-
-
-def test_a_comparison_without_a_valid_run_is_an_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = [on_server("fcfs", 0), on_server("fcfs", 1, problem="late")]
-    assert report(as_experiment(found), found[:1], tmp_path, as_json=True) == 0
-    assert [run["seed"] for run in json.loads(capsys.readouterr().out)] == [0]
-    assert report(as_experiment(found, seeds=2), found, tmp_path) == 1
-    out, err = capsys.readouterr()
-    assert err == "1 of 2 runs are invalid, see the report\n"
-    assert "device clock: h800-qwen3-32b, 2 times" in out
-    assert "Medians over 2 seeds; ratios to fcfs, paired by" in out
-    with pytest.raises(ServerError, match="the first because: late"):
-        report(as_experiment(found), found[1:], tmp_path)
 
 
 def swept(arm: str, rate: float, good: float, seed: int = 0) -> Record:

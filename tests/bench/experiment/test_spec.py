@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from bench.experiment import compare, records, run_command
+from bench.experiment import records, run_command
 from bench.experiment.records import Record, read
 from bench.experiment.run import changed
 from bench.experiment.spec import Experiment, Load, Options, names
 from bench.policies.arm import Arm
 from bench.workloads.arrivals import requests_per_s
-from sage_sched.app.config import SageConfig
 from sage_sched.cli import main
 from sage_sched.fields import ConfigError
 from tests.bench.experiment.runs import on_server
@@ -118,34 +117,49 @@ def test_only_valid_runs_are_kept_and_for_pages_without_their_requests(
     assert asked[-1] == (gaps, options)
 
 
-def test_a_comparison_is_an_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = list[Any]()
-    made = [on_server("lpm", 0)]
-    monkeypatch.setattr(compare, "run_experiment", lambda *of: asked.append(of[:2]) or made)
+def test_keys_of_an_experiment_are_set_for_all_loads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, made = list[Any](), [on_server("lpm", 0), on_server("lpm", 1, problem="late")]
+    monkeypatch.setattr(run_command, "run_experiment", lambda *of: asked.append(of[0]) or made)
+    (tmp_path / "sage.toml").write_text("policy.sage.regret = 3.0")
     command = (
-        f"bench --policies lpm sage sage --rates 3 0.5x --seeds 7 --load crowds --num-requests 40 "
-        f"--max-new-tokens 99 --workload chats --device-clock h100-llama-3.1-8b --speed 2.5 "
-        f"--data d --model-path m --output {tmp_path / 'mine'}"
+        f"bench run compare --output {tmp_path} --arms lpm --sage-config {tmp_path / 'sage.toml'} "
+        "--set rates=[3,'0.5x'] arrivals=crowds num_requests=40 preset=h100-llama-3.1-8b speed=2.5"
     )
-    assert main([*command.split(), "--server-flags", "--x 1"]) == 0
-    for wrong in (["--rates", "0"], ["--speed", "0"], ["--policies", "@x"], ["--seeds", "0"]):
-        with pytest.raises(SystemExit, match="2"):
-            main(["bench", *wrong])
-    ((found, options),) = asked
-    assert options == Options(
-        data=Path("d"), output=tmp_path, model=Path("m"), server_flags=["--x", "1"]
-    )
+    assert main(command.split()) == 1
+    said = capsys.readouterr().out
+    assert "device clock: h800-qwen3-32b, 2 times" in said
+    assert "seed 1: late" in (tmp_path / "compare" / "report.html").read_text()
     loads = [
         Load(
-            name=rate, mix="bench", rate=rate, workload={"name": "chats"}, arrivals="crowds",
-            num_requests=40, max_new_tokens=99, capacity_by="lpm", preset="h100-llama-3.1-8b",
+            name=rate, rate=rate, workload={"name": "generated", "as_servers": True},
+            arrivals="crowds", num_requests=40, max_new_tokens=2048, preset="h100-llama-3.1-8b",
         )
         for rate in ("3", "0.5x")
     ]  # fmt: skip
+    (found,) = asked
+    assert (found.loads, found.speed, found.seeds) == (loads, 2.5, 5)
+    assert found.arms[0].config.policy["sage"].regret == 3.0
+    gaps = Experiment.read("gaps")
+    assert {load.rate for load in Experiment.read("gaps", {"rate": 9}).loads} == {"9"}
+    assert Experiment.read("gaps", {"first_seed": 9}) == replace(gaps, first_seed=9)
+    for wrong in ("rates=[]", "rates=x", "wheels=4", "speed=fast"):
+        assert main(["bench", "run", "compare", "--set", wrong]) == 2
+
+
+def test_an_experiment_may_be_like_another(tmp_path: Path) -> None:
+    """It has the other's keys and defaults, except its own."""
+    like = 'like = "slo"\nwithout = ["fcfs"]\nseeds = 9\ndefaults.num_requests = 5\n'
+    (file := tmp_path / "mine.toml").write_text(like)
+    slo, found = Experiment.read("slo"), Experiment.read(str(file))
     assert found == replace(
-        found, name="mine", loads=loads, seeds=7, engine="clock", speed=2.5,
-        arms=[Arm(policy=name, settings=SageConfig().sections()) for name in ("lpm", "sage")],
+        slo, name="mine", seeds=9, arms=[arm for arm in slo.arms if arm.name != "fcfs"],
+        loads=[replace(load, num_requests=5) for load in slo.loads],
     )  # fmt: skip
+    file.write_text(like.replace('"fcfs"', '"none"'))
+    with pytest.raises(ConfigError, match=r"mine\.without 'none'"):
+        Experiment.read(str(file))
 
 
 def test_experiments_are_listed_in_order(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.engines.clock.device import Device
-from bench.engines.server import kept_server, options, policy_server
+from bench.engines.server import kept_server, policy_server
 from bench.engines.server.client import Answer
 from bench.engines.server.facts import host_facts
 from bench.engines.server.fit import as_yaml
@@ -125,7 +125,7 @@ def test_the_clocks_of_all_replicas_and_our_counters_are_reported(
 
 
 def test_servers_have_the_given_flags_and_those_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options, "go_first", lambda: None)
+    monkeypatch.setattr(policy_server, "go_first", lambda: None)
     clock = Device.named("h800-qwen3-32b", 1.0)
     for device, flags, wanted in (
         (None, None, (CPU_FLAGS, CPU_ENV)),
@@ -134,7 +134,7 @@ def test_servers_have_the_given_flags_and_those_of_a_cpu(monkeypatch: pytest.Mon
         (clock, ("--x",), ((*CPU_ENGINE_FLAGS, "--x"), CPU_ENV)),
     ):
         about: dict[str, Any] = {"model": Path("m"), "flags": flags, "env": {"A": "1"}}
-        found = options.servers_in(Path(), SageConfig(), device, **about)
+        found = policy_server.servers_in(Path(), SageConfig(), device, **about)
         assert (found.flags, found.env) == wanted
 
 
