@@ -241,6 +241,8 @@ class Actor:
         done = False
         async for line in response.content:
             self._heard_s = time.monotonic()
+            if line.startswith(b":"):  # a comment of a silent stream (http.comment_every_ms)
+                continue
             if not (data := line.strip().removeprefix(b"data: ")):
                 continue
             if done:
