@@ -31,7 +31,8 @@ class Traits:
         all waiting jobs in order.
     max_preemptions: a job that was preempted this often is not preempted for other jobs any more.
     preempts_for_starts: whether it preempts only for jobs whose start is due (Policy.starts_now).
-    starts_early: whether new jobs start ahead of its order, for their first tokens.
+    starts_within_s: the TTFT target, in seconds, for which new jobs start ahead of its order; 0: no
+        job does.
     predicts_waits: whether Policy.lasting gives its order. If not, `[overload]` is refused.
     has_deadlines: whether it orders by deadlines, and weighs TPOT targets itself.
     bounds_time_away: whether swapped-out jobs come back in time (sage_sched.swap_out_bound).
@@ -46,7 +47,7 @@ class Traits:
     moves: bool = False
     max_preemptions: int = 4
     preempts_for_starts: bool = False
-    starts_early: bool = False
+    starts_within_s: float = 0.0
     predicts_waits: bool = False
     has_deadlines: bool = False
     bounds_time_away: bool = True
@@ -58,7 +59,7 @@ class Traits:
 class Lasting(NamedTuple):
     """The part of a job's forecast by which waits are predicted (sage_sched.overload).
 
-    key: the key that the job would have if no job started ahead of the order (Traits.starts_early).
+    key: the key that the job would have if no job started ahead of the order.
     quantum_steps: the expected decode steps for which it keeps this key.
     steps: the expected decode steps to its end.
     """

@@ -126,7 +126,9 @@ class Overload(Limit):
         own = work_of(column, in_place=True)
         situation = self._situation_at(now_s, job, own, policy, server)
         before, later = situation.ahead(column)
-        fresh = situation.fresh(column) if policy.traits.starts_early else None
+        within_s = policy.traits.starts_within_s
+        starts_early = own.prompts_s < server.step_time.longest_start_s(within_s)
+        fresh = situation.fresh(column) if starts_early else None
         pace, starts = situation.pace, situation.starts
         return Newcomer(column, own, before, fresh, later, starts, pace, job.ttft_s)
 
@@ -145,7 +147,7 @@ class Overload(Limit):
             self._admitted.clear()
         situation = Situation.of(
             table, self._unfinished.in_place, self._offered, self._admitted, server,
-            self._together, now_s, own=own, starts_early=policy.traits.starts_early,
+            self._together, now_s, own=own, starts_early=policy.traits.starts_within_s > 0,
         )  # fmt: skip
         most_offered = self._num_offered + FEW * len(self._offered)
         most_admitted = self._num_taken + FEW * situation.in_place.jobs

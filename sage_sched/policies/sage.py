@@ -64,9 +64,10 @@ class Sage(Policy):
     def __init__(self, parameters: SageParameters, server: ServerFacts) -> None:
         self._indices = Indices(server)
         super().__init__(parameters, server, self._indices)
-        starts = parameters.ttft_ms < math.inf
-        self.traits = replace(type(self).traits, uses_clock=starts, starts_early=starts)
-        self._starts = Starts(parameters.ttft_ms / 1e3, self._indices)
+        ttft_s = parameters.ttft_ms / 1e3
+        if ttft_s < math.inf:
+            self.traits = replace(type(self).traits, uses_clock=True, starts_within_s=ttft_s)
+        self._starts = Starts(ttft_s, self._indices)
         self._starvation = StarvationBound(parameters.regret)
 
     def takes_over(self, before: Policy) -> None:
@@ -129,7 +130,8 @@ class Starts:
         sum over held jobs of (time waited / length)  >=  b * sum over running jobs of (1 / length)
 
     (the economic order quantity, Harris 1913), and before the first of them would be late. A job
-    that can no longer be in time is ordered by its index alone.
+    that can no longer be in time, or whose prompt is too long (StepTime.longest_start_s), is
+    ordered by its index alone.
 
     Starts are not held while no job runs, or if running jobs cannot be preempted.
     """
@@ -206,11 +208,13 @@ class Starts:
             self._due[job] = math.log(max(1e-9, shared_s + prompt_s))
 
     def _in_time(self, first_s: float, view: SchedulerView) -> dict[Job, float]:
-        """Return the seconds of prefill of each job that can still be in time; drop the other jobs.
+        """Return the seconds of prefill of each job that can still be in time, and whose prompt is
+        not too long; drop the other jobs.
 
         first_s: when a prefill step without tokens would end.
         """
         found, late = {}, []
+        longest_s = view.server.step_time.longest_start_s(self._ttft_s)
         for job in islice(self._fresh, MOST_TOGETHER):
             cached_tokens = job.cached_input_tokens
             new_tokens = job.input_tokens - cached_tokens
@@ -219,12 +223,12 @@ class Starts:
                 continue
             prompt_s = float(view.server.step_time.prompt_s(cached_tokens, new_tokens))
             due_s = job.arrival_s + self._within_s(job)
-            if first_s + prompt_s < due_s:
+            if first_s + prompt_s < due_s and prompt_s < longest_s:
                 if not job.goes_first:
                     found[job] = prompt_s
             elif job.was_looked_up or first_s >= due_s:
                 late.append(job)
-            else:  # late unless some of it is cached, which this plan looks up
+            else:  # late or too long, unless some of it is cached, which this plan looks up
                 self.next_s = view.now_s
         for job in late:
             del self._fresh[job]

@@ -90,7 +90,7 @@ class Proserve(Policy):
         has_deadlines=True,
         predicts_waits=True,
         retention=Sage.traits.retention,
-        starts_early=True,
+        starts_within_s=math.inf,
         uses_clock=True,
     )
 

@@ -29,6 +29,9 @@ def server(ttft_ms: float = 2000.0) -> Story:
         ("11:100%5; cached 11 100", "11 10", False),
         # Its prompt takes longer than the target, cached or not.
         ("11:12000%5", "10 11", False),
+        # Its prompt is too long to share a step. Most of it is cached.
+        ("11:2000%5", "11 10", False),
+        ("11:2000%5; cached 11 1900", "10 11", True),
         # Running requests may not leave.
         ("11:100%5; nopreempt", "11 10", False),
     ],
