@@ -30,8 +30,8 @@ class SageParameters:
 
     ttft_ms: Annotated[float, Meta(ge=0)] = 2000.0
     """TTFT target. New requests wait up to it, or to their own deadline, so that they are prefilled
-    together. If memory is full, running requests with a larger Gittins index are swapped out.
-    `inf`: no target."""
+    together. If memory is full, running requests with a larger Gittins index are swapped out. Long
+    prompts go by their index alone. `inf`: no target."""
     regret: Annotated[float, Meta(ge=0)] = 32.0
     """Starvation bound: after a request arrives, the work for later requests may reach `regret`
     times the work for earlier ones plus a batch. Then no request overtakes it. `inf`: no bound."""
