@@ -132,7 +132,7 @@ class Job:
     is_ranked: whether its policy can rank it.
     refined: the prediction of its length, refined by its answer so far; None until it is refined.
     revision: how often it was refined.
-    ranked_at: the revision of its policy when it was ranked; see Policy.on_server.
+    ranked_at: the revision of its queue when it was ranked (sage_sched.waiting_queue).
     ttft_s: the deadline of its first token, from its arrival; inf: none.
     watch: its waiting queue's set of changed jobs. It adds itself when its place may have changed.
     column_watch: the same of sage_sched.overload.

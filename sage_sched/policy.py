@@ -79,14 +79,11 @@ class Policy(ABC):
     have defaults.
     traits: what it declares.
     moving: orders the waiting jobs whose keys move; None if none does.
-    revision: how often the keys of all jobs have changed, for example because the server's step
-        times have. The queue then ranks its jobs again, some in each plan.
     queue: the waiting jobs, in order.
     """
 
     Parameters: ClassVar[type[Any]] = NoParameters
     traits: Traits = Traits()
-    revision: int = 0
 
     def __init__(
         self, parameters: Any, server: ServerFacts, indices: Indices | None = None
@@ -127,7 +124,7 @@ class Policy(ABC):
         """Note that the server's step times have changed. on_prediction follows for each ranked
         job, for some in each plan. Until then a job's old key stands."""
         self.server = server
-        self.revision += 1
+        self.queue.revision += 1
         if self._kept is not None:
             self._kept.on_server(server)
 

@@ -61,7 +61,7 @@ class Scheduler:
 
     def arrived(self, job: Job) -> None:
         """Note that a job has come, after all jobs before it."""
-        job.ranked_at = self.policy.revision
+        job.ranked_at = self.policy.queue.revision
         self.num_arrivals += 1
         self.limits.arrived(job)
         self._rank(job)
@@ -277,20 +277,19 @@ class Scheduler:
             budget = limit.within(budget, view)
         return budget
 
-    def _look_up(self, jobs: Iterable[Job], view: SchedulerView) -> bool:
+    def _look_up(self, jobs: Sequence[Job], view: SchedulerView) -> bool:
         """Look these waiting jobs up in the cache; return whether the cached tokens of any have
         changed.
 
         Swapped jobs need no prefill. A streaming session's job must not be looked up: it would lend
         its KV to any other job that asks (SGLang's session/streaming_session.py).
         """
-        has_changed = False
         for job in jobs:
-            if job in view.swapped or job.keeps_memory:
-                job.was_looked_up = True
-                continue
-            has_changed |= self.found(job, *view.kv.cached(job), view.server)
-        return has_changed
+            job.was_looked_up = True
+        jobs = [job for job in jobs if job not in view.swapped and not job.keeps_memory]
+        found = zip(jobs, [*map(view.kv.cached, jobs)], strict=True)
+        changed = [self.found(job, *tokens, view.server) for job, tokens in found]
+        return any(changed)
 
     def _places(self, joined: Sequence[Job], order: Sequence[int]) -> dict[int, int]:
         """Return Plan.places."""

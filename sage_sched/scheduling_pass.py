@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Protocol, TypeVar
 
 from sage_sched.followed import in_front
@@ -160,7 +160,8 @@ def _open(
     """Return the requests that may enter after those of the plan's actions, among the first
     num_open. Swapped requests do not enter this way. If they go first, no request overtakes
     them."""
-    may_enter = islice(rest, num_open)
+    visible = [*islice(rest, num_open)]
+    are_swapped = [*map(engine.is_swapped, visible)]
     if plan.swapped_go_first:
-        return takewhile(lambda request: not engine.is_swapped(request), may_enter)
-    return (request for request in may_enter if not engine.is_swapped(request))
+        return visible[: (*are_swapped, True).index(True)]
+    return [one for one, is_swapped in zip(visible, are_swapped, strict=True) if not is_swapped]

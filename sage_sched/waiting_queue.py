@@ -29,7 +29,6 @@ _arrival = attrgetter("arrival")
 class Ranking(Protocol):
     """The parts of a policy that its queue calls, see sage_sched.policy."""
 
-    revision: int
     moving: MovingKeys | None
 
     def key(self, job: Job, view: SchedulerView) -> float: ...
@@ -107,6 +106,8 @@ class WaitingQueue:
     fair_shares, adapters: engaged limits of the pass (sage_sched.limits), which follow the queue.
     joined: jobs that have joined since take_joined.
     begun: waiting jobs with tokens, and how many tokens they had when they joined.
+    revision: how often the keys of all jobs have changed, for example because the server's step
+        times have. The jobs are then ranked again, some in each plan.
     """
 
     def __init__(self) -> None:
@@ -120,7 +121,7 @@ class WaitingQueue:
         # Jobs whose keys move.
         self._moving: dict[Job, None] = {}
         self._outdated: deque[Job] = deque()
-        self._revision = 0
+        self.revision = self._revision = 0
         self._view: ref[SchedulerView] | None = None
         self.positions = Positions[Job](())
         self.joined: list[Job] = []
@@ -179,7 +180,7 @@ class WaitingQueue:
         self.joined.append(job)
         if job.generated_tokens:
             self.begun[job] = job.generated_tokens
-        if job.ranked_at != policy.revision:
+        if job.ranked_at != self.revision:
             self._outdated.append(job)
         for follower in self._followers:
             follower.joined(job)
@@ -214,7 +215,7 @@ class WaitingQueue:
     def rank_anew(self, view: SchedulerView, policy: Ranking) -> None:
         """Rank jobs again that were ranked at an older revision, at most NUM_RANKED_ANEW a plan:
         running jobs first, then by order. Until then a job's old key stands."""
-        revision = policy.revision
+        revision = self.revision
         if self._revision != revision:
             self._revision = revision
             jobs = [entry[3] for entry in self._sorted.ranked]

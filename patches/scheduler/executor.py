@@ -15,7 +15,6 @@ from patches.engine_types import Batch, Req, Scheduler
 from patches.scheduler import queues
 from patches.scheduler.kv_copy import frees_memory, is_swapped, retract, retract_chunked, swapped
 from patches.scheduler.preemption import Preemption
-from patches.scheduler.priorities import follow_settings
 from patches.scheduler.stage import unit_tokens, without
 from patches.scheduler.state import SchedulerState
 from patches.scheduler.survival import why_not_retractable
@@ -36,7 +35,6 @@ logger = logging.getLogger(__name__)
 def run_pass(scheduler: Scheduler, original: Callable[[Batch], Any], running_batch: Batch) -> Any:
     """Run Scheduler.get_new_batch_prefill by the policy's plan. Under one of SGLang's own policies
     (sage_sched.app.switch) SGLang's pass sees all requests."""
-    follow_settings(scheduler)
     preemption: Preemption | None = scheduler.sage.last_preemption
     if preemption is not None:
         running_batch = preemption.join(running_batch)

@@ -25,7 +25,7 @@ class PassMeter(Listener):
         self._num_too_long += plan.num_too_long
         self._total_s += seconds
         self._longest_s = max(self._longest_s, seconds)
-        waiting = queues.waiting(self._scheduler)
+        waiting = queues.waiting(self._scheduler) if plan.places else []
         for position, num_before in plan.places.items():
             waits = waiting[position].sage.waits
             if waits.num_before is None:

@@ -26,8 +26,7 @@ def level_gap(scheduler: Scheduler) -> float:
 
 
 def follow_settings(scheduler: Scheduler) -> None:
-    """Turn SGLang's own priorities on before a pass if its own policy is chosen, and off
-    otherwise."""
+    """Turn SGLang's own priorities on if its own policy is chosen, and off otherwise."""
     if scheduler.enable_priority_scheduling:
         sage = scheduler.sage
         is_stock = sage.settings.is_stock

@@ -25,7 +25,7 @@ from patches.scheduler.metrics import SchedulerMetrics
 from patches.scheduler.overload import OverloadGate
 from patches.scheduler.pass_meter import PassMeter
 from patches.scheduler.preemption import preemption_of
-from patches.scheduler.priorities import level_gap
+from patches.scheduler.priorities import follow_settings, level_gap
 from patches.scheduler.request import WaitListener
 from patches.scheduler.retraction import end_lost, ends_in_pause
 from patches.scheduler.session_kv import SessionKv
@@ -60,11 +60,13 @@ class SchedulerState:
     core: decides.
     any_has_ended: whether a request has ended since the last pass.
     reserve_tokens: see sage_sched.steps.ServerFacts.
+    only_decodes: whether the KV of prompts comes from a prefill server.
     room: on a decode server, which requests may enter the KV pool.
     """
 
     def __init__(self, scheduler: Scheduler, config: SageConfig) -> None:
         scheduler.sage = self
+        self.only_decodes = queues.only_decodes(scheduler)
         self._scheduler = scheduler
         self.calibration = Calibration.of(scheduler, config)
         self.session_kv = SessionKv(scheduler)
@@ -117,6 +119,7 @@ class SchedulerState:
             metrics,
         ]
         self.listeners = Listeners(filter(None, found))
+        follow_settings(scheduler)
 
     @property
     def server(self) -> ServerFacts:
@@ -142,6 +145,7 @@ class SchedulerState:
         is_new, present = policy is not self.core.policy, self.core.limits
         limits = settings.limits_after(self.settings, present, policy, is_new_policy=is_new)
         self.settings = settings
+        follow_settings(self._scheduler)
         self._num_switches += 1
         self.last_preemption = preemption_of(self._scheduler, settings, self.last_preemption)
         self.preemption = self.last_preemption

@@ -73,7 +73,7 @@ def num_arrivals(scheduler: Scheduler) -> int:
 
 
 def free_slots(scheduler: Scheduler, running_batch: Batch) -> int:
-    if queues.only_decodes(scheduler):  # a request without a slot waits with its prompt's KV
+    if scheduler.sage.only_decodes:  # a request without a slot waits with its prompt's KV
         return int(scheduler.req_to_token_pool.available_size())
     num_running = len(running_batch.reqs)
     return scheduler.get_num_allocatable_reqs(num_running, running_batch=running_batch)
@@ -98,7 +98,7 @@ def _most_step_tokens(scheduler: Scheduler, running_batch: Batch, room: int) -> 
     Without drafts a request takes at most a page (beam search is refused). Before most steps there
     is room, which saves two walks through the batch.
     """
-    takes_a_page = scheduler.spec_algorithm.is_none() and not queues.only_decodes(scheduler)
+    takes_a_page = scheduler.spec_algorithm.is_none() and not scheduler.sage.only_decodes
     most = len(running_batch.reqs) * scheduler.page_size
     if takes_a_page and scheduler.chunked_req is None and most <= room:
         return most
@@ -119,7 +119,7 @@ def step_tokens(scheduler: Scheduler, running_batch: Batch) -> int:
     """
     if running_batch.is_empty() or scheduler._reqs_finishing_inflight(running_batch):
         return 0
-    num_joining = len(scheduler.waiting_queue) if queues.only_decodes(scheduler) else 0
+    num_joining = len(scheduler.waiting_queue) if scheduler.sage.only_decodes else 0
     return running_batch.new_tokens_required_next_decode() + num_joining * scheduler.page_size
 
 
@@ -141,7 +141,7 @@ class ServerKv:
         self._scheduler, self._tree_cache = scheduler, scheduler.tree_cache
         self._waiting, self._served = waiting, served
         self._begun: dict[Job, Req] = {}
-        self._come_prefilled = queues.only_decodes(scheduler)
+        self._come_prefilled = scheduler.sage.only_decodes
         self._matched = set[Job]()
 
     def cached(self, job: Job) -> tuple[int, int]:

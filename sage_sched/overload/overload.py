@@ -116,8 +116,8 @@ class Overload(Limit):
 
     def newcomer(self, job: Job, policy: Policy, server: ServerFacts, now_s: float) -> Newcomer:
         """Return the latest job with the facts for its predicted times. The job has been ranked."""
-        if policy.revision != self._revision:
-            self._revision = policy.revision
+        if policy.queue.revision != self._revision:
+            self._revision = policy.queue.revision
             rise = self._unfinished.revise(policy, server.step_time)
             for arrivals in (self._offered, self._admitted):
                 arrivals.revise(rise, server.step_time)

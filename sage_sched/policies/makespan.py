@@ -115,7 +115,7 @@ class Makespan(Policy):
         self._rescale()
         if self._rate != self._rate_of_order:
             # The queue ranks its jobs again, some in each plan. Until then their old keys stand.
-            self.revision += self._rate_of_order > 0
+            self.queue.revision += self._rate_of_order > 0
             self._rate_of_order = self._rate
         return NextPlan()
 

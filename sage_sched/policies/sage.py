@@ -82,7 +82,8 @@ class Sage(Policy):
         self._starvation.ended(job)
 
     def on_queued(self, job: Job) -> None:
-        self._starvation.served(job)
+        if job.served_tokens:
+            self._starvation.served(job)
         self._starts.queued(job)
 
     def on_dequeued(self, job: Job) -> None:

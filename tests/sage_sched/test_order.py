@@ -99,7 +99,7 @@ def jobs(policy: Policy) -> list[Job]:
         lengths = (rng.lognormal(4.5, 1.0) * rng.lognormal(0, 0.7, 32) + 1).astype(int)
         known = LengthDistribution.from_samples(lengths, "history")
         input_tokens = int(rng.lognormal(6.0, 1.2)) + 1
-        job = Job(arrival, input_tokens, 4096, known, 0, ranked_at=policy.revision)
+        job = Job(arrival, input_tokens, 4096, known, 0, ranked_at=policy.queue.revision)
         job.is_ranked = policy.on_arrival(job)
         job.grow(250 if arrival % 3 == 0 else 0)
         found.append(job)
