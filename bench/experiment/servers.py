@@ -34,7 +34,7 @@ from bench.policies.rival import by_arrival
 from bench.simulator.request import SimRequest
 from bench.simulator.result import Served, alone_s
 from bench.workloads.prompts import WorkloadError, sample
-from bench.workloads.source import Purpose
+from bench.workloads.source import Draw, Purpose
 from predictor_store.data.warm import Observation
 from sage_sched.app.config import SageConfig
 from sage_sched.app.registry import policy_names
@@ -120,8 +120,8 @@ class Servers:
     def run(self, arm: Arm, seed: int) -> Ran:
         """Serve the requests of a seed, the same for all arms. Raises WorkloadError."""
         loaded, load = self._loaded, self._load
-        arrivals_s, cap = loaded.arrivals_s(seed), load.max_new_tokens
-        asked = loaded.source.for_servers(arm, arrivals_s, seed, cap, Purpose.REPORT)
+        arrivals_s = loaded.arrivals_s(seed)
+        asked = loaded.source.for_servers(Draw(arm, arrivals_s, seed, load.max_new_tokens))
         if self._workload and len(asked) < len(arrivals_s) and load.arrivals != "sustained":
             needed = f"{len(arrivals_s)} prompts, the workload has {len(asked)}"
             raise WorkloadError(f"a run needs {needed}")
@@ -140,9 +140,9 @@ class Servers:
             arm = replace(arm, policy=policy, label="")
 
         def serve(arrivals_s: NDArray[np.float64]) -> Served:
-            asked = self._loaded.source.for_servers(
-                arm, arrivals_s, _CAPACITY_SEED, load.max_new_tokens, Purpose.CAPACITY
-            )
+            cap = load.max_new_tokens
+            draw = Draw(arm, arrivals_s, _CAPACITY_SEED, cap, Purpose.CAPACITY)
+            asked = self._loaded.source.for_servers(draw)
             tqdm.write(
                 f"measuring what {arm.name} sustains: {len(asked)} requests arrive within "
                 f"{arrivals_s[-1]:.0f} s",

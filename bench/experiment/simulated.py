@@ -33,7 +33,7 @@ from bench.workloads.arrivals import (
     trace_arrivals,
 )
 from bench.workloads.datasets import given
-from bench.workloads.source import Purpose, Source
+from bench.workloads.source import Draw, Purpose, Source
 from bench.workloads.sources import source_of
 from sage_sched.policy import Policy
 from sage_sched.slo import Deadlines
@@ -78,9 +78,8 @@ class Loaded:
         arm, cap = Arm(policy=by_arrival(self.load.capacity_by)), self.load.max_new_tokens
 
         def serve(arrivals_s: NDArray[np.float64]) -> Result:
-            purpose = Purpose.CAPACITY
-            requests = self.source.requests(arm, arrivals_s, _CAPACITY_SEED, cap, purpose)
-            return served(self.load, arm, requests, one_node=True)
+            draw = Draw(arm, arrivals_s, _CAPACITY_SEED, cap, Purpose.CAPACITY)
+            return served(self.load, arm, self.source.requests(draw), one_node=True)
 
         return sustained(serve, lambda _: self.source.num_for_capacity)
 
@@ -111,8 +110,8 @@ class Loaded:
 
     def requests(self, arm: Arm, seed: int, purpose: Purpose = Purpose.REPORT) -> list[SimRequest]:
         """Return the requests of a seed, the same for all arms except predictions and hints."""
-        cap = self.load.max_new_tokens
-        return self.source.requests(arm, self.arrivals_s(seed), seed, cap, purpose)
+        draw = Draw(arm, self.arrivals_s(seed), seed, self.load.max_new_tokens, purpose)
+        return self.source.requests(draw)
 
 
 def served(

@@ -14,14 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from bench.policies.arm import Arm
 from bench.simulator.presets import Engine
 from bench.simulator.radix_tree import Span, cut
 from bench.simulator.request import SimRequest
 from bench.workloads.prompts import WorkloadError, stable_hash
-from bench.workloads.source import Purpose, Source
+from bench.workloads.source import Draw, Purpose, Source
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import LEAST_SLO_MS, Hints
 from sage_sched.steps import attended_pairs
@@ -189,24 +187,22 @@ class Agents(Source):
         }
         self._max_pause_s, self._max_steps = max_pause_s, max_steps
 
-    def requests(
-        self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
-    ) -> list[SimRequest]:
-        asked = self._halves[purpose != Purpose.TUNING]
-        rng = np.random.default_rng(seed)
-        rounds = range(0, len(arrivals_s), len(asked))
-        chosen = np.concatenate([rng.permutation(len(asked)) for _ in rounds])[: len(arrivals_s)]
+    def requests(self, draw: Draw) -> list[SimRequest]:
+        asked = self._halves[draw.purpose != Purpose.TUNING]
+        rng = np.random.default_rng(draw.seed)
+        rounds = range(0, draw.number, len(asked))
+        chosen = np.concatenate([rng.permutation(len(asked)) for _ in rounds])[: draw.number]
         requests = requests_of(
             [asked[i] for i in chosen],
-            arrivals_s.tolist(),
+            draw.arrivals_s.tolist(),
             factor=self._factor,
             engine=self._engine,
             prediction=self.all_answers(),
             max_pause_s=self._max_pause_s,
             max_steps=self._max_steps,
-            cap_tokens=cap,
+            cap_tokens=draw.cap,
         )
-        return with_said_pauses(requests, rng) if arm.said_by == "client" else requests
+        return with_said_pauses(requests, rng) if draw.arm.said_by == "client" else requests
 
     def all_answers(self) -> LengthDistribution:
         return known_lengths(self._halves[False], self._factor)

@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.policies.arm import Arm
 from bench.simulator.request import SimRequest
 from bench.workloads.datasets import rows_with
-from bench.workloads.source import Purpose, Source
+from bench.workloads.source import Draw, Purpose, Source
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints
 from sage_sched.slo import SloClass, SloConfig
@@ -64,20 +63,18 @@ class WithDeadlines(Source):
         self._weights = weights
         self._slo_ms = ttft_slo_ms, tpot_slo_ms
 
-    def requests(
-        self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
-    ) -> list[SimRequest]:
-        lengths = self._tuning if purpose == Purpose.TUNING else self._reported
-        rng = np.random.default_rng([seed, 7])
-        drawn = rng.integers(len(lengths), size=len(arrivals_s)).tolist()
-        classes = rng.integers(len(self._weights), size=len(arrivals_s)).tolist()
+    def requests(self, draw: Draw) -> list[SimRequest]:
+        lengths = self._tuning if draw.purpose == Purpose.TUNING else self._reported
+        rng = np.random.default_rng([draw.seed, 7])
+        drawn = rng.integers(len(lengths), size=draw.number).tolist()
+        classes = rng.integers(len(self._weights), size=draw.number).tolist()
         ttft_ms, tpot_ms = self._slo_ms
         return [
             SimRequest(
                 arrival_s=float(at),
                 input_tokens=int(lengths[index, 0]),
-                output_tokens=min(cap, int(lengths[index, 1])),
-                max_new_tokens=cap,
+                output_tokens=min(draw.cap, int(lengths[index, 1])),
+                max_new_tokens=draw.cap,
                 distribution=self._predicted(lengths[index, 0]),
                 class_name=f"w{self._weights[of_class]:g}",
                 hints=Hints(
@@ -88,7 +85,7 @@ class WithDeadlines(Source):
                     first_token_weight=self._first_token_weight,
                 ),
             )
-            for at, index, of_class in zip(arrivals_s, drawn, classes, strict=True)
+            for at, index, of_class in zip(draw.arrivals_s, drawn, classes, strict=True)
         ]
 
     def _predicted(self, input_tokens: int) -> LengthDistribution:

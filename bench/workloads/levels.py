@@ -8,12 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from bench.policies.arm import Arm
 from bench.simulator.request import SimRequest
 from bench.workloads.prompt_source import Prompts
-from bench.workloads.source import Purpose
+from bench.workloads.source import Draw
 from bench.workloads.triage import SHARES
 from sage_sched.job import Hints
 from sage_sched.slo import SloClass, SloConfig
@@ -48,26 +46,17 @@ class Levels(Prompts):
             for level in range(1, 6)
         ]
 
-    def requests(
-        self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
-    ) -> list[SimRequest]:
-        return self._of_levels(super().requests, arm, arrivals_s, seed, cap, purpose)
+    def requests(self, draw: Draw) -> list[SimRequest]:
+        return self._of_levels(super().requests, draw)
 
-    def for_servers(
-        self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
-    ) -> list[SimRequest]:
-        return self._of_levels(super().for_servers, arm, arrivals_s, seed, cap, purpose)
+    def for_servers(self, draw: Draw) -> list[SimRequest]:
+        return self._of_levels(super().for_servers, draw)
 
     def _of_levels(
-        self,
-        draw: Callable[[Arm, NDArray[np.float64], int, int, Purpose], list[SimRequest]],
-        arm: Arm,
-        arrivals_s: NDArray[np.float64],
-        seed: int,
-        cap: int,
-        purpose: Purpose,
+        self, requests_of: Callable[[Draw], list[SimRequest]], draw: Draw
     ) -> list[SimRequest]:
-        levels = np.random.default_rng([seed, 23]).choice(5, len(arrivals_s), p=SHARES) + 1
+        rng, arrivals_s = np.random.default_rng([draw.seed, 23]), draw.arrivals_s
+        levels = rng.choice(5, len(arrivals_s), p=SHARES) + 1
         made: dict[int, SimRequest] = {}
         for kinds, factor, here in (
             (_ASKED, 1, np.flatnonzero(levels < 5)),
@@ -75,7 +64,7 @@ class Levels(Prompts):
         ):
             self._classes, self._factor = kinds, factor
             # Servers may get fewer, as no prompt is repeated.
-            drawn = draw(arm, arrivals_s[here], seed, cap, purpose)
+            drawn = requests_of(draw._replace(arrivals_s=arrivals_s[here]))
             made |= dict(zip(here.tolist(), drawn, strict=False))
         return [
             replace(made[i], class_name=f"{level}", hints=self._hints[level - 1])

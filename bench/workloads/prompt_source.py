@@ -6,9 +6,6 @@ import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from bench.policies.arm import Arm
 from bench.policies.rival import Rival
 from bench.policies.srpt_oracle import ORACLE
@@ -30,7 +27,7 @@ from bench.workloads.prompts import (
     WorkloadRequest,
     stable_hash,
 )
-from bench.workloads.source import Purpose, Source
+from bench.workloads.source import Draw, Purpose, Source
 
 # mixed: real prompts, half of them with drawn lengths.
 _OF_DATA: dict[str, Callable[[Path], Workload]] = {
@@ -93,41 +90,41 @@ class Prompts(Source):
         self._factor = prompt_factor
         self._as_servers = as_servers
 
-    def requests(
-        self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
-    ) -> list[SimRequest]:
+    def requests(self, draw: Draw) -> list[SimRequest]:
         predictors = self._predictors
-        chosen = self._chosen(len(arrivals_s), seed, purpose)
-        predictors.read(chosen, arm.config.predictor.encoder)
-        predict = self._predict(arm, cap)
+        chosen = self._chosen(draw)
+        predictors.read(chosen, draw.arm.config.predictor.encoder)
+        predict = self._predict(draw.arm, draw.cap)
         return [
             SimRequest(
                 arrival_s=float(at),
                 input_tokens=self._factor * predictors.input_tokens(request.prompt),
-                output_tokens=min(request.output_tokens, cap),
-                max_new_tokens=cap,
+                output_tokens=min(request.output_tokens, draw.cap),
+                max_new_tokens=draw.cap,
                 distribution=predict(request),
                 class_name=request.class_name,
                 spans=self._spans(request.prompt),
             )
-            for at, request in zip(arrivals_s, chosen, strict=True)
+            for at, request in zip(draw.arrivals_s, chosen, strict=True)
         ]
 
-    def for_servers(
-        self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
-    ) -> list[SimRequest]:
+    def for_servers(self, draw: Draw) -> list[SimRequest]:
         """Return prompts. Unless they measure a capacity, each comes once, because a server would
         know the length of a repeated answer. Servers count the input tokens, and predict."""
-        is_history = purpose == Purpose.CAPACITY
+        is_history = draw.purpose == Purpose.CAPACITY
         chosen = self.workload.drawn(
-            len(arrivals_s), seed, self._is_of_classes, from_history=is_history, again=is_history
+            draw.number,
+            draw.seed,
+            self._is_of_classes,
+            from_history=is_history,
+            again=is_history,
         )
         return [
             SimRequest(
-                float(at), 0, request.output_tokens, cap, None, request.class_name,
+                float(at), 0, request.output_tokens, draw.cap, None, request.class_name,
                 prompt=" ".join([request.prompt] * self._factor),
             )
-            for at, request in zip(arrivals_s, chosen, strict=False)
+            for at, request in zip(draw.arrivals_s, chosen, strict=False)
         ]  # fmt: skip
 
     def _spans(self, prompt: str) -> tuple[Span, ...]:
@@ -138,12 +135,12 @@ class Prompts(Source):
         num_tokens = self._factor * self._predictors.input_tokens(prompt)
         return ((stable_hash("stream " + prompt), 0, num_tokens),)
 
-    def _chosen(self, number: int, seed: int, purpose: Purpose) -> list[WorkloadRequest]:
+    def _chosen(self, draw: Draw) -> list[WorkloadRequest]:
         return self.workload.drawn(
-            number,
-            seed,
-            lambda request: self._is_for(request, purpose),
-            from_history=purpose == Purpose.CAPACITY,
+            draw.number,
+            draw.seed,
+            lambda request: self._is_for(request, draw.purpose),
+            from_history=draw.purpose == Purpose.CAPACITY,
         )
 
     def _is_of_classes(self, request: WorkloadRequest) -> bool:

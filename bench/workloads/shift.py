@@ -6,12 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from bench.policies.arm import Arm
 from bench.simulator.request import SimRequest
 from bench.workloads.prompt_source import Prompts
-from bench.workloads.source import Purpose
+from bench.workloads.source import Draw, Purpose
 
 # The class of each phase, in reports, and the class of its prompts. All phases last equally long.
 _PHASES = {"chat": "chat", "reasoning": "reasoning", "chat again": "chat"}
@@ -31,23 +29,21 @@ class Shift(Prompts):
         self._shares = 1 / gaps / np.sum(1 / gaps)
         self._gaps = gaps / (self._shares @ gaps)
 
-    def requests(
-        self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
-    ) -> list[SimRequest]:
-        edges = np.rint(np.append(0.0, np.cumsum(self._shares)) * len(arrivals_s)).astype(int)
+    def requests(self, draw: Draw) -> list[SimRequest]:
+        edges = np.rint(np.append(0.0, np.cumsum(self._shares)) * draw.number).astype(int)
         phase = np.repeat(np.arange(len(_PHASES)), np.diff(edges))
-        gaps = np.diff(arrivals_s, prepend=arrivals_s[:1])
-        if purpose != Purpose.CAPACITY:
+        gaps = np.diff(draw.arrivals_s, prepend=draw.arrivals_s[:1])
+        if draw.purpose != Purpose.CAPACITY:
             gaps = gaps * self._gaps[phase]
-        times = arrivals_s[:1].sum() + np.cumsum(gaps)
+        times = draw.arrivals_s[:1].sum() + np.cumsum(gaps)
         made: list[SimRequest] = []
         for number, (name, kind) in enumerate(_PHASES.items()):
             self._classes = (kind,)
             here = times[phase == number]
-            drawn = super().requests(arm, here, seed + number, cap, purpose)
+            drawn = super().requests(draw._replace(arrivals_s=here, seed=draw.seed + number))
             made += [replace(request, class_name=name) for request in drawn]
-        if purpose == Purpose.CAPACITY:  # all kinds at once, as capacity has no phases
-            order = np.random.default_rng(seed).permutation(len(made))
+        if draw.purpose == Purpose.CAPACITY:  # all kinds at once, as capacity has no phases
+            order = np.random.default_rng(draw.seed).permutation(len(made))
             return [
                 replace(made[i], arrival_s=float(at)) for i, at in zip(order, times, strict=True)
             ]

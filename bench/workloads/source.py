@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,26 @@ class Purpose(StrEnum):
     CAPACITY = "capacity"
 
 
+class Draw(NamedTuple):
+    """The requests to draw.
+
+    arm: its policy and settings; it changes only predictions and hints.
+    arrivals_s: when each request (or session) arrives, in seconds, ascending, shape (number,).
+    cap: max_new_tokens of all.
+    """
+
+    arm: Arm
+    arrivals_s: NDArray[np.float64]
+    seed: int
+    cap: int
+    purpose: Purpose = Purpose.REPORT
+
+    @property
+    def number(self) -> int:
+        """The number of requests (or sessions)."""
+        return len(self.arrivals_s)
+
+
 class Source(ABC):
     """Makes requests of one kind.
 
@@ -35,23 +56,14 @@ class Source(ABC):
     workload: Workload | None = None
 
     @abstractmethod
-    def requests(
-        self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
-    ) -> list[SimRequest]:
-        """Return one request (or session) for each arrival time in seconds, ascending, shape
-        (number,).
+    def requests(self, draw: Draw) -> list[SimRequest]:
+        """Return one request (or session) for each arrival, the same for all arms except
+        predictions and hints."""
 
-        They are the same for all arms, except predictions and hints.
-
-        cap: their max_new_tokens.
-        """
-
-    def for_servers(
-        self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
-    ) -> list[SimRequest]:
+    def for_servers(self, draw: Draw) -> list[SimRequest]:
         """Return the requests for real servers; fewer than arrivals if prompts would be
         repeated."""
-        return self.requests(arm, arrivals_s, seed, cap, purpose)
+        return self.requests(draw)
 
     def all_answers(self) -> LengthDistribution:
         """Return one prediction for every answer, if there are no texts to predict from."""

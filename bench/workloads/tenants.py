@@ -6,12 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from bench.policies.arm import Arm
 from bench.simulator.request import SimRequest
 from bench.workloads.prompt_source import Prompts
-from bench.workloads.source import Purpose
+from bench.workloads.source import Draw
 from sage_sched.job import Hints
 from sage_sched.slo import SloClaims
 
@@ -30,19 +28,15 @@ class Tenants(Prompts):
         self._shares = [heavy_share, *[(1 - heavy_share) / num_light] * num_light]
         self._names = [_HEAVY, *(f"light {number}" for number in range(num_light))]
 
-    def requests(
-        self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
-    ) -> list[SimRequest]:
-        rng = np.random.default_rng([seed, 29])
-        tenants = rng.choice(self._names, len(arrivals_s), p=self._shares).tolist()
-        claims = SloClaims(arm.config.slo)
+    def requests(self, draw: Draw) -> list[SimRequest]:
+        rng = np.random.default_rng([draw.seed, 29])
+        tenants = rng.choice(self._names, draw.number, p=self._shares).tolist()
+        claims = SloClaims(draw.arm.config.slo)
         return [
             replace(
                 request,
                 class_name=_HEAVY if tenant == _HEAVY else "light",
                 hints=claims.hints(claims.class_of(None, None), Hints(tenant=tenant)),
             )
-            for request, tenant in zip(
-                super().requests(arm, arrivals_s, seed, cap, purpose), tenants, strict=True
-            )
+            for request, tenant in zip(super().requests(draw), tenants, strict=True)
         ]

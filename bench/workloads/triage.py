@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.policies.arm import Arm
 from bench.simulator.request import SimRequest
 from bench.workloads.datasets import rows_with
-from bench.workloads.source import Purpose, Source
+from bench.workloads.source import Draw, Source
 from bench.workloads.supposed import USUAL_GAIN, Supposed
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import DEFAULT_URGENCY, Hints
@@ -41,27 +40,25 @@ class Urgent(Source):
         lengths = np.random.default_rng(0).permutation(np.maximum(logged, 1))
         self.history, self.lengths = lengths[: len(lengths) // 2, 1], lengths[len(lengths) // 2 :]
 
-    def requests(
-        self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
-    ) -> list[SimRequest]:
-        drawn = self._drawn(len(arrivals_s), seed)
-        rng = np.random.default_rng([seed, 13])
-        lengths = self.lengths[rng.integers(len(self.lengths), size=len(arrivals_s))]
-        predictions = Supposed(lengths[:, 1].tolist()).predictions(self._gain, seed)
+    def requests(self, draw: Draw) -> list[SimRequest]:
+        drawn = self._drawn(draw.number, draw.seed)
+        rng = np.random.default_rng([draw.seed, 13])
+        lengths = self.lengths[rng.integers(len(self.lengths), size=draw.number)]
+        predictions = Supposed(lengths[:, 1].tolist()).predictions(self._gain, draw.seed)
         return [
             SimRequest(
                 arrival_s=float(arrival_s),
                 input_tokens=int(input_tokens),
                 output_tokens=int(output_tokens),
-                max_new_tokens=cap,
+                max_new_tokens=draw.cap,
                 distribution=distribution,
                 class_name=str(true_level),
                 hints=Hints(urgency=level),
             )
             for level, true_level, arrival_s, distribution, (input_tokens, output_tokens) in zip(
-                self._levels(arm.said_by, drawn, seed),
+                self._levels(draw.arm.said_by, drawn, draw.seed),
                 self._said["expert"][drawn].tolist(),
-                arrivals_s,
+                draw.arrivals_s,
                 predictions,
                 lengths.tolist(),
                 strict=True,

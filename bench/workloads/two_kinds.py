@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.policies.arm import Arm
 from bench.simulator.request import SimRequest
-from bench.workloads.source import Purpose, Source
+from bench.workloads.source import Draw, Source
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import DEFAULT_URGENCY, Hints
 
@@ -38,14 +37,12 @@ class TwoKinds(Source):
         self._tokens = short_tokens, long_tokens
         self._sensitive = sensitive
 
-    def requests(
-        self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
-    ) -> list[SimRequest]:
-        rng = np.random.default_rng([seed, 9])
-        is_short = rng.random(len(arrivals_s)) < self._share
+    def requests(self, draw: Draw) -> list[SimRequest]:
+        rng = np.random.default_rng([draw.seed, 9])
+        is_short = rng.random(draw.number) < self._share
         ends = np.where(is_short[:, np.newaxis], *self._tokens)
         input_tokens = rng.integers(ends[:, 0], ends[:, 1] + 1)
-        number = len(arrivals_s)
+        number = draw.number
         answers = np.full(number, _LS_ANSWER_TOKENS) if self._sensitive else _spread(rng, number)
         names = ("LS", "BE") if self._sensitive else ("short", "long")
         is_urgent = is_short & self._sensitive
@@ -54,13 +51,13 @@ class TwoKinds(Source):
                 arrival_s=float(at),
                 input_tokens=int(num_in),
                 output_tokens=int(num_out),
-                max_new_tokens=cap,
+                max_new_tokens=draw.cap,
                 distribution=self.all_answers(),
                 class_name=names[0] if short else names[1],
                 hints=Hints(urgency=LS_URGENCY if urgent else DEFAULT_URGENCY),
             )
             for at, num_in, num_out, short, urgent in zip(
-                arrivals_s, input_tokens, answers, is_short, is_urgent, strict=True
+                draw.arrivals_s, input_tokens, answers, is_short, is_urgent, strict=True
             )
         ]
 

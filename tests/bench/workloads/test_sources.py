@@ -20,7 +20,7 @@ from bench.workloads.arrivals import LOADS, RECORDING, arrivals_of
 from bench.workloads.lengths import WithDeadlines
 from bench.workloads.prompt_source import load_workload
 from bench.workloads.prompts import WorkloadError
-from bench.workloads.source import Purpose
+from bench.workloads.source import Draw, Purpose
 from bench.workloads.sources import source_of
 from bench.workloads.triage import LENGTHS, SHARES
 from sage_sched.slo import SloClass
@@ -76,7 +76,7 @@ def test_requests_of_datasets(folder: Path) -> None:
 
 def test_levels_have_deadlines_but_for_best_effort(folder: Path) -> None:
     source = source_of({"name": "levels"}, H800_QWEN3_32B, folder)
-    found = source.requests(Arm(policy="fcfs"), np.arange(200.0), 3, 600, Purpose.REPORT)
+    found = source.requests(Draw(Arm(policy="fcfs"), np.arange(200.0), 3, 600))
     assert [request.arrival_s for request in found] == [*range(200)]
     for request in found:
         hints = request.hints
@@ -86,7 +86,7 @@ def test_levels_have_deadlines_but_for_best_effort(folder: Path) -> None:
         assert said == (f"{level}", *slo, level == 5)
     shares = np.bincount([request.hints.urgency for request in found], minlength=6)[1:] / 200
     assert np.abs(shares - SHARES).max() < 0.1
-    served = source.for_servers(Arm(policy="fcfs"), np.arange(40.0), 3, 600, Purpose.REPORT)
+    served = source.for_servers(Draw(Arm(policy="fcfs"), np.arange(40.0), 3, 600))
     for request in served:
         level = request.hints.urgency
         assert (len(request.prompt) > 150) == (level == 5)
@@ -99,7 +99,7 @@ def test_one_tenant_is_heavy_and_shares_are_the_settings_choice(folder: Path) ->
     fair = {"slo": {"default": "shared", "classes": {"shared": {"fair": True}}}}
     for settings in ({}, fair):
         arm = Arm(policy="sage", settings=settings)
-        found = source.requests(arm, np.arange(400.0), 3, 600, Purpose.REPORT)
+        found = source.requests(Draw(arm, np.arange(400.0), 3, 600))
         tenants = Counter((each.class_name, each.hints.tenant) for each in found)
         assert 0.6 < tenants.pop(("heavy", "heavy")) / 400 < 0.8
         assert len(tenants) == 20
@@ -148,7 +148,7 @@ def test_requests(
     )
     source = source_of(workload, H800_QWEN3_32B, folder)
     of = Arm(**{"policy": "fcfs" if workload["name"] == "chats" else "sage", **arm})
-    found = [source.requests(of, np.arange(30.0), 3, 600, purpose) for purpose in Purpose]
+    found = [source.requests(Draw(of, np.arange(30.0), 3, 600, purpose)) for purpose in Purpose]
     assert fingerprint(found) == wanted
 
 
@@ -198,11 +198,11 @@ def test_servers_know_the_classes_of_requests(data: Path) -> None:
 def test_traffic_shifts_from_chat_to_reasoning_and_back(folder: Path) -> None:
     source = source_of({"name": "shift", "slower": 6.0}, H800_QWEN3_32B, folder)
     arrivals_s = np.arange(130.0)
-    found = source.requests(Arm(policy="sage"), arrivals_s, 3, 16_384, Purpose.REPORT)
+    found = source.requests(Draw(Arm(policy="sage"), arrivals_s, 3, 16_384))
     phases = [request.class_name for request in found]
     assert phases == ["chat"] * 60 + ["reasoning"] * 10 + ["chat again"] * 60
     came_s = np.array([request.arrival_s for request in found])
     lasted_s = np.diff(came_s[[0, 60, 70, 129]])
     assert lasted_s == pytest.approx(np.full(3, lasted_s.mean()), rel=0.2)
-    mixed = source.requests(Arm(policy="sage"), arrivals_s, 3, 16_384, Purpose.CAPACITY)
+    mixed = source.requests(Draw(Arm(policy="sage"), arrivals_s, 3, 16_384, Purpose.CAPACITY))
     assert [request.arrival_s for request in mixed] == arrivals_s.tolist()
