@@ -125,9 +125,9 @@ def test_many_engines_apart_have_dispatchers_and_first_tokens_are_counted(tmp_pa
     ("name", "load", "wanted"),
     [
         ("best-effort", {}, "0cd91791"), ("gaps", {}, "a20cd430"),
-        ("slo", {"rate": "5"}, "11544edd"), ("urgency", {"rate": "3"}, "0216c6c5"),
-        ("agents", {"rate": "0.5", "workload": {"name": "agents", "max_steps": 2}}, "9a4fa10d"),
-        ("cluster", {"rate": "2", "workload": {"name": "agents", "max_steps": 2}}, "f050f6d1"),
+        ("slo", {"rate": "5"}, "e561bc95"), ("urgency", {"rate": "3"}, "0216c6c5"),
+        ("agents", {"rate": "0.5", "workload": {"name": "agents", "max_steps": 2}}, "3bee6f5f"),
+        ("cluster", {"rate": "2", "workload": {"name": "agents", "max_steps": 2}}, "a073ac88"),
     ],
 )  # fmt: skip
 def test_experiments_run_small(
