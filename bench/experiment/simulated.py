@@ -16,8 +16,8 @@ from bench.policies import deadline_rivals, programs, variants
 from bench.policies.arm import Arm
 from bench.policies.rival import by_arrival
 from bench.policies.routers import router_named
-from bench.simulator.apart import simulate_apart
-from bench.simulator.cluster import simulate_cluster
+from bench.simulator.apart import Apart
+from bench.simulator.cluster import Cluster
 from bench.simulator.request import SimRequest
 from bench.simulator.result import Result
 from bench.simulator.run import simulate
@@ -123,11 +123,9 @@ def served(
     options = Options(preempt=arm.preempt, prediction_delay_s=PREDICTION_DELAY_S, due=due)
     num_nodes = 1 if one_node else load.nodes
     if load.apart or num_nodes > 1:
-        simulated = simulate_apart if load.apart else simulate_cluster
-        router = router_named(arm.dispatch, seed)
-        return simulated(
-            engine, arm.policy, arm.config, requests, options, num_nodes=num_nodes, router=router
-        )
+        kind = Apart if load.apart else Cluster
+        nodes = kind(engine, arm.policy, arm.config, requests, options, num_nodes)
+        return nodes.serve(router_named(arm.dispatch, seed))
     rival = _RIVALS.get(arm.policy)
     policy = rival(rival.Parameters(), engine.server_facts()) if rival else arm.policy
     return simulate(engine, policy, arm.config, requests, options)

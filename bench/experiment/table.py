@@ -157,13 +157,19 @@ def renewed(page: str, records_of: Callable[[str], Sequence[Record]]) -> str:
         cells: list[str] = table["cells"]
         rows = [
             [said, *(figure(cell.format(key, *key.split(";")), records_of) for cell in cells)]
-            for key, said in table["rows"]
+            for key, said in map(_row, table["rows"])
         ]
         lines = [f"|{'|'.join(cells)}|" for cells in (table["head"], *rows)]
         lines.insert(1, "|---" * len(table["head"]) + "|")
         return "\n".join([match[1], *lines, "", match["end"]])
 
     return _BLOCK.sub(block, page)
+
+
+def _row(row: str | list[str]) -> tuple[str, str]:
+    """Return the key of a row of pages.toml, and its first cell: by default the key itself."""
+    key, said = (row, f"`{row}`") if isinstance(row, str) else row
+    return key, said
 
 
 def figure(named: str, records_of: Callable[[str], Sequence[Record]]) -> str:

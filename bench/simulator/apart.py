@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from bench.policies.router import Router
-from bench.policies.routers import TotalRequests
 from bench.simulator.cluster import Dispatcher, newcomer_of
 from bench.simulator.executor import PlannedEngine
 from bench.simulator.kv import DecodeKv
@@ -30,28 +29,12 @@ from sage_sched.view import SchedulerView
 _ONE_TOKEN = LengthDistribution.from_samples([1], "truth")
 
 
-def simulate_apart(
-    engine: Engine,
-    policy_name: str,
-    config: SageConfig,
-    requests: Sequence[SimRequest],
-    options: Options | None = None,
-    *,
-    num_nodes: int = 1,
-    router: Router | None = None,
-) -> Result:
-    """Simulate num_nodes prefill engines and as many decode engines; see cluster.simulate_cluster.
+class Apart(Dispatcher):
+    """num_nodes prefill engines and as many decode engines, behind one router; see run.simulate.
 
     A request's KV moves at the pace of Engine.swap_token_s, while steps go on. A stock policy
     orders the prefill engines; SGLang's decode servers are first come, first served.
     """
-    apart = _Apart(engine, policy_name, config, requests, options or Options(), num_nodes)
-    apart.serve(router or TotalRequests())
-    return apart.result([*apart.prefills, *apart.decodes])
-
-
-class _Apart(Dispatcher):
-    """The prefill engines and the decode engines, behind one router."""
 
     def __init__(
         self,
@@ -81,7 +64,7 @@ class _Apart(Dispatcher):
         self._ledgers = Ledger(num_nodes, facts), Ledger(num_nodes, facts)
         self._pair_of: dict[int, tuple[int, int]] = {}
 
-    def serve(self, router: Router) -> None:
+    def serve(self, router: Router) -> Result:
         """Serve all requests, each from its arrival."""
         while len(self._finished) < len(self._requests):
             comes_s = self._coming[0][0] if self._coming else math.inf
@@ -93,6 +76,7 @@ class _Apart(Dispatcher):
                 self.prefills[prefill].advance(math.nextafter(prefill_s, math.inf))
             else:
                 self.decodes[decode].advance(min(comes_s, prefill_s))
+        return self.result([*self.prefills, *self.decodes])
 
     def _send(self, router: Router, now_s: float, index: int) -> None:
         request = replace(self._requests[index], arrival_s=now_s)

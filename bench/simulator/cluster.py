@@ -10,7 +10,6 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from bench.policies.router import Router
-from bench.policies.routers import TotalRequests
 from bench.simulator.ledger import Ledger, Newcomer
 from bench.simulator.node import Node
 from bench.simulator.prefix_index import BLOCK_TOKENS
@@ -25,27 +24,6 @@ from sage_sched.app.config import SageConfig
 # sends itself. SGLang's own schedulers report every 15 decode steps, and routers poll servers every
 # second or less often.
 REPORT_S = 1.0
-
-
-def simulate_cluster(
-    engine: Engine,
-    policy_name: str,
-    config: SageConfig,
-    requests: Sequence[SimRequest],
-    options: Options | None = None,
-    *,
-    num_nodes: int,
-    router: Router | None = None,
-    report_s: float = REPORT_S,
-) -> Result:
-    """Simulate num_nodes equal engines; see run.simulate.
-
-    router: picks the engine, by reports that are up to report_s old. The default is the engine with
-        the fewest unfinished requests. A request that follows another may go to a different engine.
-    """
-    cluster = Cluster(engine, num_nodes, policy_name, config, requests, options or Options())
-    cluster.serve(router or TotalRequests(), report_s)
-    return cluster.result(cluster.nodes)
 
 
 class Dispatcher:
@@ -79,16 +57,17 @@ class Dispatcher:
 
 
 class Cluster(Dispatcher):
-    """The engines, each of which serves requests from prefill to the last token."""
+    """Equal engines, each of which serves requests from prefill to the last token; see
+    run.simulate. A request that follows another may go to a different engine."""
 
     def __init__(
         self,
         engine: Engine,
-        num_nodes: int,
         policy_name: str,
         config: SageConfig,
         requests: Sequence[SimRequest],
         options: Options,
+        num_nodes: int,
     ) -> None:
         super().__init__(engine, requests)
         self.nodes = [
@@ -99,8 +78,9 @@ class Cluster(Dispatcher):
         self._alarms: list[tuple[float, int]] = []  # when a node may change; outdated entries stay
         self._latest_s = [math.inf] * num_nodes
 
-    def serve(self, router: Router, report_s: float) -> None:
-        """Serve all requests, each from its arrival."""
+    def serve(self, router: Router, report_s: float = REPORT_S) -> Result:
+        """Serve all requests, each from its arrival on the engine that the router picks, by reports
+        that are up to report_s old."""
         heard_s = 0.0
         while self._comes_another():
             now_s, index = heapq.heappop(self._coming)
@@ -115,6 +95,7 @@ class Cluster(Dispatcher):
             self._send(router, index, now_s)
         for node in self.nodes:
             node.advance(math.inf)
+        return self.result(self.nodes)
 
     def _send(self, router: Router, index: int, now_s: float) -> None:
         request = replace(self._requests[index], arrival_s=now_s)

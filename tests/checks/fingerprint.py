@@ -24,13 +24,14 @@ from tqdm import tqdm
 from bench.policies import deadline_rivals, programs, variants
 from bench.policies.routers import ROUTERS, router_named
 from bench.policies.srpt_oracle import ORACLE
-from bench.simulator.apart import simulate_apart
-from bench.simulator.cluster import simulate_cluster
+from bench.simulator.apart import Apart
+from bench.simulator.cluster import Cluster
 from bench.simulator.host import NO_HOST
 from bench.simulator.presets import PRESETS, Engine
 from bench.simulator.request import SimRequest
 from bench.simulator.result import Result
 from bench.simulator.run import simulate
+from bench.simulator.state import Options
 from bench.simulator.stock import STOCK
 from sage_sched.app.config import SageConfig
 from sage_sched.app.registry import policy_names, policy_type
@@ -138,18 +139,15 @@ def _in_cluster(router: str, reports: str) -> Result:
     regime, report_s = _CLUSTERS[reports]
     engine, rate = _REGIMES[regime]
     requests = _requests(3 * rate, regime)
-    return simulate_cluster(
-        engine, "sage", SageConfig(), requests,
-        num_nodes=3, router=router_named(router), report_s=report_s,
-    )  # fmt: skip
+    cluster = Cluster(engine, "sage", SageConfig(), requests, Options(), 3)
+    return cluster.serve(router_named(router), report_s)
 
 
 def _apart(policy: str, num_nodes: int) -> Result:
     engine, rate = _REGIMES["kv"]
-    requests, router = _requests(rate * num_nodes, "kv"), router_named("gorouting")
-    return simulate_apart(
-        engine, policy, SageConfig(), requests, num_nodes=num_nodes, router=router
-    )
+    requests = _requests(rate * num_nodes, "kv")
+    apart = Apart(engine, policy, SageConfig(), requests, Options(), num_nodes)
+    return apart.serve(router_named("gorouting"))
 
 
 def _requests(rate: float, regime: str) -> list[SimRequest]:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from bench.simulator.cluster import simulate_cluster
+from bench.policies.routers import router_named
+from bench.simulator.cluster import Cluster
 from bench.simulator.radix_tree import RadixTree
 from bench.simulator.request import Progress, SimRequest
 from bench.simulator.run import make_node, simulate
@@ -23,7 +24,8 @@ def test_a_cluster_of_one_is_the_engine(options: Options) -> None:
     first = mixed(90, 6.0, 8)
     later = [replace(each, follows=i, pause_s=0.25) for i, each in enumerate(mixed(60, 4.0, 13))]
     alone = simulate(SMALL, "sage", CONFIG, [*first, *later], options)
-    found = simulate_cluster(SMALL, "sage", CONFIG, [*first, *later], options, num_nodes=1)
+    cluster = Cluster(SMALL, "sage", CONFIG, [*first, *later], options, 1)
+    found = cluster.serve(router_named("round_robin"))
     assert found.ttlt_s == pytest.approx(alone.ttlt_s)
 
 
