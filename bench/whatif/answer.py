@@ -12,15 +12,7 @@ from bench.whatif.engine import OwnServer
 from bench.whatif.log import Logged, TrafficLog
 from bench.whatif.predictions import Predictions, predictions_of
 from bench.whatif.sessions import sessions_of
-from bench.whatif.simulation import (
-    Slo,
-    bar_of,
-    most_tokens,
-    outcomes,
-    predicts,
-    requests_of,
-    shares_good,
-)
+from bench.whatif.simulation import Simulations, Slo, most_tokens, predicts, requests_of
 from bench.workloads.prompts import WorkloadError
 from predictor_store.predict.quality import LEAST_TO_TELL
 from sage_sched.app.config import SageConfig
@@ -87,17 +79,12 @@ def answer_of(
         name: requests_of(engine, requests, sessions.links, tokens) for name, tokens in caps.items()
     }
     first = next(iter(crowds.values()))
-    about = engine, policies, first, predictions, config
+    simulations = Simulations(engine, policies, predictions, config)
     num_multiples = sum(multiple != 1 for multiple in multiples)
-    with bar_of(*about, num_tables=len(caps), num_multiples=num_multiples) as bar:
-        found = {
-            name: outcomes(engine, policies, crowd, predictions, config, bar)
-            for name, crowd in crowds.items()
-        }
+    with simulations.bar(first, num_tables=len(caps), num_multiples=num_multiples) as bar:
+        found = {name: simulations.outcomes(crowd, bar) for name, crowd in crowds.items()}
         as_logged = next(iter(found.values()))
-        good = shares_good(
-            engine, as_logged, first, predictions, config, multiples, slo or Slo(), bar
-        )
+        good = simulations.shares_good(as_logged, first, multiples, slo or Slo(), bar)
     tables = {name: compare(each) for name, each in found.items()}
     span_s = log.last_arrival_s / load
     rate = f", {len(requests) / span_s:.3g} requests/s" if span_s > 0 else ""

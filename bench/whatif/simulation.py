@@ -80,58 +80,6 @@ def requests_of(
     return found
 
 
-def bar_of(
-    engine: Engine,
-    policies: Sequence[str],
-    requests: Sequence[SimRequest],
-    predictions: Predictions,
-    config: SageConfig,
-    *,
-    num_tables: int,
-    num_multiples: int,
-) -> tqdm[NoReturn]:
-    """Say how long all simulations will take, by a small one, and return a bar that counts the
-    requests they serve."""
-    few = requests[:_NUM_TRIED]
-    usual = replace(predictions, variants=(predictions.variants[0][:_NUM_TRIED],), usual=1)
-    started_s = time.perf_counter()
-    outcomes(engine, policies, few, usual, config, tqdm(disable=True))
-    each_s = (time.perf_counter() - started_s) / (len(few) * len(policies))
-    num_variants = sum(len(predictions.variants) if predicts(name) else 1 for name in policies)
-    num_runs = num_tables * num_variants + num_multiples * len(policies)
-    total = num_runs * len(requests)
-    said = f"{len(requests)} requests {num_runs} times: takes about {each_s * total:.0f} s"
-    print(f"simulating {said}, longer if many wait", file=sys.stderr, flush=True)
-    return tqdm(total=total, desc="simulating", unit="request", mininterval=1)
-
-
-def outcomes(
-    engine: Engine,
-    policies: Sequence[str],
-    requests: Sequence[SimRequest],
-    predictions: Predictions,
-    config: SageConfig,
-    bar: tqdm[NoReturn],
-) -> list[Outcome]:
-    """Return each policy's outcome. bar: counts served requests. Raises ValueError for an unknown
-    policy."""
-    found = []
-    options = Options(preempt=config.preemption.enabled)
-    for policy in policies:
-        bar.set_postfix_str(policy)
-        variants = predictions.variants if predicts(policy) else predictions.variants[:1]
-        try:
-            results = tuple(
-                simulate(engine, policy, config, _with(requests, said), options, bar.update)
-                for said in variants
-            )
-        except OutOfMemoryError as error:
-            found.append(Outcome(policy, (), 0, error.at_s))
-        else:
-            found.append(Outcome(policy, results, min(predictions.usual, len(results))))
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class Slo:
     """A request is good if its TTFT and its mean time per further token are within these limits."""
@@ -143,33 +91,76 @@ class Slo:
         return result.good_share(self.ttft_ms / 1e3, self.tpot_ms / 1e3)
 
 
-def shares_good(
-    engine: Engine,
-    as_logged: Sequence[Outcome],
-    requests: Sequence[SimRequest],
-    predictions: Predictions,
-    config: SageConfig,
-    multiples: Sequence[float],
-    slo: Slo,
-    bar: tqdm[NoReturn],
-) -> dict[str, list[float]]:
-    """Return, by policy, the share of good requests at each multiple of the log's rate; 0 if the
-    policy's scheduler ends at that rate.
+@dataclass(frozen=True, slots=True)
+class Simulations:
+    """Simulations of a log under several policies. Their bar counts served requests."""
 
-    as_logged: the outcomes at the log's own rate.
-    """
-    usual = replace(predictions, variants=predictions.variants[:1], usual=1)
-    policies = [outcome.policy for outcome in as_logged]
-    found: dict[str, list[float]] = {policy: [] for policy in policies}
-    for multiple in multiples:
-        served = as_logged
-        if multiple != 1:
-            sooner = [replace(one, arrival_s=one.arrival_s / multiple) for one in requests]
-            served = outcomes(engine, policies, sooner, usual, config, bar)
-        for outcome in served:
-            share = 0.0 if outcome.ended_s is not None else slo.good_share(outcome.results[0])
-            found[outcome.policy].append(share)
-    return found
+    engine: Engine
+    policies: Sequence[str]
+    predictions: Predictions
+    config: SageConfig
+
+    def bar(
+        self, requests: Sequence[SimRequest], *, num_tables: int, num_multiples: int
+    ) -> tqdm[NoReturn]:
+        """Say how long all simulations will take, by a small one, and return a bar that counts the
+        requests they serve."""
+        few, said = requests[:_NUM_TRIED], self.predictions.variants
+        usual = replace(self.predictions, variants=(said[0][:_NUM_TRIED],), usual=1)
+        started_s = time.perf_counter()
+        replace(self, predictions=usual).outcomes(few, tqdm(disable=True))
+        each_s = (time.perf_counter() - started_s) / (len(few) * len(self.policies))
+        num_variants = sum(len(said) if predicts(name) else 1 for name in self.policies)
+        num_runs = num_tables * num_variants + num_multiples * len(self.policies)
+        total = num_runs * len(requests)
+        about = f"{len(requests)} requests {num_runs} times: takes about {each_s * total:.0f} s"
+        print(f"simulating {about}, longer if many wait", file=sys.stderr, flush=True)
+        return tqdm(total=total, desc="simulating", unit="request", mininterval=1)
+
+    def outcomes(self, requests: Sequence[SimRequest], bar: tqdm[NoReturn]) -> list[Outcome]:
+        """Return each policy's outcome. Raises ValueError for an unknown policy."""
+        found, predictions = [], self.predictions
+        options = Options(preempt=self.config.preemption.enabled)
+        for policy in self.policies:
+            bar.set_postfix_str(policy)
+            variants = predictions.variants if predicts(policy) else predictions.variants[:1]
+            try:
+                results = tuple(
+                    simulate(
+                        self.engine, policy, self.config, _with(requests, said), options, bar.update
+                    )
+                    for said in variants
+                )
+            except OutOfMemoryError as error:
+                found.append(Outcome(policy, (), 0, error.at_s))
+            else:
+                found.append(Outcome(policy, results, min(predictions.usual, len(results))))
+        return found
+
+    def shares_good(
+        self,
+        as_logged: Sequence[Outcome],
+        requests: Sequence[SimRequest],
+        multiples: Sequence[float],
+        slo: Slo,
+        bar: tqdm[NoReturn],
+    ) -> dict[str, list[float]]:
+        """Return, by policy, the share of good requests at each multiple of the log's rate; 0 if
+        the policy's scheduler ends at that rate.
+
+        as_logged: the outcomes at the log's own rate.
+        """
+        usual = replace(self.predictions, variants=self.predictions.variants[:1], usual=1)
+        found: dict[str, list[float]] = {policy: [] for policy in self.policies}
+        for multiple in multiples:
+            served = as_logged
+            if multiple != 1:
+                sooner = [replace(one, arrival_s=one.arrival_s / multiple) for one in requests]
+                served = replace(self, predictions=usual).outcomes(sooner, bar)
+            for outcome in served:
+                share = 0.0 if outcome.ended_s is not None else slo.good_share(outcome.results[0])
+                found[outcome.policy].append(share)
+        return found
 
 
 def predicts(policy: str) -> bool:
