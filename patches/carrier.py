@@ -15,12 +15,13 @@ from typing import Any
 
 from predictor_store.predict.asked import digest
 from sage_sched.distribution import LengthDistribution
-from sage_sched.job import CLIENTS_HINTS, NO_HINTS, Hints
+from sage_sched.job import CLIENTS_HINTS, NO_HINTS, BatchPart, Hints
 
 _PREFIX = "__sage_"
 _HINT_PREFIX = _PREFIX + "hint_"
 _HINTS = tuple(field.name for field in dataclasses.fields(Hints))
 _ASKED = _PREFIX + "asked"
+_BATCH = _PREFIX + "batch"
 # Marks a request that only asks how long it would take (patches/scheduler/overload.py).
 DRY_RUN = {_PREFIX + "dry_run": True}
 # Ids are cut to this length: clients choose them, and schedulers keep data derived from them for
@@ -101,6 +102,21 @@ def decode_asked(custom_params: object) -> tuple[str, float, float] | None:
         case [str() as rid, float() as came_s, float() as begun_s, *_]:
             return rid, came_s, begun_s
     return None
+
+
+def encode_batch(part: BatchPart) -> dict[str, Any]:
+    """Return the batch that a request is a part of, under a reserved key."""
+    return {_BATCH: [part.name, part.num_requests, part.done_in_s]}
+
+
+def decode_batch(custom_params: object) -> BatchPart | None:
+    """Return the batch that a request is a part of, or None. Raises ValueError if malformed."""
+    match custom_params.get(_BATCH) if isinstance(custom_params, Mapping) else None:
+        case None:
+            return None
+        case [str() as name, int() as num_requests, float() as done_in_s]:
+            return BatchPart(name, num_requests, done_in_s)
+    raise ValueError("a request's batch is malformed")
 
 
 def is_dry_run(custom_params: object) -> bool:

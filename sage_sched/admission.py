@@ -51,7 +51,7 @@ class Candidates:
 
         def is_held_back(position: int) -> bool:
             job = view.waiting[position]
-            return job.is_ranked and policy.key(job, view) == math.inf
+            return job.is_held or (job.is_ranked and policy.key(job, view) == math.inf)
 
         last_ranked = next((p for p in reversed(self.order) if view.waiting[p].is_ranked), None)
         if last_ranked is None or not is_held_back(last_ranked):

@@ -15,6 +15,8 @@ LEAST_SLO_MS, MOST_SLO_MS = 1e-3, 1e9
 MAX_NAME_CHARACTERS = 256
 # Levels of priorities are at most this far from 0, so that a float holds them exactly.
 MOST_LEVEL = 1 << 50
+# A job of a batch is behind the jobs of all levels while its level is raised by this.
+BEHIND = 1 << 52
 _RANGES = {
     **dict.fromkeys(("weight", "first_token_weight"), (LEAST_WEIGHT, MOST_WEIGHT)),
     **dict.fromkeys(
@@ -97,6 +99,19 @@ CLIENTS_HINTS = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class BatchPart:
+    """The batch that a request is a part of (sage_sched.batches).
+
+    name: its id. num_requests: how many requests it has. done_in_s: the seconds from the request's
+    arrival until all of it has to be done.
+    """
+
+    name: str
+    num_requests: int
+    done_in_s: float
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Job:
     """One request, as a policy sees it. The engine keeps its age and its tokens current.
@@ -116,6 +131,8 @@ class Job:
         memory for the rest of its answer is reserved when it is admitted, as SGLang's `fcfs` does,
         and it is not preempted.
     adapter: its LoRA adapter; "" for the model itself.
+    batch: the batch that it is a part of, or None. is_due: whether it goes first, so that its batch
+        is done in time. is_held: whether it is held back (Policy.key), as enough others of it run.
     generated_tokens: its age, the length of its answer so far. Only grow() sets it.
     prefilled_tokens: how much of its prompt is prefilled, while it is being chunked.
     cached_tokens: how much of its sequence the radix tree had at the last look-up; for a running
@@ -128,7 +145,8 @@ class Job:
         The sum over all jobs is SchedulerView.served_tokens.
     num_preemptions: how often it was preempted for other jobs.
     goes_first: whether no other job may overtake it: permanently, because it has passed the
-        starvation bound, or temporarily, because it has passed the swap-out bound.
+        starvation bound, or temporarily, because it has passed the swap-out bound or its batch
+        needs it.
     is_ranked: whether its policy can rank it.
     refined: the prediction of its length, refined by its answer so far; None until it is refined.
     revision: how often it was refined.
@@ -152,6 +170,9 @@ class Job:
     is_pinned: bool = False
     adapter: str = ""
     level: int = 0
+    batch: BatchPart | None = None
+    is_due: bool = False
+    is_held: bool = False
     generated_tokens: int = 0
     prefilled_tokens: int = 0
     cached_tokens: int = 0
@@ -231,13 +252,21 @@ class Job:
         self.watch = self.column_watch = None
         self.index_state = self.evidence = self.memo = None
         self.passed_swap_out_bound = False
-        self.goes_first = self.passed_starvation_bound
+        self.goes_first = self.passed_starvation_bound or self.is_due
 
     @property
     def may_preempt_others(self) -> bool:
         """Whether others may be preempted for it. If it keeps its memory after its answer, they
         might never get theirs back."""
         return self.is_ranked and not self.keeps_memory
+
+    def put(self, level: int, is_due: bool, is_held: bool) -> None:
+        """Set its level, whether its batch needs it now, and whether it waits for others of it."""
+        if (level, is_due, is_held) != (self.level, self.is_due, self.is_held):
+            self.level, self.is_due, self.is_held = level, is_due, is_held
+            has_passed = self.passed_starvation_bound or self.passed_swap_out_bound
+            self.goes_first = has_passed or is_due
+            self.changes()
 
     def pass_starvation_bound(self) -> None:
         self.passed_starvation_bound = self.goes_first = True
@@ -246,5 +275,5 @@ class Job:
     def pass_swap_out_bound(self, has_passed: bool) -> None:
         """Set whether it has passed the swap-out bound, and so goes first."""
         self.passed_swap_out_bound = has_passed
-        self.goes_first = has_passed or self.passed_starvation_bound
+        self.goes_first = has_passed or self.passed_starvation_bound or self.is_due
         self.changes()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from sage_sched.adapters import Adapters
+from sage_sched.batches import Batches
 from sage_sched.fair_shares import FairShares
 from sage_sched.job import Job
 from sage_sched.limit import Limit
@@ -26,6 +27,7 @@ class Limits:
     fair_shares: lets tenants take turns; None: they do not.
     adapters: shares the slots of LoRA adapters.
     overload: refuses new requests whose answers would come too late.
+    batches: lets batches be done in time.
     sessions: predicts when sessions come back, to keep their KV; None if no KV is kept for them.
     all: all of these. engaged: fair_shares, adapters and sessions; None unless engaged.
     hearing: by the name of an event, the engaged limits that do not ignore it.
@@ -36,12 +38,14 @@ class Limits:
     adapters: Adapters = field(default_factory=Adapters)
     overload: Overload = field(default_factory=lambda: Overload(OverloadConfig()))
     sessions: SessionReturns | None = None
+    batches: Batches = field(default_factory=Batches)
     all: Sequence[Limit] = field(init=False)
     engaged: tuple[FairShares | None, Adapters | None, SessionReturns | None] = field(init=False)
     hearing: dict[str, list[Any]] = field(init=False)
 
     def __post_init__(self) -> None:
-        found = (*self.bounds, self.fair_shares, self.adapters, self.overload, self.sessions)
+        mine = self.fair_shares, self.adapters, self.overload, self.batches, self.sessions
+        found = (*self.bounds, *mine)
         self.all = [limit for limit in found if limit is not None]
         self._hear()
 

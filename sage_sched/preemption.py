@@ -9,7 +9,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from sage_sched.headroom import Headroom
-from sage_sched.job import Job
+from sage_sched.job import BEHIND, Job
 from sage_sched.policy import Policy, can_preempt
 from sage_sched.preemption_cost import PreemptionCost, Victim, preemption_cost_of
 from sage_sched.view import SchedulerView
@@ -143,8 +143,8 @@ def _is_preemptible(
 
     price_s: seconds to move the running job's KV to host memory and back.
 
-    If the waiting job's level is better by more than ServerFacts.level_gap, the running job is
-    preempted at any price. Within a level the policy decides,
+    If the waiting job's level is better by more than ServerFacts.level_gap, or the running job's
+    batch is behind, the running job is preempted at any price. Within a level the policy decides,
     unless the waiting job has passed the starvation bound or the swap-out bound (Job.goes_first):
     then the price does not count. A job with a TPOT target is preempted for a job past the swap-out
     bound, but not for one that has only passed the starvation bound. A pinned job is never
@@ -153,8 +153,10 @@ def _is_preemptible(
     if running.is_pinned:
         return False
     if running.level != waiting.level:
-        return running.level - waiting.level > view.server.level_gap
+        return running.level - waiting.level > min(view.server.level_gap, BEHIND // 2)
     if running.goes_first or not (can_preempt(policy) or waiting.goes_first):
+        return False
+    if waiting.is_due:
         return False
     if waiting.goes_first:
         return waiting.passed_swap_out_bound or running.hints.tpot_slo_ms is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-from sage_sched.job import Job
+from sage_sched.job import BEHIND, Job
 from sage_sched.limit import Limit
 from sage_sched.view import SchedulerView
 
@@ -58,7 +58,8 @@ class SwapOutBound(Limit):
         running = {*view.running} if back else ()
         back = [job for job in back if job in running]
         back = [job for job in back if job.generated_tokens == self._away[job][0]]
-        self._away = {job: self._seen(job, view.now_s) for job in (*begun, *back)}
+        away = (job for job in (*begun, *back) if job.level < BEHIND // 2)
+        self._away = {job: self._seen(job, view.now_s) for job in away}
         for job, (age, left_s) in self._away.items():
             if left_s is not None and view.now_s - left_s > self._most_s and not job.goes_first:
                 self._stays_until[job] = age + _STAY_TOKENS

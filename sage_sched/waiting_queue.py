@@ -43,6 +43,8 @@ class Ranking(Protocol):
 def place_of(job: Job, policy: Ranking, view: SchedulerView) -> Place:
     """Return the place of a job. A job that is held back (Policy.key) is behind the jobs of all
     levels."""
+    if job.is_held:
+        return math.inf, 0.0, job.arrival
     if job.goes_first:
         return job.level, -math.inf, job.arrival
     key = policy.key(job, view) if job.is_ranked else 0.0

@@ -154,6 +154,7 @@ class Node:
                 hints=request.hints,
                 is_pinned=request.is_pinned,
                 adapter=request.adapter,
+                batch=request.batch,
             )
             if isinstance(self._policy, SrptOracle):
                 truth = np.array([request.output_tokens])
@@ -173,6 +174,8 @@ class Node:
         state, core, job = self.state, self.state.core, progress.job
         most = state.engine.max_queued_requests
         if most is not None and sum(not each.swapped for each in state.queue) >= most:
+            return True
+        if core.limits.batches.refuses(job, state.server, self.now_s) is not None:
             return True
         overload = core.limits.overload
         if not overload.config.may_refuse:

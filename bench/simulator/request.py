@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from bench.simulator.radix_tree import Span, TreeNode
 from sage_sched.distribution import LengthDistribution
-from sage_sched.job import NO_HINTS, Hints, Job
+from sage_sched.job import NO_HINTS, BatchPart, Hints, Job
 from sage_sched.slo import Deadlines
 
 # A gap between two tokens counts as a pause from this on; prefills delay tokens by less.
@@ -28,7 +28,7 @@ class SimRequest:
         its arrival_s counts for nothing until then. None if it comes at arrival_s.
     hints: the client's.
     adapter: its LoRA adapter; "" for the model itself.
-    is_pinned: see Job.
+    is_pinned, batch: see Job.
     """
 
     arrival_s: float
@@ -44,6 +44,7 @@ class SimRequest:
     adapter: str = ""
     is_pinned: bool = False
     prompt: str = ""
+    batch: BatchPart | None = None
 
 
 @dataclass(slots=True, eq=False)

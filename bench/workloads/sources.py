@@ -9,6 +9,7 @@ from typing import Any
 from bench.simulator.presets import Engine
 from bench.workloads.agents import Agents
 from bench.workloads.arrivals import RECORDED
+from bench.workloads.beside import Beside
 from bench.workloads.catalogue import files_of
 from bench.workloads.datasets import given
 from bench.workloads.lengths import RECORDINGS, WithDeadlines
@@ -21,7 +22,7 @@ from bench.workloads.triage import Urgent
 from bench.workloads.two_kinds import TwoKinds
 from sage_sched.fields import ConfigError
 
-NAMES = (*WORKLOADS, *RECORDINGS, "triage", "agents", "two kinds")
+NAMES = (*WORKLOADS, *RECORDINGS, "triage", "agents", "two kinds", "beside")
 
 
 def check_data(workload: Mapping[str, Any], arrivals: str, data: Path | None) -> None:
@@ -44,6 +45,8 @@ def source_of(workload: Mapping[str, Any], engine: Engine, data: Path | None) ->
     try:
         if name == "levels":
             return Levels(data, **options)
+        if name == "beside":
+            return Beside(data, **options)
         if name == "shift":
             return Shift(data, **options)
         if name == "tenants":

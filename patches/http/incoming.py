@@ -14,7 +14,7 @@ from patches.hook import AFTER, BEFORE, Hooks
 from patches.http.asked import asked_of_chat, text_of
 from predictor_store.predict.asked import Asked
 from predictor_store.service.client import Prediction
-from sage_sched.job import NO_HINTS, Hints
+from sage_sched.job import NO_HINTS, BatchPart, Hints
 
 # Tokens decoded from each end of a prompt: more than the predictor reads. Decoding 100,000 token
 # ids would block the event loop.
@@ -33,7 +33,7 @@ class Incoming:
 
     text, asked: the last user message of a chat, and its other signs of length; None for other
         requests.
-    hints: the hints for the scheduler.
+    hints, batch: the hints for the scheduler, and the batch that it is a part of.
     expected_tokens: the length that a gateway expects; None if it expects none.
     came_s, begun_s: when it arrived, and when SGLang began to process it (a pause may hold it
         back), by time.monotonic. 0 until then.
@@ -48,6 +48,7 @@ class Incoming:
     text: str | None = None
     asked: Asked | None = None
     hints: Hints = NO_HINTS
+    batch: BatchPart | None = None
     expected_tokens: int | None = None
     came_s: float = 0.0
     begun_s: float = 0.0

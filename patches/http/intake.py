@@ -15,6 +15,7 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 from patches import carrier
 from patches.http.asked import asked_of, eos_ids_of, scope_of
+from patches.http.batches import batch_of
 from patches.http.gateways import gateway_class, gateway_hints, max_wait_ms
 from patches.http.incoming import incoming, new_parts, parts_of, prompt_text, route_of
 from patches.http.refused import DRY_RUN_HEADER
@@ -67,7 +68,7 @@ def receive(manager: TokenizerManager, ours: HttpState, obj: GenerateReqInput, r
         if incoming(part).is_dry_run and part.session_params:
             raise ValueError("a dry run has no session_params: SGLang would change the session")
         text = prompt_text(manager, part)
-        _hint(manager, ours, part, headers, given)
+        _hint(manager, ours, part, headers, given, len(parts))
         _predict(manager, ours, part, text)
 
 
@@ -85,8 +86,9 @@ def _hint(
     obj: GenerateReqInput,
     headers: Mapping[str, str],
     given: Mapping[str, Any],
+    num_prompts: int,
 ) -> None:
-    """Set a request's hints. given: hints of a gateway."""
+    """Set a request's hints. given: hints of a gateway. num_prompts: of its call."""
     kept, trust = incoming(obj), ours.config.hints.trust
     sampling = obj.sampling_params if isinstance(obj.sampling_params, dict) else {}
     own = (sampling.get("custom_params") or {}) if trust == "body" else {}
@@ -98,6 +100,9 @@ def _hint(
         headers.get(_TENANT_HEADER, ""),
     )
     hints = replace(hints, max_wait_ms=max_wait_ms(ours.config.slo.trust, headers))
+    if not kept.is_dry_run:
+        said = sampling.get("custom_params") or {}
+        kept.batch = batch_of(ours.config.slo.trust, headers, said, num_prompts)
     if kept.is_dry_run:
         hints = replace(hints, session="")
     elif not hints.session:
@@ -150,6 +155,8 @@ async def encode(manager: TokenizerManager, obj: GenerateReqInput, tokenized: To
     sampling, kept = tokenized.sampling_params, incoming(obj)
     carried = carrier.encode_hints(kept.hints)
     carried |= carrier.encode_asked(str(obj.rid), kept.came_s, kept.begun_s)
+    if kept.batch is not None:
+        carried |= carrier.encode_batch(kept.batch)
     if kept.is_dry_run:
         carried |= carrier.DRY_RUN
     if kept.prediction is not None:

@@ -20,7 +20,7 @@ from patches.carrier import CLOCK
 from patches.messages import SetSettings, SettingsNow
 
 PATH = "/sage/settings"
-_HTTP_SERVER = "sglang.srt.entrypoints.http_server"
+HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 _MAX_BYTES = 65_536
 
 
@@ -35,7 +35,7 @@ def add_settings_route(
     new settings, or with a refusal and its reason (400). It is open to clients that may call
     /set_internal_state.
     """
-    if _HTTP_SERVER not in sys.modules:
+    if HTTP_SERVER not in sys.modules:
         return
     schedulers: FanOutCommunicator[Any] = FanOutCommunicator(
         manager._dispatch_to_scheduler, get_parallel().num_dp_ranks
@@ -44,8 +44,8 @@ def add_settings_route(
 
     @auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator]
     async def settings(request: Request) -> JSONResponse:
-        if (refused := _refused(request)) is not None:
-            return refused
+        if (answer := refused(request)) is not None:
+            return answer
         manager.auto_create_handle_loop()
         try:
             is_post = request.method == "POST"
@@ -60,7 +60,7 @@ def add_settings_route(
         switched(found)
         return JSONResponse(found)
 
-    sys.modules[_HTTP_SERVER].app.add_route(PATH, settings, methods=["GET", "POST"])
+    sys.modules[HTTP_SERVER].app.add_route(PATH, settings, methods=["GET", "POST"])
 
 
 async def body_of(request: Request) -> bytes:
@@ -86,7 +86,7 @@ def changes_of(body: bytes) -> dict[str, object]:
     return changes
 
 
-def _refused(request: Request) -> JSONResponse | None:
+def refused(request: Request) -> JSONResponse | None:
     """Return the refusal of a request without the right key, or None. SGLang checks keys only if
     there is one HTTP process; we always do."""
     decision = decide_request_auth(

@@ -9,6 +9,7 @@ from sglang.srt.environ import envs
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.server_args import ServerArgs
 
+from patches.http.batches import add_batches_route
 from patches.http.keep_open import add_comments
 from patches.http.metrics import HttpMetrics
 from patches.http.refused import add_refused_responses
@@ -30,7 +31,7 @@ class HttpState:
     """
 
     def __init__(self, manager: TokenizerManager, server_args: ServerArgs) -> None:
-        """Add the route /sage/settings, the answers to refused requests and comments in streams,
+        """Add our routes, the answers to refused requests and comments in streams,
         and start the prediction worker."""
         self.config: SageConfig = server_args._sage_config
         self.predicts: bool = server_args.disaggregation_mode != "prefill"
@@ -43,6 +44,7 @@ class HttpState:
         self._may_end = queue_is_bounded or envs.SGLANG_REQ_WAITING_TIMEOUT.get() > 0
         self.may_refuse = self._may_end or self.config.overload.may_refuse
         add_settings_route(manager, self._switched)
+        add_batches_route(manager)
         add_refused_responses(lambda: self.may_refuse, trusts_ttl=self.config.slo.trust == "header")
         add_comments(self.config.http.comment_every_ms / 1e3)
         if self.predicts:

@@ -139,7 +139,7 @@ def _said(event: Event) -> str:
             )
         return (
             f"arrives with {event['input_tokens']} tokens; {answer}; {event['num_running']} "
-            f"requests run and {event['num_waiting']} wait"
+            f"requests run and {event['num_waiting']} wait{_batch(event)}"
         )
     if what == "starts":
         place = "" if event["place"] is None else f"; {event['place']} were before it at first"
@@ -149,10 +149,24 @@ def _said(event: Event) -> str:
         to = f" for {event['to']}" if event.get("to") else ""
         return f"is preempted{to}: {event['reason']}; {event['way']}"
     if what == "ends":
-        return f"ends with {event['tokens']} tokens ({event['why']})"
+        return f"ends with {event['tokens']} tokens ({event['why']}){_batch(event)}"
     bound = ", because no other may overtake it any more" if event.get("goes_first") else ""
     words = {"admit": "may enter", "resume": "comes back", "stays": "stays where it is"}
     return f"{words.get(what, what)}: {event['reason']}{bound}"
+
+
+def _batch(event: Event) -> str:
+    """Return what an event says of its request's batch."""
+    match event.get("batch"):
+        case {
+            "batch": str(name), "num_requests": int(number), "num_ended": int(num_ended),
+            "done_in_s": float(left_s), "predicted_in_s": float(end_s),
+        }:  # fmt: skip
+            return (
+                f"; {num_ended} of {number} requests of batch {name} have ended, the last one is "
+                f"predicted to end in {end_s:.1f} s, and {left_s:.1f} s are left for it"
+            )
+    return ""
 
 
 @dataclass(slots=True, eq=False)

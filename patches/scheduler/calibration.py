@@ -57,6 +57,11 @@ class Calibration(Listener):
         size = (scheduler.max_total_num_tokens, scheduler.max_running_requests)
         return cls(config.step_time, file, *size, scheduler.device)
 
+    @property
+    def are_own(self) -> bool:
+        """Whether the step times are this server's. Kept ones may be another host's."""
+        return self.source in ("configured", "learned")
+
     def stepped(self, batch: Batch, result: Any) -> None:
         """Measure a step, whose result has been processed."""
         if result is not None:

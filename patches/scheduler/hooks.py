@@ -116,7 +116,9 @@ def _arrivals(hooks: Hooks) -> None:
         if hasattr(req, "sage"):
             # SGLang may have cut the prompt since it arrived, or replaced it by a stub.
             req.sage.job.input_tokens = len(req.origin_input_ids)
-            if self.sage.overload.turns_away(req) or self.sage.ends_in_pause(req):
+            ours = self.sage
+            turned_away = ours.overload.turns_away(req) or ours.batches.turns_away(req)
+            if turned_away or ours.ends_in_pause(req):
                 self._release_aborted_request(req)
                 return
         original(self, req, *args, **kw)

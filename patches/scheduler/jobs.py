@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from patches.carrier import CLOCK, came_at_s, decode, decode_hints, is_dry_run
+from patches.carrier import CLOCK, came_at_s, decode, decode_batch, decode_hints, is_dry_run
 from patches.engine_types import Batch, Req, Scheduler
 from patches.listener import Listener
 from patches.messages import Tick
@@ -57,6 +57,7 @@ class Jobs(Listener):
             is_pinned=self._is_pinned(req),
             adapter=req.lora_id or "",
             level=level_of(req, self._scheduler),
+            batch=self._carried(decode_batch, req, None),
         )
         if self._mode == "prefill":  # a prefill server generates one token
             job.max_new_tokens, job.distribution = 1, _ONE_TOKEN

@@ -142,7 +142,8 @@ class OverloadGate(Listener):
             for other in (*scheduler.running_batch.reqs, *queues.held(scheduler)):
                 other.sage.job.grow(len(other.output_ids))
         waits = self._any_waits(came_s)
-        acts = self._knows_steps and self._mode == "null" and (waits or self._joins_others(came_s))
+        acts = state.calibration.are_own and self._mode == "null"
+        acts = acts and (waits or self._joins_others(came_s))
         newcomer = core.newcomer(job, state.server)
         if is_dry:
             late = core.limits.overload.would_refuse(job, newcomer, waits) if acts else None
@@ -188,12 +189,6 @@ class OverloadGate(Listener):
         to join tells, because the prompts of a list start together."""
         queue, running = self._scheduler.waiting_queue, self._scheduler.running_batch.reqs
         return not queue and bool(running) and _is_of_other_call(running[-1], came_s)
-
-    @property
-    def _knows_steps(self) -> bool:
-        source: str = self._scheduler.sage.calibration.source
-        # Step times that an earlier server kept may be another host's, until some are learned.
-        return source in ("configured", "learned")
 
     def stepped(self, batch: Batch, result: Any) -> None:
         if not self._is_on:

@@ -17,6 +17,7 @@ from patches.listener import Listener, Listeners
 from patches.messages import StepTimes
 from patches.probe.setup import probing_of
 from patches.scheduler import queues
+from patches.scheduler.batches import BatchGate
 from patches.scheduler.calibration import Calibration
 from patches.scheduler.early_aborts import EarlyAborts
 from patches.scheduler.gap_meter import GapMeter
@@ -99,6 +100,7 @@ class SchedulerState:
         self.any_has_ended = False
         self._num_switches = 0
         self.overload = OverloadGate(scheduler)
+        self.batches = BatchGate(scheduler)
         metrics = SchedulerMetrics(scheduler)
         found: list[Listener | None] = [
             # First, before other listeners take time after a step.
@@ -113,6 +115,7 @@ class SchedulerState:
             GapMeter(),
             SloMeter(metrics),
             self.overload,
+            self.batches,
             # After Jobs, because it takes the jobs that the policy could rank.
             self.probing,
             PassMeter(scheduler),

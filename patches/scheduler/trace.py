@@ -16,6 +16,7 @@ from patches.scheduler import queues
 from patches.scheduler.request import predicted
 from sage_sched.job import Job
 from sage_sched.plan import Action, Preempt
+from sage_sched.scheduler import Scheduler as Core
 
 # The maximum size of the file, and of the previous one.
 _MAX_BYTES = 128 * 2**20
@@ -58,7 +59,17 @@ class Trace(Listener):
             slo_class=job.hints.slo_class,
             num_waiting=len(queues.waiting(self._scheduler)),
             num_running=len(self._scheduler.running_batch.reqs),
+            **self._batch(job),
         )
+
+    def _batch(self, job: Job) -> dict[str, Any]:
+        """Return the progress of a job's batch."""
+        core: Core = self._scheduler.sage.core
+        batches = core.limits.batches
+        if (batch := batches.of(job)) is None:
+            return {}
+        report = batches.report(batch, self._scheduler.sage.server, core.now_s)
+        return {"batch": report._asdict()}
 
     def carried_out(
         self, actions: Sequence[Action], requests: Mapping[Job, Req], left: Sequence[Req]
@@ -94,7 +105,7 @@ class Trace(Listener):
 
     def ended(self, req: Req, was_aborted: bool) -> None:
         why = req.sage.refusal or ("aborted" if was_aborted else "done")
-        self._add("ends", req, tokens=len(req.output_ids), why=why)
+        self._add("ends", req, tokens=len(req.output_ids), why=why, **self._batch(req.sage.job))
 
     def _add(self, what: str, req: Req | None, **about: Any) -> None:
         at_s = round(time.monotonic() - self._started_s, 4)

@@ -78,7 +78,7 @@ class Settings:
         """
         limits = self.limits(policy)
         if self.is_stock or before.is_stock:
-            return limits
+            return dataclasses.replace(limits, batches=present.batches)
         is_like = self.config.overload == before.config.overload and not is_new_policy
         keeps_sessions = type(limits.sessions) is type(present.sessions)
         return Limits(
@@ -87,6 +87,7 @@ class Settings:
             present.adapters,
             present.overload if is_like else limits.overload,
             present.sessions if keeps_sessions else limits.sessions,
+            present.batches,
         )
 
     def changed(self, changes: object) -> Self:

@@ -208,7 +208,7 @@ class Overload(Limit):
 
     def would_refuse(self, job: Job, newcomer: Newcomer, others_wait: bool) -> Refusal | None:
         """Return the refusal of a newcomer, without the floor. Changes nothing."""
-        if not job.is_ranked or job.distribution is None:
+        if not job.is_ranked or job.distribution is None or job.batch is not None:
             return None
         if sum(self._predicted) < _LEAST_PREDICTED * len(self._predicted):
             return None

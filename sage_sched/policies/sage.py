@@ -150,11 +150,11 @@ class Starts:
 
     def queued(self, job: Job) -> None:
         """Note that a job begins to wait. A job that keeps its memory after its answer does
-        not start early."""
+        not start early, nor one of a batch."""
         if (
             self._ttft_s < math.inf
             and job.is_ranked
-            and not (job.generated_tokens or job.keeps_memory)
+            and not (job.generated_tokens or job.keeps_memory or job.batch)
         ):
             self._fresh[job] = None
 

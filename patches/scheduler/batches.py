@@ -1,0 +1,50 @@
+"""Refuses batches that cannot be done in time, and reports on the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.managers.io_struct import AbortReq
+
+from patches.engine_types import Req, Scheduler
+from patches.listener import Listener
+from sage_sched.scheduler import Scheduler as Core
+
+_BAD_REQUEST = 400
+
+
+class BatchGate(Listener):
+    """The batches of one scheduler. All ranks decide alike, by the broadcast clock."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def turns_away(self, req: Req) -> bool:
+        """Return whether a request's batch cannot be done in time. If so, its client has been told,
+        and the caller must release the request."""
+        state, job = self._scheduler.sage, req.sage.job
+        core: Core = state.core
+        if job.batch is None or state.settings.is_stock or req.output_ids or req.finished():
+            return False
+        if (
+            not state.calibration.are_own
+            or self._scheduler.server_args.disaggregation_mode != "null"
+        ):
+            return False
+        late = core.limits.batches.refuses(job, state.server, core.now_s)
+        if late is None:
+            return False
+        message = req.sage.refusal = (
+            f"batch {late.name!r:.40} cannot be done in time: it takes at least "
+            f"{late.least_s:.1f} s, and {late.left_s:.1f} s are left until its done_by"
+        )
+        reason = {"type": "abort", "status_code": _BAD_REQUEST, "message": message}
+        req.time_stats.trace_ctx.abort(abort_info=reason)
+        self._scheduler.send_abort_output(AbortReq(rid=req.rid, finished_reason=reason), req)
+        return True
+
+    def stats(self) -> dict[str, Any]:
+        state = self._scheduler.sage
+        core: Core = state.core
+        found = core.limits.batches.reports(state.server, core.now_s)
+        return {"batches": [report._asdict() for report in found]} if found else {}

@@ -1,0 +1,192 @@
+"""Decides which jobs of batches go before online requests, and which behind them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import NamedTuple
+
+from sage_sched.batches.batch import Batch
+from sage_sched.job import BEHIND, Job
+from sage_sched.limit import Limit
+from sage_sched.steps import ServerFacts
+from sage_sched.view import SchedulerView
+
+# How often it is decided anew.
+_INTERVAL_S = 0.25
+# Weight of the latest interval in moving averages.
+_RECENT = 0.1
+# So many batches are remembered.
+_MOST = 100
+
+
+class TooLate(NamedTuple):
+    """Says why a batch is refused: it takes at least least_s, and only left_s are left."""
+
+    name: str
+    least_s: float
+    left_s: float
+
+
+class Report(NamedTuple):
+    """The progress of a batch. Times are from now on; below 0: in the past.
+
+    num_first: how many of its jobs go first at present. predicted_in_s: when it is predicted to be
+    done, or was done.
+    """
+
+    batch: str
+    num_requests: int
+    num_arrived: int
+    num_ended: int
+    num_first: int
+    done_in_s: float
+    predicted_in_s: float
+    in_time: bool
+
+
+class Batches(Limit):
+    """Lets the jobs of a batch run behind all others, and as many of them first as it needs to be
+    done in time (Batch.needed).
+
+    A job that goes first takes the next room. It preempts jobs as one that has passed the
+    starvation bound does, so none with a TPOT target. Jobs behind others are preempted for them at
+    any price. While other requests are served, no more of a batch run than twice as many as it
+    needs, because each makes the others slower.
+    """
+
+    def __init__(self) -> None:
+        self._batches: dict[str, Batch] = {}
+        # Refused batches, with the times at which they should have been done.
+        self._refused: dict[str, tuple[float, float]] = {}
+        self._token_s = 0.0
+        self._ages: tuple[float, dict[Job, int]] = math.inf, {}
+        self._looked_s = -math.inf
+        self._has_changed = False
+
+    is_engaged = False
+
+    def concerns(self, job: Job) -> bool:
+        return job.batch is not None
+
+    @property
+    def needs_clock(self) -> bool:
+        return any(batch.jobs for batch in self._batches.values())
+
+    def arrived(self, job: Job) -> None:
+        if job.batch is None:
+            return
+        name = job.batch.name
+        batch = self._batches.get(name)
+        if batch is None or not (batch.jobs or batch.num_to_come):
+            self._batches.pop(name, None)
+            batch = self._batches[name] = Batch(job.batch, job)
+            self._forget()
+        batch.add(job)
+        _place(job, is_due=False, is_held=False)
+        self._has_changed = True
+
+    def _forget(self) -> None:
+        idle = [name for name, batch in self._batches.items() if not batch.jobs]
+        for name in idle[: max(0, len(self._batches) - _MOST)]:
+            del self._batches[name]
+
+    def ended(self, job: Job, now_s: float) -> None:
+        if (batch := self.of(job)) is not None and job in batch.jobs:
+            batch.end(job, now_s)
+            self._has_changed = True
+
+    def of(self, job: Job) -> Batch | None:
+        """Return the batch of a job, or None."""
+        return None if job.batch is None else self._batches.get(job.batch.name)
+
+    def refuses(self, job: Job, server: ServerFacts, now_s: float) -> TooLate | None:
+        """Decide about the latest job: if it is the first of its batch, the batch is refused if
+        even the whole server could not serve it in time, beside batches that are due before."""
+        batch = self.of(job)
+        if batch is None or batch.num_arrived > 1 or not job.is_ranked:
+            return None
+        name, done_s = batch.part.name, batch.done_s
+        earlier = (b for b in self._batches.values() if b is not batch and b.done_s <= done_s)
+        least_s = batch.least_s(server, sum(other.left_tokens for other in earlier))
+        refused_s, least_then_s = self._refused.get(name, (-math.inf, 0.0))
+        if done_s <= refused_s:
+            least_s = max(least_s, least_then_s)
+        if least_s <= done_s - now_s:
+            return None
+        del self._batches[name]
+        self._refused.pop(name, None)
+        self._refused[name] = max(done_s, refused_s), least_s
+        while len(self._refused) > _MOST:
+            del self._refused[next(iter(self._refused))]
+        return TooLate(name, least_s, done_s - now_s)
+
+    def reports(self, server: ServerFacts, now_s: float) -> list[Report]:
+        """Return the progress of all batches that are remembered, by their first arrivals."""
+        return [self.report(batch, server, now_s) for batch in self._batches.values()]
+
+    def report(self, batch: Batch, server: ServerFacts, now_s: float) -> Report:
+        """Return the progress of a batch."""
+        done_in_s = batch.done_s - now_s
+        if not batch.jobs and not batch.num_to_come:
+            predicted_in_s = batch.ended_s - now_s
+        elif self._token_s and (batch.num_running or batch.num_due):
+            batch.look()
+            predicted_in_s = batch.left_in_s(self._token_s)
+        else:
+            predicted_in_s = batch.least_s(server)
+        return Report(
+            batch.part.name, batch.num_requests, batch.num_arrived, batch.num_ended, batch.num_due,
+            done_in_s, predicted_in_s, predicted_in_s <= done_in_s,
+        )  # fmt: skip
+
+    def look(self, view: SchedulerView, begun: Collection[Job]) -> None:
+        self.next_s = math.inf
+        if not self.needs_clock:
+            return
+        if self._has_changed or view.now_s >= self._looked_s + _INTERVAL_S:
+            self._measure(view)
+            self._decide(view)
+            self._looked_s, self._has_changed = view.now_s, False
+        self.next_s = self._looked_s + _INTERVAL_S
+
+    def _measure(self, view: SchedulerView) -> None:
+        """Measure the time from token to token, by the job that ran longest."""
+        at_s, ages = self._ages
+        seconds = view.now_s - at_s
+        if 0 <= seconds < _INTERVAL_S and self._token_s:
+            return
+        num_tokens = max(
+            (job.generated_tokens - ages.get(job, math.inf) for job in view.running), default=0
+        )
+        if num_tokens > 0 and 0 < seconds < 60:
+            latest_s = seconds / num_tokens
+            self._token_s += (_RECENT if self._token_s else 1.0) * (latest_s - self._token_s)
+        self._ages = view.now_s, {job: job.generated_tokens for job in view.running}
+        running = {job for job in view.running if job.batch is not None}
+        for batch in self._batches.values():
+            if batch.jobs:
+                number = sum(job in running for job in batch.jobs)
+                batch.num_running += (
+                    _RECENT * (number - batch.num_running) if batch.num_running else number
+                )
+
+    def _decide(self, view: SchedulerView) -> None:
+        running = {*view.running}
+        is_shared = any(job.batch is None for job in (*view.waiting, *view.running))
+        step_s = view.server.step_time.decode_s(len(running), view.running_kv_tokens)
+        token_s = max(self._token_s, step_s)
+        for batch in self._batches.values():
+            if not batch.jobs:
+                continue
+            batch.look()
+            batch.num_due, most = batch.needed(view.now_s, token_s)
+            due = batch.first(batch.num_due, running)
+            beside = batch.first(most, running) if is_shared else batch.jobs
+            for job in batch.jobs:
+                _place(job, is_due=job in due, is_held=job not in beside)
+
+
+def _place(job: Job, *, is_due: bool, is_held: bool) -> None:
+    own = job.level - BEHIND if job.level > BEHIND // 2 else job.level
+    job.put(own if is_due else own + BEHIND, is_due, is_held)

@@ -1,0 +1,133 @@
+"""Batches with a finish time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from bench.simulator.presets import PRESETS
+from bench.simulator.request import SimRequest
+from bench.simulator.result import Result
+from bench.simulator.run import simulate
+from sage_sched.app.config import SageConfig
+from sage_sched.batches import Batches
+from sage_sched.job import BatchPart, Job
+from tests.sage_sched.situations import Story
+from tests.sage_sched.strategies import SERVER, known
+
+STEP_S = SERVER.step_time.decode_s(1, 0)
+ENGINE = replace(PRESETS["h800-qwen3-32b"], max_running_requests=8)
+
+
+def part_of(done_in_s: float, number: int = 4, name: str = "b") -> BatchPart:
+    return BatchPart(name, number, done_in_s)
+
+
+def job_of(part: BatchPart | None, arrival: int = 0, tokens: int = 100) -> Job:
+    return Job(arrival, 10, 4096, known(tokens), 0, batch=part)
+
+
+def story(done_in_s: float, number: int = 1) -> Story:
+    """Request 1 is of a batch with answers of 200 tokens, the others are online."""
+    made = Story("sage", ttft_ms=math.inf, regret=math.inf)
+    made.view("wait 1:10%200")
+    made.jobs[1].batch = part_of(done_in_s, number)
+    made.core.limits.arrived(made.jobs[1])
+    return made
+
+
+@pytest.mark.parametrize(
+    ("situation", "behind", "due"),
+    [
+        ("wait 1:10%200 2:10%900", "+2 +1", "+1 +2"),
+        # Only a job behind is preempted, at any price, and none for a job of a batch.
+        ("full; run 1:10%200+9=200; wait 2:10%900", "-1 +2", "2"),
+        ("full; run 2:10%900+9=200; wait 1:10%200", "1", "1"),
+        ("short; host 999; run 1:10%200+9 2:10%900+9", "-1", "-2"),
+    ],
+)
+def test_a_batch_is_behind_others_until_its_time_is_short(
+    situation: str, behind: str, due: str
+) -> None:
+    for done_in_s, plan in ((1e6, behind), (200 * STEP_S, due)):
+        made = story(done_in_s)
+        made.core.limits.batches._looked_s = -math.inf
+        assert made.plan(f"{situation}; move 1") == plan, done_in_s
+
+
+def test_as_many_go_first_as_the_work_left_needs() -> None:
+    for left_share, number in ((4.0, 0), (1.5, 1), (0.9, 2), (0.4, 4)):
+        made = Story("sage")
+        # Four of eight have come, each with 100 tokens to go.
+        made.view("wait " + " ".join(f"{n}:10%100" for n in range(4)))
+        for job in made.jobs.values():
+            job.batch = part_of(800 * STEP_S * left_share / 2 + 50 * STEP_S, 8)
+            made.core.limits.arrived(job)
+        made.plan("wait " + " ".join(f"{n}:10" for n in range(4)))
+        assert sum(job.is_due for job in made.jobs.values()) == number
+        assert all(job.is_due == (job.level == 0) for job in made.jobs.values())
+
+
+def test_a_batch_that_no_server_could_do_in_time_is_refused_as_a_whole() -> None:
+    batches, least_s = Batches(), 100 * STEP_S
+    soon, late = part_of(least_s / 2), part_of(10 * least_s)
+
+    def refuses(job: Job) -> bool:
+        batches.arrived(job)
+        refusal = batches.refuses(job, SERVER, 0.0)
+        assert refusal is None or refusal.least_s > refusal.left_s
+        return refusal is not None
+
+    assert refuses(job_of(soon))
+    assert refuses(job_of(soon, 1, tokens=5))  # alone it would look possible
+    assert not batches.reports(SERVER, 0.0)
+    assert not refuses(job_of(late, 2))
+    # The others of a batch that is served are served too, and what is due before counts.
+    assert not refuses(job_of(soon, 3))
+    assert refuses(job_of(part_of(9 * least_s, 1000, "c"), 4))
+    assert not refuses(job_of(part_of(11 * least_s, 4, "d"), 5))
+    assert not refuses(job_of(None, 6))
+
+
+def test_progress_and_the_predicted_end_are_known() -> None:
+    batches, jobs = Batches(), [job_of(part_of(9.0, 2), n) for n in range(2)]
+    for job in jobs:
+        batches.arrived(job)
+    assert batches.needs_clock
+    (report,) = batches.reports(SERVER, 1.0)
+    assert (report.num_requests, report.num_arrived, report.num_ended) == (2, 2, 0)
+    assert 0 < report.predicted_in_s < report.done_in_s == 8.0
+    for job in jobs:
+        batches.ended(job, 3.0)
+    assert not batches.needs_clock
+    (report,) = batches.reports(SERVER, 4.0)
+    assert (report.num_ended, report.predicted_in_s, report.in_time) == (2, -1.0, True)
+
+
+def served(done_in_s: float) -> Result:
+    """Forty online requests, one each 1.5 s, and a batch of 40, on eight slots."""
+    lengths = known(100, 200, 300)
+    online = [
+        SimRequest(1.5 * n, 50, 100 * (1 + n % 3), 4096, lengths, "online") for n in range(40)
+    ]
+    part = part_of(done_in_s, 40)
+    batch = [replace(request, arrival_s=0.5, class_name="batch", batch=part) for request in online]
+    return simulate(ENGINE, "sage", SageConfig(), sorted([*online, *batch], key=_came))
+
+
+def _came(request: SimRequest) -> float:
+    return request.arrival_s
+
+
+def test_a_batch_beside_others_is_done_in_time() -> None:
+    found = {done_in_s: served(done_in_s) for done_in_s in (60.0, 70.0, 1000.0)}
+    ends = {at: float(of.only(["batch"]).ttlt_s.max()) for at, of in found.items()}
+    assert ends[60.0] < 60
+    assert ends[70.0] < 70
+    online = [float(of.only(["online"]).ttlt_s.mean()) for of in found.values()]
+    # The less time it has, the more the others wait.
+    assert online == sorted(online, reverse=True)
+    refused = served(5.0)
+    assert refused.num_refused == 40
