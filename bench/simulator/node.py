@@ -23,6 +23,7 @@ from sage_sched.app.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.gap import GAPS_PER_S
 from sage_sched.job import Job
+from sage_sched.overload.work import unfilled_tokens
 from sage_sched.policy import Policy
 from sage_sched.slo import Deadlines
 from sage_sched.steps import attended_pairs
@@ -184,8 +185,8 @@ class Node:
         found = state.pool.found_tokens(progress), state.pool.host_tokens(progress)
         job.shared_tokens = state.pool.shared_tokens(progress)
         core.found(job, *found, state.server)
-        waiting = (each.job for each in state.queue)
-        if overload.queued_tokens(job, waiting) is not None:
+        waiting = [*state.queue, *([state.chunked] if state.chunked else ())]
+        if overload.overflows(job, sum(unfilled_tokens(each.job) for each in waiting)):
             return True
         if not overload.config.enabled:
             return False

@@ -21,6 +21,7 @@ from patches.scheduler.request import PredictedTimes
 from patches.scheduler.view import ServerKv
 from sage_sched.overload import OverloadConfig
 from sage_sched.overload.returns import Returns
+from sage_sched.overload.work import unfilled_tokens
 from sage_sched.scheduler import Scheduler as Core
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,8 @@ class OverloadGate(Listener):
         self._read_s = -math.inf
         # A call and a time, and how many requests of the queue are of that call.
         self._looked_at: tuple[tuple[float | None, float], int] = (None, -math.inf), 0
+        # When prompt tokens were counted, of how many requests of the queue, and how many.
+        self._counted = -math.inf, 0, 0
         self._compared = {
             name: deque[tuple[float, float]](maxlen=_NUM_COMPARED) for name in ("ttft", "ttlt")
         }
@@ -117,14 +120,24 @@ class OverloadGate(Listener):
         call = decode_asked(req.sampling_params.custom_params)
         if not self._any_waits(call and call[1]):
             return None
-        chunked = [] if scheduler.chunked_req is None else [scheduler.chunked_req]
-        waiting = (other.sage.job for other in (*queues.waiting(scheduler), *chunked))
-        core: Core = scheduler.sage.core
-        queued = core.limits.overload.queued_tokens(req.sage.job, waiting)
-        if queued is None:
+        core, queued = scheduler.sage.core, self._queued_tokens()
+        if not core.limits.overload.overflows(req.sage.job, queued):
             return None
         message = f"{queued} prompt tokens wait, and overload.max_queued_tokens is {most}."
         return {"type": "abort", "status_code": ENDED, "message": message}
+
+    def _queued_tokens(self) -> int:
+        """Return how many prompt tokens wait. As in _any_waits, each newcomer adds those that have
+        come since the one before."""
+        scheduler = self._scheduler
+        now_s, queue, chunked = scheduler.sage.core.now_s, scheduler.waiting_queue, []
+        counted_s, number, tokens = self._counted
+        if counted_s != now_s:
+            chunked = [] if scheduler.chunked_req is None else [scheduler.chunked_req]
+            number = tokens = 0
+        tokens += sum(unfilled_tokens(req.sage.job) for req in (*queue[number:], *chunked))
+        self._counted = now_s, len(queue), tokens
+        return tokens
 
     def _reason(self, req: Req, *, is_dry: bool, is_full: bool) -> dict[str, str | int] | None:
         """Return the answer of a request that is turned away; None if it is not."""

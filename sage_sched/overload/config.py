@@ -9,6 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from sage_sched.fields import MOST
 from sage_sched.job import LEAST_SLO_MS, Hints
 
 _DeadlineMs = Annotated[float, Meta(ge=LEAST_SLO_MS)]
@@ -25,8 +26,8 @@ class OverloadConfig:
     """TTFT deadline of requests that have none. `inf`: no deadline."""
     max_tpot_ms: _DeadlineMs = math.inf
     """TPOT deadline of requests that have none, as a mean over the answer. `inf`: no deadline."""
-    max_queued_tokens: Annotated[int, Meta(ge=0)] = 0
-    """Refuse requests that would make more uncached prompt tokens wait, also if `enabled` is false.
+    max_queued_tokens: Annotated[int, Meta(ge=0, le=MOST)] = 0
+    """Refuse requests that would make more uncached prompt tokens wait, also without `enabled`.
     0: no cap."""
 
     @property

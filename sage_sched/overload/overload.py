@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from sage_sched.job import Hints, Job
@@ -189,16 +189,13 @@ class Overload(Limit):
         own_s = float(newcomer.pace.busy_s(newcomer.own))
         return replace(refusal, retry_after_s=self._returns.after_s(now_s, wait_s, own_s))
 
-    def queued_tokens(self, job: Job, waiting: Iterable[Job]) -> int | None:
-        """Return how many prompt tokens wait if those of a newcomer would be too many, otherwise
-        None. This needs no predictions.
+    def overflows(self, job: Job, queued_tokens: int) -> bool:
+        """Whether the newcomer's prompt is too long to wait too. This needs no predictions.
 
-        waiting: the jobs that wait or are being chunked.
+        queued_tokens: the unfilled tokens of the jobs that wait or are being chunked.
         """
-        if not (most := self.config.max_queued_tokens):
-            return None
-        queued = sum(map(unfilled_tokens, waiting))
-        return queued if queued and queued + unfilled_tokens(job) > most else None
+        most = self.config.max_queued_tokens
+        return 0 < most < queued_tokens + unfilled_tokens(job) and queued_tokens > 0
 
     def answered(self, job: Job, predicted_s: float, now_s: float, *, was_sampled: bool) -> None:
         """Note the last token of a job that came while others waited; see Trust."""

@@ -87,9 +87,11 @@ def test_a_call_is_not_refused_for_its_own_prompts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("about", "num_queued"),
+    ("about", "num_admitted"),
     [
         ({}, 4),
+        ({"runs": True}, 6),
+        ({"chunked": True}, 3),
         ({"schedule_policy": "fcfs"}, 6),  # SGLang alone decides
         ({"cap": 79}, 3),
         ({"cap": 0}, 6),
@@ -101,7 +103,7 @@ def test_a_call_is_not_refused_for_its_own_prompts() -> None:
     ],
 )
 def test_prompt_tokens_wait_up_to_a_cap(
-    about: dict[str, Any], num_queued: int, monkeypatch: pytest.MonkeyPatch
+    about: dict[str, Any], num_admitted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without step times, predictions and `enabled`. Six prompts of 20 tokens come."""
     monkeypatch.setattr(ServerKv, "cached", lambda kv, job: (about.get("cached", 0), 0))
@@ -110,16 +112,20 @@ def test_prompt_tokens_wait_up_to_a_cap(
     server = Server(sections=cap, schedule_policy=policy, disaggregation_mode=mode)
     aborts: list[Any] = []
     server.scheduler.send_abort_output = lambda abort, req: aborts.append(abort.finished_reason)
+    if "chunked" in about:
+        [server.scheduler.chunked_req] = server.arrive(make_request())
     for number in range(6):
+        if "runs" in about and number > 1:
+            del server.scheduler.waiting_queue[0]
+            server.state.core.now_s += 1.0
         came_s = about.get("call", float(number))
         (req,) = server.arrive(make_request(carried=encode_asked("a call", came_s, 1.0)))
         req.time_stats.wait_queue_entry_time = float(about.get("waited", False))
         if not refuses(server, req):
             server.scheduler.waiting_queue.append(req)
-    assert len(server.scheduler.waiting_queue) == num_queued
-    assert [found["status_code"] for found in aborts] == [ENDED] * (6 - num_queued)
+    assert [found["status_code"] for found in aborts] == [ENDED] * (6 - num_admitted)
     if found := server.state.stats().get("overload"):
-        assert found["num_refused"]["queued_tokens"] == 6 - num_queued
+        assert found["num_refused"]["queued_tokens"] == 6 - num_admitted
 
 
 @pytest.mark.parametrize(("came_s", "is_refused"), [(2.0, True), (1.0, False)])
