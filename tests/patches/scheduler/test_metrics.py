@@ -47,6 +47,8 @@ def test_an_error_ends_the_series_alone(
         ("memory", {"free_tokens": 20, "chunked_req": True, **slots(1)}),
         ("long_prompt", {"chunked_req": True, **slots(1)}),
         ("held", slots(1)),
+        ("memory", {"free_tokens": 20, "disaggregation_mode": "decode"}),
+        ("held", {"disaggregation_mode": "decode"}),
     ],
 )
 def test_a_request_waits_for_the_first_reason_that_applies(
@@ -54,6 +56,11 @@ def test_a_request_waits_for_the_first_reason_that_applies(
 ) -> None:
     server = Server(**attributes)
     server.queue(waiting := make_request(prompt=20))
+    if "disaggregation_mode" in attributes:
+        entry = SimpleNamespace(req=waiting, waiting_for_input=True)
+        server.scheduler.disagg_decode_prealloc_queue.queue = [entry]
+        server.scheduler.req_to_token_pool = SimpleNamespace(available_size=lambda: 1)
+        server.scheduler.waiting_queue.clear()
     server.scheduler.running_batch = StandInBatch(server.arrive(make_request()))
     if server.scheduler.chunked_req:
         [server.scheduler.chunked_req] = server.arrive(make_request())
