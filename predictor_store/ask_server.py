@@ -61,15 +61,15 @@ def key_of(file: str | None) -> str:
     return key
 
 
-def ask(address: str, key: str, body: Any = None) -> Any:
+def ask(address: str, key: str, body: Any = None, timeout_s: float = _TIMEOUT_S) -> Any:
     """Return a server's JSON answer, as fetch. Raises NoAnswerError and RefusedError."""
     try:
-        return json.loads(fetch(address, key, body))
+        return json.loads(fetch(address, key, body, timeout_s))
     except (ValueError, RecursionError) as error:
         raise _odd(address, error) from error
 
 
-def fetch(address: str, key: str, body: Any = None) -> bytes:
+def fetch(address: str, key: str, body: Any = None, timeout_s: float = _TIMEOUT_S) -> bytes:
     """Return a server's answer to a GET, or to a POST of body as JSON.
 
     No proxy is used and no redirect is followed, so the key reaches only that server. Raises
@@ -82,7 +82,7 @@ def fetch(address: str, key: str, body: Any = None) -> bytes:
     )
     try:
         try:
-            with _OPENER.open(request, timeout=_TIMEOUT_S) as answer:
+            with _OPENER.open(request, timeout=timeout_s) as answer:
                 said: bytes = answer.read(_MOST_BYTES)
                 if answer.length:  # the answer is incomplete
                     raise http.client.IncompleteRead(said, answer.length)

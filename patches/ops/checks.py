@@ -36,7 +36,7 @@ from sage_sched.steps import attended_pairs, least_bound_s
 
 _INSTALL = f'install it: pip install "sglang=={SUPPORTED_RELEASES[-1]}"'
 _LEAST_FREE_BYTES = 200e6
-_SERVICE_PATIENCE_S = 10.0
+_PATIENCE_S = 10.0
 # SGLang's --chunked-prefill-size on large GPUs.
 _CHUNK_TOKENS = 8192
 
@@ -156,7 +156,7 @@ def predictor(config: SageConfig) -> str:
     if config.predictor.service:
         do = "start the service, or correct predictor.service and its token"
         with _fault_of((PredictorError, StoreError, ValueError), do):
-            connect_worker(config, "", _SERVICE_PATIENCE_S).close()
+            connect_worker(config, "", _PATIENCE_S).close()
         return f"the service at {config.predictor.service} answers"
     encoder = config.predictor.encoder
     try:
@@ -229,15 +229,16 @@ def slots(flags: Mapping[str, Any]) -> str:
     port = _whole(flags, "port", 30000)
     url = f"http://{flags.get('host') or '127.0.0.1'}:{port}/server_info"
     try:
-        info = ask(url, flags.get("api_key") or "")
+        info = ask(url, flags.get("api_key") or "", timeout_s=_PATIENCE_S)
         binds = any(state["sage"]["slots_bind"] for state in info["internal_states"])
+        number = info["max_running_requests"]
     except (UserError, LookupError, TypeError):
         return Note("a server that runs at the flags' address can tell whether slots bind")
     if not binds:
         return "no request has long waited for a slot while memory is free"
     return Note(
         "requests have long waited for a slot while 40 % or more of the KV pool is free: raise "
-        f"--max-running-requests, now {info['max_running_requests']}"
+        f"--max-running-requests, now {number}"
     )
 
 

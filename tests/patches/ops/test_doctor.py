@@ -122,7 +122,7 @@ HEALTHY = {
 def answers(bind: bool) -> methodcaller:
     info = {"max_running_requests": 4, "internal_states": [{"sage": {"slots_bind": bind}}]}
     known = {("http://h:9/server_info", "k"): info}
-    return methodcaller("setattr", checks, "ask", lambda *asked: known[asked])
+    return methodcaller("setattr", checks, "ask", lambda *asked, timeout_s: known[asked])
 
 
 MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
