@@ -63,6 +63,8 @@ def _switch(scheduler: Scheduler, changes: object, now_s: float, clock: str) -> 
     # Requests that fit under the new order enter at the next pass.
     scheduler.running_batch.batch_is_full = False
     _switched(name, json.dumps(settings.shown()))
+    if settings.is_stock and settings.config.overload.may_refuse:
+        logger.warning("[overload] refuses no request under %s, which is SGLang's own", name)
 
 
 @rank_consensus(same_params=True)  # type: ignore[untyped-decorator]
