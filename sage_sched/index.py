@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -63,9 +63,17 @@ class IndexTable:
         self._interval_tokens = interval_tokens
         capped = lengths.capped(max_tokens)
         tailed = capped.with_tail(max_tokens)
-        self._known_tokens = int((tailed if self.believes_tail else capped).lengths[-1])
+        self._seen_tokens, self._end_tokens = int(capped.lengths[-1]), int(tailed.lengths[-1])
         self._lengths, self._weights = tailed.lengths, tailed.weights
         self.set_cost(cost, cached_tokens)
+
+    @classmethod
+    def beside(cls, other: IndexTable, cost: Cost) -> Self:
+        """Make a table of another cost for the same request, which is cheaper."""
+        table = cls.__new__(cls)
+        vars(table).update(vars(other))
+        table.set_cost(cost, 0)
+        return table
 
     def set_cost(self, cost: Cost, cached_tokens: int) -> None:
         """Use another cost, or another number of cached input tokens, from now on."""
@@ -76,7 +84,7 @@ class IndexTable:
     def index(self, age_tokens: int) -> float:
         """Return the index, in units of cost, at the last boundary that age_tokens has reached."""
         age_tokens -= age_tokens % self._interval_tokens
-        if age_tokens >= self._known_tokens:
+        if age_tokens >= (self._end_tokens if self.believes_tail else self._seen_tokens):
             end_tokens = max(min(2 * age_tokens, self._max_tokens), age_tokens + 1)
             return self._spent(end_tokens) - self._spent(age_tokens)
         first = int(np.searchsorted(self._lengths, age_tokens, side="right")) if age_tokens else 0
@@ -158,15 +166,15 @@ class Indices:
         """Note that a job has arrived; return whether its length distribution is known."""
         if job.distribution is None:
             return False
-        sizes = {
-            "input_tokens": job.input_tokens,
-            "max_tokens": job.max_new_tokens,
-            "interval_tokens": self.interval_tokens,
-        }
         table = self.table_type(
-            job.distribution, self._cost, **sizes, cached_tokens=job.cached_input_tokens
+            job.distribution,
+            self._cost,
+            input_tokens=job.input_tokens,
+            max_tokens=job.max_new_tokens,
+            interval_tokens=self.interval_tokens,
+            cached_tokens=job.cached_input_tokens,
         )
-        job.index_state = IndexState(table, MeanCost(job.distribution, num_steps, **sizes))
+        job.index_state = IndexState(table, MeanCost.beside(table, num_steps))
         self.of(job)  # computed here, because a plan may have to rank many
         return True
 
