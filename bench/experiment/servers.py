@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -206,6 +207,10 @@ class Servers:
             for name, value in given.items()
             if value != getattr(NO_HINTS, name)
         }
+        if (part := request.batch) is not None:
+            done_in_s = (request.arrival_s + part.done_in_s) / self._speed
+            said |= {"batch": part.name, "batch_size": part.num_requests}
+            said["done_by"] = time.time() + done_in_s
         body = body_of(prompt, request.output_tokens, cap, **said)
         return body | {"priority": self._loaded.source.priority_of(request)}
 

@@ -12,7 +12,7 @@ from sage_sched.steps import ServerFacts
 # What is left of an answer is predicted again after this many tokens.
 _INTERVAL_TOKENS = 32
 # An answer is taken to be no longer than this quantile.
-_LONG = 0.98
+_LONG = 0.9
 # The part of the longest answer's time in which few others run.
 _TAIL = 0.5
 # The share of a batch's time that is kept for answers that take longer than predicted.

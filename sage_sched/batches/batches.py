@@ -181,7 +181,9 @@ class Batches(Limit):
                 continue
             batch.look()
             batch.num_due, most = batch.needed(view.now_s, token_s)
-            due = batch.first(batch.num_due, running)
+            # One more at a time: others would wait until all of them have room.
+            number = 1 + sum(job in running for job in batch.jobs)
+            due = batch.first(min(number, batch.num_due), running)
             beside = batch.first(most, running) if is_shared else batch.jobs
             for job in batch.jobs:
                 _place(job, is_due=job in due, is_held=job not in beside)
