@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from bench.simulator.request import SimRequest
+
 
 def fingerprint(found: Any) -> str:
     return hashlib.sha256(repr(_plain(found)).encode()).hexdigest()[:8]
@@ -15,6 +17,8 @@ def fingerprint(found: Any) -> str:
 
 def _plain(value: Any) -> Any:
     """Return it as lists, with rounded numbers: hosts differ in the last digit."""
+    if isinstance(value, SimRequest) and value.batch is None:
+        value = astuple(value)[:-1]  # most requests are of no batch
     if is_dataclass(value) and not isinstance(value, type):
         value = astuple(value)
     if isinstance(value, np.ndarray | np.generic):
