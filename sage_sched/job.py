@@ -104,12 +104,13 @@ class BatchPart:
     """The batch that a request is a part of (sage_sched.batches).
 
     name: its id. num_requests: how many requests it has. done_in_s: the seconds from the request's
-    arrival until all of it has to be done.
+    arrival until all of it has to be done. num_servers: so many data-parallel servers share it.
     """
 
     name: str
     num_requests: int
     done_in_s: float
+    num_servers: int = 1
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)

@@ -156,7 +156,7 @@ def _is_preemptible(
         return running.level - waiting.level > min(view.server.level_gap, BEHIND // 2)
     if running.goes_first or not (can_preempt(policy) or waiting.goes_first):
         return False
-    if waiting.is_due:
+    if waiting.is_due and not waiting.passed_starvation_bound:
         return False
     if waiting.goes_first:
         return waiting.passed_swap_out_bound or running.hints.tpot_slo_ms is None

@@ -37,7 +37,7 @@ def batch_of(
         given = {name: _number(headers[key]) for key, name in HEADERS.items() if key in headers}
         if "batch" in given:
             given["batch"] = headers["x-sage-batch"]
-    elif trust == "body":
+    elif trust == "body" and isinstance(body, Mapping):
         given = {name: body[name] for name in HEADERS.values() if name in body}
     if not given:
         return None

@@ -102,7 +102,12 @@ def _hint(
     hints = replace(hints, max_wait_ms=max_wait_ms(ours.config.slo.trust, headers))
     if not kept.is_dry_run:
         said = sampling.get("custom_params") or {}
-        kept.batch = batch_of(ours.config.slo.trust, headers, said, num_prompts)
+        part = batch_of(ours.config.slo.trust, headers, said, num_prompts)
+        num_samples = sampling.get("n", 1)
+        if part is not None and type(num_samples) is int and num_samples > 1:
+            # Trap: SGLang sends one request more, which caches the prompt.
+            part = replace(part, num_requests=part.num_requests * (1 + num_samples))
+        kept.batch = part
     if kept.is_dry_run:
         hints = replace(hints, session="")
     elif not hints.session:

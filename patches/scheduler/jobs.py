@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from patches.carrier import CLOCK, came_at_s, decode, decode_batch, decode_hints, is_dry_run
@@ -16,7 +17,7 @@ from patches.scheduler.request import RequestState, Waits
 from patches.scheduler.survival import why_not_preemptible, why_not_retractable
 from sage_sched.distribution import LengthDistribution
 from sage_sched.followed import Followed
-from sage_sched.job import NO_HINTS, Job
+from sage_sched.job import NO_HINTS, BatchPart, Job
 from sage_sched.limits import Limits
 from sage_sched.policy import Policy
 from sage_sched.scheduler import Scheduler as Core
@@ -32,6 +33,7 @@ class Jobs(Listener):
     def __init__(self, scheduler: Scheduler, core: Core) -> None:
         self._scheduler, self._core = scheduler, core
         self._mode: str = scheduler.server_args.disaggregation_mode
+        self._num_servers: int = scheduler.server_args.dp_size
         self.recomputed_tokens = 0
         self._undated: list[tuple[Job, Req]] = []
         # Decode steps; the requests of the latest one; and the steps that are counted in their
@@ -57,7 +59,7 @@ class Jobs(Listener):
             is_pinned=self._is_pinned(req),
             adapter=req.lora_id or "",
             level=level_of(req, self._scheduler),
-            batch=self._carried(decode_batch, req, None),
+            batch=self._part_of(req),
         )
         if self._mode == "prefill":  # a prefill server generates one token
             job.max_new_tokens, job.distribution = 1, _ONE_TOKEN
@@ -111,6 +113,10 @@ class Jobs(Listener):
         except ValueError:
             self._num_malformed += 1
             return otherwise
+
+    def _part_of(self, req: Req) -> BatchPart | None:
+        part: BatchPart | None = self._carried(decode_batch, req, None)
+        return None if part is None else replace(part, num_servers=self._num_servers)
 
     def ticked(self, now_s: float, clock: str = CLOCK) -> None:
         """Take in rank 0's clock, which arrives after the requests of the same broadcast.
@@ -210,6 +216,8 @@ class Jobs(Listener):
 
     def ended(self, req: Req, was_aborted: bool) -> None:
         """Report the last age of a request to the policy."""
+        if was_aborted:
+            self._core.limits.batches.withdrawn(req.sage.job)
         self._settle(req.sage.job)
         req.sage.job.grow(len(req.output_ids))
         self._core.ended(req.sage.job)

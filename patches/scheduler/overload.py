@@ -132,7 +132,7 @@ class OverloadGate(Listener):
         scheduler = self._scheduler
         now_s, queue, chunked = scheduler.sage.core.now_s, scheduler.waiting_queue, []
         counted_s, number, tokens = self._counted
-        if counted_s != now_s:
+        if counted_s != now_s or len(queue) < number:  # a pass may have come between
             chunked = [] if scheduler.chunked_req is None else [scheduler.chunked_req]
             number = tokens = 0
         tokens += sum(unfilled_tokens(req.sage.job) for req in (*queue[number:], *chunked))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from itertools import islice
+from heapq import nsmallest
 
 from sage_sched.job import BatchPart, Job
-from sage_sched.steps import ServerFacts
+from sage_sched.steps import ServerFacts, StepTime
 
 # What is left of an answer is predicted again after this many tokens.
 _INTERVAL_TOKENS = 32
@@ -19,6 +19,8 @@ _TAIL = 0.5
 _SPARE = 0.05
 # So many times as many as it needs may run beside others.
 _PACE = 2.0
+# Prefills take so many times their own time, as those of other requests come between.
+_BETWEEN = 1.5
 
 
 @dataclass(slots=True)
@@ -45,11 +47,18 @@ def left_of(job: Job) -> Left:
     return Left(age, lengths.mean() - age, float(lengths.quantile(_LONG) - age))
 
 
+def due_s(job: Job) -> float:
+    """Return when the batch of this job has to be done, as the job says."""
+    assert job.batch is not None
+    return job.arrival_s + job.batch.done_in_s
+
+
 @dataclass(slots=True)
 class Batch:
     """A batch of which at least one job has come.
 
-    part: as the latest job said it. done_s: when all of it has to be done.
+    part: as its first job said it. latest: the job that gives it the most time. A job's arrival is
+        dated after Batch.add.
     jobs: the unfinished ones, by arrival. num_arrived, num_ended: of all its jobs.
     num_due: how many of its jobs go first, so that it is done in time.
     num_running: a moving average.
@@ -64,24 +73,26 @@ class Batch:
     num_running: float = 0.0
     ended_s: float = math.nan
     _known_tokens: float = 0.0
-    _input_tokens: int = 0
+    _input_tokens: float = 0.0
 
     @property
     def done_s(self) -> float:
-        return self.latest.arrival_s + self.part.done_in_s
+        """When all of it has to be done."""
+        return due_s(self.latest)
 
-    @property
-    def num_requests(self) -> int:
-        return max(self.part.num_requests, self.num_arrived)
+    def num_to_come(self, now_s: float) -> int:
+        """Return how many of its jobs are expected here. None is after its time."""
+        if now_s >= self.done_s:
+            return 0
+        return max(0, -(-self.part.num_requests // self.part.num_servers) - self.num_arrived)
 
-    @property
-    def num_to_come(self) -> int:
-        return self.num_requests - self.num_arrived
+    def is_over(self, now_s: float) -> bool:
+        return not self.jobs and not self.num_to_come(now_s)
 
     def add(self, job: Job) -> None:
-        assert job.batch is not None
-        self.part, self.latest = job.batch, job
         left = self.jobs[job] = left_of(job)
+        if due_s(job) > self.done_s:
+            self.latest = job
         self.num_arrived += 1
         self._known_tokens += left.mean
         self._input_tokens += job.input_tokens
@@ -91,29 +102,42 @@ class Batch:
         self.num_ended += 1
         self.ended_s = now_s
 
+    def withdraw(self, job: Job) -> None:
+        """Note that a job was aborted or refused. It may come again."""
+        del self.jobs[job]
+        share = 1 - 1 / self.num_arrived
+        self._known_tokens *= share
+        self._input_tokens *= share
+        self.num_arrived -= 1
+
     def look(self) -> None:
         """Predict again what is left of answers that have grown."""
         for job, left in self.jobs.items():
             if job.generated_tokens >= left.age_tokens + _INTERVAL_TOKENS:
                 self.jobs[job] = left_of(job)
 
-    @property
-    def left_tokens(self) -> float:
-        """The tokens that its jobs still need. Jobs that have not come count as much as the mean of
-        those that have."""
-        to_come = self.num_to_come * self._known_tokens / max(1, self.num_arrived)
+    def left_tokens(self, now_s: float) -> float:
+        """Return the tokens that its jobs still need. Jobs that have not come count as much as the
+        mean of those that have."""
+        to_come = self.num_to_come(now_s) * self._known_tokens / self.num_arrived
         return sum(left.mean for left in self.jobs.values()) + to_come
+
+    def prompts_s(self, now_s: float, step_time: StepTime) -> float:
+        """Return the seconds of the prefills that its jobs still need."""
+        number = self.num_to_come(now_s) + sum(not job.generated_tokens for job in self.jobs)
+        return number * float(step_time.prompt_s(0, self._input_tokens / self.num_arrived))
 
     @property
     def longest_tokens(self) -> float:
         """The tokens that its longest answer still needs."""
         return max((left.most for left in self.jobs.values()), default=0.0)
 
-    def needed(self, now_s: float, token_s: float) -> tuple[int, int]:
+    def needed(self, now_s: float, token_s: float, step_time: StepTime) -> tuple[int, int]:
         """Return how many of its jobs have to run from now on, and how many may run beside others.
 
         As many have to run as bring the answers to an end while the longest one is half done, and
-        all whose own answers take the time left. A batch that is late has its whole time again.
+        all whose own answers take the time left. Prefills take their time first. A batch that is
+        late has its whole time again.
 
         token_s: seconds from token to token of a running job.
         """
@@ -123,41 +147,41 @@ class Batch:
             left_s = self.part.done_in_s
         elif left_s > spare_s:
             left_s -= spare_s
-        steps = left_s / token_s
-        number = int(self.left_tokens / max(1.0, steps - _TAIL * self.longest_tokens)) + is_late
+        left_s -= _BETWEEN * self.prompts_s(now_s, step_time)
+        steps = max(left_s, token_s) / token_s
+        left_tokens = self.left_tokens(now_s)
+        number = int(left_tokens / max(1.0, steps - _TAIL * self.longest_tokens)) + is_late
         latest = sum(left.most >= steps for left in self.jobs.values())
         number = max(number, latest)
-        return min(len(self.jobs), number), max(number, int(_PACE * self.left_tokens / steps) + 1)
+        return min(len(self.jobs), number), max(number, int(_PACE * left_tokens / steps) + 1)
 
-    def first(self, number: int, running: set[Job]) -> set[Job]:
+    def first(self, number: int, running: set[Job]) -> list[Job]:
         """Return the jobs that go first: those that run, those that have run, and then the
         longest."""
-        if not number:
-            return set()
 
         def place(job: Job) -> tuple[bool, bool, float, int]:
             left = self.jobs[job]
             return job not in running, not job.generated_tokens, -left.most, job.arrival
 
-        return {*islice(sorted(self.jobs, key=place), number)}
+        return nsmallest(number, self.jobs, place)
 
-    def left_in_s(self, token_s: float) -> float:
+    def left_in_s(self, now_s: float, token_s: float, step_time: StepTime) -> float:
         """Return the predicted time until it is done, if as many run as lately."""
-        together = min(max(self.num_running, self.num_due, 1.0), len(self.jobs) + self.num_to_come)
-        return token_s * max(self.left_tokens / max(1.0, together), self.longest_tokens)
+        most = len(self.jobs) + self.num_to_come(now_s)
+        together = max(1.0, min(max(self.num_running, self.num_due), most))
+        num_tokens = max(self.left_tokens(now_s) / together, self.longest_tokens)
+        return self.prompts_s(now_s, step_time) + token_s * num_tokens
 
-    def least_s(self, server: ServerFacts, other_tokens: float = 0.0) -> float:
+    def least_s(self, server: ServerFacts, now_s: float, other_tokens: float = 0.0) -> float:
         """Return the time that it takes at least, if the server serves only it and other_tokens."""
-        input_tokens = self._input_tokens / self.num_arrived
         mean_tokens = self._known_tokens / self.num_arrived
-        kv_tokens = input_tokens + mean_tokens / 2
+        kv_tokens = self._input_tokens / self.num_arrived + mean_tokens / 2
         number = min(server.max_running_requests, server.kv_pool_tokens // max(1, int(kv_tokens)))
         if not other_tokens:
-            number = min(number, len(self.jobs) + self.num_to_come)
+            number = min(number, len(self.jobs) + self.num_to_come(now_s))
         number = max(1, number)
         step_time = server.step_time
-        tokens = self.left_tokens + other_tokens
-        prompts_s = self.num_to_come * float(step_time.prompt_s(0, input_tokens))
+        tokens = self.left_tokens(now_s) + other_tokens
         steps_s = tokens / number * step_time.decode_s(number, int(number * kv_tokens))
         longest_s = mean_tokens * step_time.decode_s(1, int(kv_tokens))
-        return max(prompts_s + steps_s, longest_s)
+        return max(self.prompts_s(now_s, step_time) + steps_s, longest_s)

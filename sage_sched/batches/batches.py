@@ -6,18 +6,23 @@ import math
 from collections.abc import Collection
 from typing import NamedTuple
 
-from sage_sched.batches.batch import Batch
+from sage_sched.batches.batch import Batch, due_s
 from sage_sched.job import BEHIND, Job
 from sage_sched.limit import Limit
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
 
-# How often it is decided anew.
-_INTERVAL_S = 0.25
+# How often it is decided anew, besides when a job ends. More than _MANY jobs take a millisecond of
+# the host, so it is decided as much less often, and not at ends.
+_INTERVAL_S, _MANY = 0.25, 500
 # Weight of the latest interval in moving averages.
 _RECENT = 0.1
 # So many batches are remembered.
 _MOST = 100
+# Times are the same if they differ by less: each request tells its own time left.
+_SAME_S = 1.0
+
+Key = tuple[str, str]
 
 
 class TooLate(NamedTuple):
@@ -49,16 +54,19 @@ class Batches(Limit):
     """Lets the jobs of a batch run behind all others, and as many of them first as it needs to be
     done in time (Batch.needed).
 
-    A job that goes first takes the next room. It preempts jobs as one that has passed the
-    starvation bound does, so none with a TPOT target. Jobs behind others are preempted for them at
-    any price. While other requests are served, no more of a batch run than twice as many as it
-    needs, because each makes the others slower.
+    A job that goes first takes the next room, and preempts only jobs that are behind. If the policy
+    preempts at all, jobs behind are preempted for others at any price. While other requests are
+    served, no more of a batch run than twice as many as it needs, because each makes the others
+    slower.
+
+    Batches of different tenants are different. The first job of a batch tells its size and time.
+    Jobs beyond its size run behind all others, and nothing is promised to them.
     """
 
     def __init__(self) -> None:
-        self._batches: dict[str, Batch] = {}
-        # Refused batches, with the times at which they should have been done.
-        self._refused: dict[str, tuple[float, float]] = {}
+        self._batches: dict[Key, Batch] = {}
+        # Refused batches: when they should have been done, how long they take, and their sizes.
+        self._refused: dict[Key, tuple[float, float, int]] = {}
         self._token_s = 0.0
         self._ages: tuple[float, dict[Job, int]] = math.inf, {}
         self._looked_s = -math.inf
@@ -76,50 +84,59 @@ class Batches(Limit):
     def arrived(self, job: Job) -> None:
         if job.batch is None:
             return
-        name = job.batch.name
-        batch = self._batches.get(name)
-        if batch is None or not (batch.jobs or batch.num_to_come):
-            self._batches.pop(name, None)
-            batch = self._batches[name] = Batch(job.batch, job)
-            self._forget()
-        batch.add(job)
         _place(job, is_due=False, is_held=False)
-        self._has_changed = True
+        key = _key(job)
+        batch = self._batches.get(key)
+        if batch is None or (batch.is_over(job.arrival_s) and due_s(job) > batch.done_s + _SAME_S):
+            self._batches.pop(key, None)
+            batch = self._batches[key] = Batch(job.batch, job)
+            self._forget()
+            self._has_changed = True
+        if batch.num_arrived < batch.part.num_requests:
+            batch.add(job)
 
     def _forget(self) -> None:
-        idle = [name for name, batch in self._batches.items() if not batch.jobs]
-        for name in idle[: max(0, len(self._batches) - _MOST)]:
-            del self._batches[name]
+        idle = [key for key, batch in self._batches.items() if batch.num_arrived and not batch.jobs]
+        for key in idle[: max(0, len(self._batches) - _MOST)]:
+            del self._batches[key]
 
     def ended(self, job: Job, now_s: float) -> None:
         if (batch := self.of(job)) is not None and job in batch.jobs:
             batch.end(job, now_s)
             self._has_changed = True
 
+    def withdrawn(self, job: Job) -> None:
+        """Note that a job was aborted or refused, before it ends."""
+        if (batch := self.of(job)) is not None and job in batch.jobs:
+            batch.withdraw(job)
+            if not batch.num_arrived:
+                del self._batches[_key(job)]
+
     def of(self, job: Job) -> Batch | None:
         """Return the batch of a job, or None."""
-        return None if job.batch is None else self._batches.get(job.batch.name)
+        return None if job.batch is None else self._batches.get(_key(job))
 
     def refuses(self, job: Job, server: ServerFacts, now_s: float) -> TooLate | None:
         """Decide about the latest job: if it is the first of its batch, the batch is refused if
         even the whole server could not serve it in time, beside batches that are due before."""
         batch = self.of(job)
-        if batch is None or batch.num_arrived > 1 or not job.is_ranked:
+        if batch is None or [*batch.jobs] != [job] or batch.num_arrived > 1 or not job.is_ranked:
             return None
-        name, done_s = batch.part.name, batch.done_s
-        earlier = (b for b in self._batches.values() if b is not batch and b.done_s <= done_s)
-        least_s = batch.least_s(server, sum(other.left_tokens for other in earlier))
-        refused_s, least_then_s = self._refused.get(name, (-math.inf, 0.0))
-        if done_s <= refused_s:
+        key, done_s, size = _key(job), batch.done_s, batch.part.num_requests
+        others = (b for b in self._batches.values() if b is not batch and b.jobs)
+        earlier = [b for b in others if now_s < b.done_s <= done_s]
+        least_s = batch.least_s(server, now_s, sum(b.left_tokens(now_s) for b in earlier))
+        refused_s, least_then_s, size_then = self._refused.get(key, (-math.inf, 0.0, 0))
+        if done_s <= refused_s + _SAME_S and size >= size_then:
             least_s = max(least_s, least_then_s)
         if least_s <= done_s - now_s:
             return None
-        del self._batches[name]
-        self._refused.pop(name, None)
-        self._refused[name] = max(done_s, refused_s), least_s
+        del self._batches[key]
+        self._refused.pop(key, None)
+        self._refused[key] = done_s, least_s, size
         while len(self._refused) > _MOST:
             del self._refused[next(iter(self._refused))]
-        return TooLate(name, least_s, done_s - now_s)
+        return TooLate(batch.part.name, least_s, done_s - now_s)
 
     def reports(self, server: ServerFacts, now_s: float) -> list[Report]:
         """Return the progress of all batches that are remembered, by their first arrivals."""
@@ -128,15 +145,15 @@ class Batches(Limit):
     def report(self, batch: Batch, server: ServerFacts, now_s: float) -> Report:
         """Return the progress of a batch."""
         done_in_s = batch.done_s - now_s
-        if not batch.jobs and not batch.num_to_come:
+        if batch.is_over(now_s):
             predicted_in_s = batch.ended_s - now_s
         elif self._token_s and (batch.num_running or batch.num_due):
-            batch.look()
-            predicted_in_s = batch.left_in_s(self._token_s)
+            predicted_in_s = batch.left_in_s(now_s, self._token_s, server.step_time)
         else:
-            predicted_in_s = batch.least_s(server)
+            predicted_in_s = batch.least_s(server, now_s)
+        name, num_requests = batch.part.name, batch.part.num_requests
         return Report(
-            batch.part.name, batch.num_requests, batch.num_arrived, batch.num_ended, batch.num_due,
+            name, num_requests, batch.num_arrived, batch.num_ended, batch.num_due,
             done_in_s, predicted_in_s, predicted_in_s <= done_in_s,
         )  # fmt: skip
 
@@ -144,11 +161,13 @@ class Batches(Limit):
         self.next_s = math.inf
         if not self.needs_clock:
             return
-        if self._has_changed or view.now_s >= self._looked_s + _INTERVAL_S:
+        times = max(1.0, sum(len(batch.jobs) for batch in self._batches.values()) / _MANY)
+        at_s = self._looked_s + times * _INTERVAL_S
+        if view.now_s >= at_s or (self._has_changed and times == 1.0):
             self._measure(view)
-            self._decide(view)
+            self._decide(view, math.ceil(times))
             self._looked_s, self._has_changed = view.now_s, False
-        self.next_s = self._looked_s + _INTERVAL_S
+        self.next_s = self._looked_s + times * _INTERVAL_S
 
     def _measure(self, view: SchedulerView) -> None:
         """Measure the time from token to token, by the job that ran longest."""
@@ -171,7 +190,7 @@ class Batches(Limit):
                     _RECENT * (number - batch.num_running) if batch.num_running else number
                 )
 
-    def _decide(self, view: SchedulerView) -> None:
+    def _decide(self, view: SchedulerView, num_more: int) -> None:
         running = {*view.running}
         is_shared = any(job.batch is None for job in (*view.waiting, *view.running))
         step_s = view.server.step_time.decode_s(len(running), view.running_kv_tokens)
@@ -180,11 +199,12 @@ class Batches(Limit):
             if not batch.jobs:
                 continue
             batch.look()
-            batch.num_due, most = batch.needed(view.now_s, token_s)
-            # One more at a time: others would wait until all of them have room.
-            number = 1 + sum(job in running for job in batch.jobs)
-            due = batch.first(min(number, batch.num_due), running)
-            beside = batch.first(most, running) if is_shared else batch.jobs
+            batch.num_due, most = batch.needed(view.now_s, token_s, view.server.step_time)
+            # A few more at a time: others would wait until all of them have room.
+            number = num_more + sum(job in running for job in batch.jobs)
+            number = min(number, batch.num_due)
+            order = batch.first(max(number, most), running)
+            due, beside = {*order[:number]}, {*order[:most]} if is_shared else batch.jobs
             for job in batch.jobs:
                 _place(job, is_due=job in due, is_held=job not in beside)
 
@@ -192,3 +212,8 @@ class Batches(Limit):
 def _place(job: Job, *, is_due: bool, is_held: bool) -> None:
     own = job.level - BEHIND if job.level > BEHIND // 2 else job.level
     job.put(own if is_due else own + BEHIND, is_due, is_held)
+
+
+def _key(job: Job) -> Key:
+    assert job.batch is not None
+    return job.hints.tenant, job.batch.name

@@ -126,9 +126,8 @@ class Overload(Limit):
         own = work_of(column, in_place=True)
         situation = self._situation_at(now_s, job, own, policy, server)
         before, later = situation.ahead(column)
-        within_s = policy.traits.starts_within_s
-        starts_early = own.prompts_s < server.step_time.longest_start_s(within_s)
-        fresh = situation.fresh(column) if starts_early else None
+        longest_s = server.step_time.longest_start_s(policy.traits.starts_within_s)
+        fresh = situation.fresh(column, longest_s) if own.prompts_s < longest_s else None
         pace, starts = situation.pace, situation.starts
         return Newcomer(column, own, before, fresh, later, starts, pace, job.ttft_s)
 

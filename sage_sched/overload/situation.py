@@ -11,7 +11,7 @@ from sage_sched.distribution import Floats
 from sage_sched.overload.arrivals import NUM_BUSY, Arrivals
 from sage_sched.overload.pace import Pace, Work
 from sage_sched.overload.waits import NEVER, Repeated
-from sage_sched.overload.work import CAME, KEY, LEVEL, ahead_of, total_work, works_of
+from sage_sched.overload.work import CAME, KEY, LEVEL, PROMPT, ahead_of, total_work, works_of
 from sage_sched.steps import ServerFacts
 
 # Work takes this much longer than in full batches, because batches are not always full, and because
@@ -95,10 +95,11 @@ class Situation:
         later = Work(*np.add.accumulate(parts[:, ::-1], axis=1)[:, ::-1])
         return before, Repeated(MARGIN * self.pace.busy_s(later), self.span_s)
 
-    def fresh(self, place: Floats) -> Work:
-        """Return the work of the jobs that may start with a newcomer: none of a worse level."""
+    def fresh(self, place: Floats, longest_s: float) -> Work:
+        """Return the work of the jobs that may start with a newcomer: none of a worse level, or
+        whose prompt takes longest_s or more."""
         table = self.table[:, : self.num_unfinished]
-        may = table[LEVEL] <= place[LEVEL]
+        may = (table[LEVEL] <= place[LEVEL]) & (table[PROMPT] < longest_s)
         return self.in_place if may.all() else total_work(table[:, may])
 
 

@@ -20,7 +20,7 @@ from sage_sched.steps import StepTime
 # alike; the tokens that it shares, the cached and the other tokens of its prompt; and when it came.
 NUM_ROWS = 12
 (
-    LEVEL, KEY, _PROMPT, _PREFILLS, _QUANTUM, MEAN, _TOKENS, JOBS, _SHARED, _CACHED, _NEW, CAME,
+    LEVEL, KEY, PROMPT, _PREFILLS, _QUANTUM, MEAN, _TOKENS, JOBS, _SHARED, _CACHED, _NEW, CAME,
 ) = range(NUM_ROWS)  # fmt: skip
 # A column is made again after this many more tokens of the answer, or if more of the prompt is
 # cached or prefilled. Both are looked at again after this many seconds.
@@ -90,7 +90,7 @@ def work_of(column: Floats, *, in_place: bool) -> Work:
     """Return the work of a job, to its end or while it keeps its place."""
     steps, tokens = float(column[_QUANTUM if in_place else MEAN]), float(column[_TOKENS])
     kv, shared = tokens + steps / 2, float(column[_SHARED])
-    prompt = float(column[_PROMPT]), float(column[_PREFILLS])
+    prompt = float(column[PROMPT]), float(column[_PREFILLS])
     return Work(*prompt, steps, steps * kv, 1.0, kv, shared)
 
 
@@ -104,7 +104,7 @@ def works_of(table: Floats, jobs: Floats, steps: Floats) -> Floats:
     """Return each column's work, shape (fields of Work, columns), if it stands for this number of
     jobs, each decoding for this number of steps."""
     works: Floats = np.empty((len(Work._fields), table.shape[1]))
-    np.multiply(table[_PROMPT : _PREFILLS + 1], jobs, out=works[:2])
+    np.multiply(table[PROMPT : _PREFILLS + 1], jobs, out=works[:2])
     decoded, kv = works[2], works[5]
     np.multiply(steps, jobs, out=decoded)
     np.multiply(steps, 0.5, out=kv)
@@ -218,7 +218,7 @@ def revise(table: Floats, rise: float, step_time: StepTime) -> None:
     """Make columns fit other step times. rise: by how much keys have risen."""
     table[KEY] += rise
     prompts_s = step_time.prompt_s(table[_CACHED], table[_NEW])
-    table[_PROMPT] = np.where(table[_PREFILLS] > 0, prompts_s, 0.0)
+    table[PROMPT] = np.where(table[_PREFILLS] > 0, prompts_s, 0.0)
 
 
 def _made_with(job: Job) -> tuple[int, int, int]:

@@ -13,7 +13,7 @@ from bench.simulator.result import Result
 from bench.simulator.run import simulate
 from sage_sched.app.config import SageConfig
 from sage_sched.batches import Batches
-from sage_sched.job import BatchPart, Job
+from sage_sched.job import BEHIND, BatchPart, Job
 from tests.sage_sched.situations import Story
 from tests.sage_sched.strategies import SERVER, known
 
@@ -107,6 +107,76 @@ def test_progress_and_the_predicted_end_are_known() -> None:
     assert not batches.needs_clock
     (report,) = batches.reports(SERVER, 4.0)
     assert (report.num_ended, report.predicted_in_s, report.in_time) == (2, -1.0, True)
+
+
+def test_a_report_changes_nothing() -> None:  # only one rank makes some of them
+    batches, job = Batches(), job_of(part_of(9.0, 1))
+    batches.arrived(job)
+    job.generated_tokens = 90
+    batch = batches.of(job)
+    assert batch is not None
+    before = batch.left_tokens(1.0)
+    batches.reports(SERVER, 1.0)
+    assert batch.left_tokens(1.0) == before
+
+
+def test_jobs_that_never_come_delay_no_batch_after_their_time() -> None:
+    batches, lost, later = Batches(), job_of(part_of(1e6, 1_000_000)), part_of(100.0, 4, "c")
+    batches.arrived(lost)
+    batches.ended(lost, 1.0)
+    # None of them is here, so they delay nothing.
+    assert served_from(batches, later, 2.0)
+    other = Batches()
+    other.arrived(job_of(part_of(50.0, 1_000_000)))
+    assert not served_from(other, later, 2.0)
+    assert served_from(other, later, 60.0)
+
+
+def served_from(batches: Batches, part: BatchPart, now_s: float) -> bool:
+    """Whether a batch is served whose first job comes now."""
+    job = job_of(part, 9)
+    job.arrival_s = now_s
+    batches.arrived(job)
+    return batches.refuses(job, SERVER, now_s) is None
+
+
+def test_jobs_may_come_again_and_a_smaller_batch_too() -> None:
+    batches = Batches()
+    jobs = [job_of(part_of(100.0, 3), n) for n in range(3)]
+    for job in jobs:
+        batches.arrived(job)
+    batches.withdrawn(jobs[0])
+    batches.ended(jobs[0], 1.0)
+    batches.arrived(job_of(part_of(100.0, 3), 4))
+    (report,) = batches.reports(SERVER, 1.0)
+    assert (report.num_requests, report.num_arrived, report.num_ended) == (3, 3, 0)
+    # One job too many is served behind others, and the batch stays what it was.
+    extra = job_of(part_of(1e-3, 900), 5)
+    batches.arrived(extra)
+    assert batches.refuses(extra, SERVER, 1.0) is None
+    assert batches.reports(SERVER, 1.0) == [report]
+    assert extra.level == BEHIND
+    # A batch of another tenant is another one.
+    other = job_of(part_of(1e-3), 6)
+    other.hints = replace(other.hints, tenant="t")
+    batches.arrived(other)
+    assert batches.refuses(other, SERVER, 1.0) is not None
+    assert not served_from(batches, part_of(100.0, 1_000_000, "d"), 1.0)
+    assert served_from(batches, part_of(100.0, 10, "d"), 1.0)
+
+
+def test_prefills_take_time_first() -> None:
+    found = []
+    for input_tokens in (10, 8000):
+        made = Story("sage")
+        made.view(f"wait 1:{input_tokens}%100")
+        made.jobs[1].batch = part_of(100 * STEP_S + 1.0, 1)
+        made.core.limits.arrived(made.jobs[1])
+        made.plan(f"wait 1:{input_tokens}")
+        found.append(made.core.limits.batches.reports(SERVER, 0.0)[0].predicted_in_s)
+    assert found[1] - found[0] == pytest.approx(
+        float(SERVER.step_time.prompt_s(0, 8000) - SERVER.step_time.prompt_s(0, 10)), rel=0.2
+    )
 
 
 def served(done_in_s: float) -> Result:

@@ -137,13 +137,20 @@ def test_a_crowd_that_starts_ahead_of_the_order_takes_several_prefills() -> None
 
 def test_prompts_that_are_cached_or_prefilled_take_less_time() -> None:
     door = Door()
-    crowd = [door.ask(50, may_refuse=False, input_tokens=5000)[0] for _ in range(30)]
+    crowd = [door.ask(50, may_refuse=False, input_tokens=1000)[0] for _ in range(30)]
     assert door.refusal(50) is not None
     for job in crowd[:15]:
-        job.find(5000)
+        job.find(1000)
     for job in crowd[15:]:
-        job.prefill(5000)
+        job.prefill(1000)
     door.now_s += 1.0
+    assert door.refusal(50) is None
+
+
+def test_prompts_that_are_too_long_to_start_early_delay_no_short_one() -> None:
+    door = Door()
+    for _ in range(30):
+        door.ask(50, may_refuse=False, input_tokens=5000)
     assert door.refusal(50) is None
 
 
