@@ -132,8 +132,9 @@ class Job:
         memory for the rest of its answer is reserved when it is admitted, as SGLang's `fcfs` does,
         and it is not preempted.
     adapter: its LoRA adapter; "" for the model itself.
-    batch: the batch that it is a part of, or None. is_due: whether it goes first, so that its batch
-        is done in time. is_held: whether it is held back (Policy.key), as enough others of it run.
+    batch: the batch that it is a part of, or None.
+    is_due: whether it goes first, so that its batch is done in time.
+    is_held: whether it is held back (Policy.key), because enough others of its batch run.
     generated_tokens: its age, the length of its answer so far. Only grow() sets it.
     prefilled_tokens: how much of its prompt is prefilled, while it is being chunked.
     cached_tokens: how much of its sequence the radix tree had at the last look-up; for a running

@@ -210,9 +210,10 @@ class Options:
     server_env: Mapping[str, str] = field(default_factory=dict)
 
 
-def _table(name_or_file: str) -> dict[str, Any]:
+def _table(name_or_file: str, *likes: str) -> dict[str, Any]:
     """Return the table of an experiment, with all keys of the one that it is like. Raises
-    ConfigError."""
+    ConfigError. likes: the experiments that are like this one."""
+    require(name_or_file not in likes, "like", name_or_file, "an experiment unlike this one")
     file = FOLDER / f"{name_or_file}.toml"
     if name_or_file.endswith(".toml"):
         file = Path(name_or_file)
@@ -226,7 +227,7 @@ def _table(name_or_file: str) -> dict[str, Any]:
         raise ConfigError(f"{file}: {error}") from error
     if (like := found.pop("like", None)) is None:
         return found
-    other = _table(f"{like}")
+    other = _table(f"{like}", *likes, name_or_file)
     defaults = {**other.get("defaults", {}), **found.get("defaults", {})}
     return {**other, **found, "defaults": defaults}
 
@@ -243,7 +244,7 @@ def _loads_of(mix: str, found: Mapping[str, Any], where: str) -> list[Load]:
     if rates is None:
         name = mix or f"{given.get('rate', '2x')}"
         return [Load.parse(name, {"mix": name, **given}, where)]
-    require(isinstance(rates, Sequence) and bool(rates), f"{where}.rates", rates, "a list of rates")
+    require(isinstance(rates, list) and bool(rates), f"{where}.rates", rates, "a list of rates")
     return [
         Load.parse(f"{mix}, {rate}".removeprefix(", "), {**given, "mix": mix, "rate": rate}, where)
         for rate in rates

@@ -38,7 +38,7 @@ def main() -> None:
         return
     if config.predictor.encoder == "minilm":
         # From here on the engine has priority. With all cores busy, the transformer at equal
-        # priority costs the engine a third of its throughput (`sage-sched bench`, 2 cores) and
+        # priority costs the engine a third of its throughput (`sage-sched bench run`, 2 cores) and
         # gains nothing. The static encoder takes a millisecond per request, and stays at equal
         # priority.
         os.nice(_NICENESS)

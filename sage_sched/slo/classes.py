@@ -64,8 +64,8 @@ class SloConfig:
     """The section `[slo]`. classes: by NAME."""
 
     trust: Trust = "none"
-    """Where a request's class comes from: `none`, `header` (`X-SMG-Priority`, and the tenant from
-    `X-Sage-Tenant`) or `body` (`priority`)."""
+    """Where a request's class and batch come from: `none`, `header` (`X-SMG-Priority`, and the
+    tenant from `X-Sage-Tenant`) or `body` (`priority`)."""
     default: str = ""
     """Class of requests that name none, or an unknown one."""
     first_token_weight: Weight = 1.0
