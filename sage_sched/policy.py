@@ -85,6 +85,12 @@ class Policy(ABC):
     Parameters: ClassVar[type[Any]] = NoParameters
     traits: Traits = Traits()
 
+    def __init_subclass__(cls) -> None:
+        # Until there were traits these were attributes of the class. Now they would be ignored.
+        for trait in dataclasses.fields(Traits):
+            if trait.name in vars(cls):
+                raise TypeError(f"{cls.__name__}.{trait.name} has no effect, allowed: in traits")
+
     def __init__(
         self, parameters: Any, server: ServerFacts, indices: Indices | None = None
     ) -> None:

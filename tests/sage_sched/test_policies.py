@@ -157,6 +157,11 @@ def test_a_variant_has_what_it_fixes_and_the_rest_of_its_section() -> None:
     assert policy.parameters == ProserveParameters(eta=9.0, density="expected")
 
 
+def test_a_trait_outside_the_traits_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"Mine\.uses_clock has no effect"):
+        type("Mine", (Policy,), {"uses_clock": True})
+
+
 def test_packages_add_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "from sage_sched.policies.sage import Sage\nclass Mine(Sage): pass\n"
     (tmp_path / "theirs.py").write_text(code, encoding="utf-8")
