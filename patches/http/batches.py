@@ -13,7 +13,8 @@ from fastapi.responses import JSONResponse
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
-from patches.http.settings_route import HTTP_SERVER, refused
+from patches.http.refused import HTTP_SERVER
+from patches.http.settings_route import refused
 from sage_sched.job import MAX_NAME_CHARACTERS, BatchPart
 
 PATH = "/sage/batches"
@@ -34,9 +35,8 @@ def batch_of(
     """
     given: dict[str, Any] = {}
     if trust == "header":
-        given = {name: _number(headers[key]) for key, name in HEADERS.items() if key in headers}
-        if "batch" in given:
-            given["batch"] = headers["x-sage-batch"]
+        texts = {name: headers[key] for key, name in HEADERS.items() if key in headers}
+        given = {name: text if name == "batch" else _number(text) for name, text in texts.items()}
     elif trust == "body" and isinstance(body, Mapping):
         given = {name: body[name] for name in HEADERS.values() if name in body}
     if not given:

@@ -21,7 +21,8 @@ from typing import Any
 
 from starlette.middleware import Middleware
 
-_HTTP_SERVER = "sglang.srt.entrypoints.http_server"
+from patches.http.refused import HTTP_SERVER
+
 _STREAM = "sage.stream"
 _COMMENT = b": waiting\n\n"
 _EVENT_STREAM = b"text/event-stream"
@@ -153,7 +154,7 @@ def add_comments(interval_s: float) -> None:
     It goes behind all others, which then treat a comment as a part of SGLang's answer: a held head
     goes first, with its headers.
     """
-    if math.isinf(interval_s) or (server := sys.modules.get(_HTTP_SERVER)) is None:
+    if math.isinf(interval_s) or (server := sys.modules.get(HTTP_SERVER)) is None:
         return
     app = server.app
     app.user_middleware.append(Middleware(KeepsOpen, interval_s))

@@ -23,7 +23,7 @@ from patches.http.incoming import incoming, route_of
 from patches.messages import REFUSED, refusal_in
 
 DRY_RUN_HEADER = "x-sage-dry-run"
-_HTTP_SERVER = "sglang.srt.entrypoints.http_server"
+HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 _TOLD = "sage.told"
 _REFUSAL, _ROUTE = "refusal", "route"
 # A stream of /v1/responses has these events before SGLang begins with the request.
@@ -140,7 +140,7 @@ def _json_response(
 def add_refused_responses(may_refuse: Callable[[], bool], *, trusts_ttl: bool) -> None:
     """Add the middleware to the HTTP server, if this program has one. It may be serving its warm-up
     already."""
-    if (server := sys.modules.get(_HTTP_SERVER)) is None:
+    if (server := sys.modules.get(HTTP_SERVER)) is None:
         return
     app = server.app
     app.user_middleware.insert(0, Middleware(RefusedResponses, may_refuse, trusts_ttl))

@@ -17,10 +17,10 @@ from sglang.srt.utils.auth import AuthLevel, auth_level, decide_request_auth
 from sglang.utils import TypeBasedDispatcher
 
 from patches.carrier import CLOCK
+from patches.http.refused import HTTP_SERVER
 from patches.messages import SetSettings, SettingsNow
 
 PATH = "/sage/settings"
-HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 _MAX_BYTES = 65_536
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang.srt.managers.io_struct import AbortReq
-
 from patches.engine_types import Req, Scheduler
 from patches.listener import Listener
+from patches.scheduler.overload import send_refusal
 from sage_sched.scheduler import Scheduler as Core
 
 _BAD_REQUEST = 400
@@ -26,10 +25,8 @@ class BatchGate(Listener):
         core: Core = state.core
         if job.batch is None or state.settings.is_stock or req.output_ids or req.finished():
             return False
-        if (
-            not state.calibration.are_own
-            or self._scheduler.server_args.disaggregation_mode != "null"
-        ):
+        mode: str = self._scheduler.server_args.disaggregation_mode
+        if mode != "null" or not state.calibration.are_own:
             return False
         late = core.limits.batches.refuses(job, state.server, core.now_s)
         if late is None:
@@ -38,9 +35,12 @@ class BatchGate(Listener):
             f"batch {late.name!r:.40} cannot be done in time: it takes at least "
             f"{late.least_s:.1f} s, and {late.left_s:.1f} s are left until its done_by"
         )
-        reason = {"type": "abort", "status_code": _BAD_REQUEST, "message": message}
-        req.time_stats.trace_ctx.abort(abort_info=reason)
-        self._scheduler.send_abort_output(AbortReq(rid=req.rid, finished_reason=reason), req)
+        reason = {
+            "type": "abort",
+            "status_code": _BAD_REQUEST,
+            "message": message,
+        }
+        send_refusal(self._scheduler, req, reason)
         return True
 
     def stats(self) -> dict[str, Any]:

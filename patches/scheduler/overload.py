@@ -85,8 +85,7 @@ class OverloadGate(Listener):
         if reason is None:
             return False
         self.num_refused["queued_tokens"] += reason is overflow
-        req.time_stats.trace_ctx.abort(abort_info=reason)
-        self._scheduler.send_abort_output(AbortReq(rid=req.rid, finished_reason=reason), req)
+        send_refusal(self._scheduler, req, reason)
         return True
 
     def turned_away(self, abort: AbortReq, req: Req) -> None:
@@ -262,6 +261,12 @@ class OverloadGate(Listener):
                 "is_trusted": not trust.is_lost,
             }
         }
+
+
+def send_refusal(scheduler: Scheduler, req: Req, reason: dict[str, Any]) -> None:
+    """Tell a request's client that the request ends for this reason. The caller releases it."""
+    req.time_stats.trace_ctx.abort(abort_info=reason)
+    scheduler.send_abort_output(AbortReq(rid=req.rid, finished_reason=reason), req)
 
 
 def _is_of_other_call(req: Req, came_s: float | None) -> bool:
