@@ -17,9 +17,9 @@ _LONG = 0.9
 _TAIL = 0.5
 # The share of a batch's time that is kept for answers that take longer than predicted.
 _SPARE = 0.05
-# So many times as many as it needs may run beside others.
+# This many times the number that it needs may run beside others.
 _PACE = 2.0
-# Prefills take so many times their own time, as those of other requests come between.
+# Prefills take this many times their own time, because prefills of other requests come between.
 _BETWEEN = 1.5
 
 
@@ -34,8 +34,8 @@ class Left:
 
 
 def left_of(job: Job) -> Left:
-    """Return what is left of a job's answer. An answer that is longer than all known ones is
-    expected to go on for as long as it has been going."""
+    """Return the rest of a job's answer. An answer that is longer than all known ones is expected
+    to become twice as long."""
     age, cap_tokens = job.generated_tokens, job.max_new_tokens
     if job.has_fixed_length or job.distribution is None:
         left = float(max(1, cap_tokens - age))
@@ -156,8 +156,8 @@ class Batch:
         return min(len(self.jobs), number), max(number, int(_PACE * left_tokens / steps) + 1)
 
     def first(self, number: int, running: set[Job]) -> list[Job]:
-        """Return the jobs that go first: those that run, those that have run, and then the
-        longest."""
+        """Return the jobs that go first: running jobs, then jobs that have run, then the longest
+        answers."""
 
         def place(job: Job) -> tuple[bool, bool, float, int]:
             left = self.jobs[job]

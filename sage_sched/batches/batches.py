@@ -17,7 +17,7 @@ from sage_sched.view import SchedulerView
 _INTERVAL_S, _MANY = 0.25, 500
 # Weight of the latest interval in moving averages.
 _RECENT = 0.1
-# So many batches are remembered.
+# Number of batches that are remembered.
 _MOST = 100
 # Times are the same if they differ by less: each request tells its own time left.
 _SAME_S = 1.0
@@ -63,6 +63,8 @@ class Batches(Limit):
     Jobs beyond its size run behind all others, and nothing is promised to them.
     """
 
+    is_engaged = False
+
     def __init__(self) -> None:
         self._batches: dict[Key, Batch] = {}
         # Refused batches: when they should have been done, how long they take, and their sizes.
@@ -71,8 +73,6 @@ class Batches(Limit):
         self._ages: tuple[float, dict[Job, int]] = math.inf, {}
         self._looked_s = -math.inf
         self._has_changed = False
-
-    is_engaged = False
 
     def concerns(self, job: Job) -> bool:
         return job.batch is not None
@@ -117,8 +117,11 @@ class Batches(Limit):
         return None if job.batch is None else self._batches.get(_key(job))
 
     def refuses(self, job: Job, server: ServerFacts, now_s: float) -> TooLate | None:
-        """Decide about the latest job: if it is the first of its batch, the batch is refused if
-        even the whole server could not serve it in time, beside batches that are due before."""
+        """Decide about the latest job; None admits it.
+
+        If it is the first of its batch, the batch is refused if the whole server could not serve it
+        in time, beside batches that are due before.
+        """
         batch = self.of(job)
         if batch is None or [*batch.jobs] != [job] or batch.num_arrived > 1 or not job.is_ranked:
             return None

@@ -87,7 +87,7 @@ def test_a_batch_that_no_server_could_do_in_time_is_refused_as_a_whole() -> None
     assert refuses(job_of(soon, 1, tokens=5))  # alone it would look possible
     assert not batches.reports(SERVER, 0.0)
     assert not refuses(job_of(late, 2))
-    # The others of a batch that is served are served too, and what is due before counts.
+    # Later jobs of an admitted batch are admitted. Batches that are due before count.
     assert not refuses(job_of(soon, 3))
     assert refuses(job_of(part_of(9 * least_s, 1000, "c"), 4))
     assert not refuses(job_of(part_of(11 * least_s, 4, "d"), 5))
