@@ -7,13 +7,11 @@ from numpy.typing import NDArray
 
 from sage_sched.distribution import Floats
 from sage_sched.overload.pace import Work
-from sage_sched.overload.work import JOBS, MEAN, NUM_ROWS, revise, works_of
+from sage_sched.overload.work import NUM_BUSY, NUM_ROWS, TO_END, revise
 from sage_sched.steps import StepTime
 
 # The number of remembered arrivals, and of the periods that are looked at.
 _MOST, _MOST_PERIODS = 512, 64
-# The first fields of Work are all that Pace.busy_s needs.
-NUM_BUSY = 4
 
 
 class Arrivals:
@@ -22,6 +20,9 @@ class Arrivals:
     def __init__(self) -> None:
         self._table: Floats = np.zeros((NUM_ROWS, 2 * _MOST))
         self._numbers = np.zeros(2 * _MOST, np.int64)
+        # The work of all arrivals before each of them, and of all until now.
+        self._before: Floats = np.zeros((NUM_BUSY, 2 * _MOST))
+        self._work: Floats = np.zeros(NUM_BUSY)
         self._first = self._end = 0
 
     def __len__(self) -> int:
@@ -32,18 +33,25 @@ class Arrivals:
         if self._end == 2 * _MOST:
             self._table[:, :_MOST] = self._table[:, _MOST:]
             self._numbers[:_MOST] = self._numbers[_MOST:]
+            self._before[:, :_MOST] = self._before[:, _MOST:]
             self._first, self._end = self._first - _MOST, _MOST
         self._table[:, self._end], self._numbers[self._end] = column, number
+        self._before[:, self._end] = self._work
+        self._work = self._work + column[TO_END]
         self._end += 1
         self._first = max(self._first, self._end - _MOST)
 
     def revise(self, rise: float, step_time: StepTime) -> None:
         """Make columns fit other step times. rise: by how much keys have risen."""
         revise(self.table, rise, step_time)
+        works = np.add.accumulate(self.table[TO_END], axis=1)
+        self._before[:, self._first : self._end] = works - self.table[TO_END]
+        self._work = works[:, -1] if len(self) else np.zeros(NUM_BUSY)
 
     def clear(self) -> None:
         """Forget all arrivals, because the server is idle."""
         self._first = self._end = 0
+        self._work = np.zeros(NUM_BUSY)
 
     @property
     def table(self) -> Floats:
@@ -62,6 +70,5 @@ class Arrivals:
 
     def since(self, places: NDArray[np.int64]) -> Work:
         """Return the work of the arrivals in each period, as far as Pace.busy_s needs it."""
-        works = works_of(self.table, self.table[JOBS], self.table[MEAN])[:NUM_BUSY]
-        sums = np.add.accumulate(works[:, ::-1], axis=1)[:, ::-1]
-        return Work(*sums.take(places, axis=1))
+        before = self._before[:, self._first : self._end].take(places, axis=1)
+        return Work(*(self._work[:, None] - before))

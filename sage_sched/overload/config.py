@@ -43,11 +43,12 @@ class OverloadConfig:
 
         classes_ms: the deadlines of each class, inf for none.
         """
-        of_class_ms = classes_ms.get(hints.slo_class, (math.inf, math.inf))
-        overall_ms = self.max_ttft_ms, self.max_tpot_ms
-        asked_ms = hints.ttft_slo_ms, hints.tpot_slo_ms
-        ttft_s, tpot_s = (
-            min(overall if of_class == math.inf else of_class, asked or math.inf) / 1e3
-            for of_class, overall, asked in zip(of_class_ms, overall_ms, asked_ms, strict=True)
+        ttft_ms, tpot_ms = classes_ms.get(hints.slo_class, (math.inf, math.inf))
+        return (
+            _tighter_s(self.max_ttft_ms, ttft_ms, hints.ttft_slo_ms),
+            _tighter_s(self.max_tpot_ms, tpot_ms, hints.tpot_slo_ms),
         )
-        return ttft_s, tpot_s
+
+
+def _tighter_s(overall_ms: float, of_class_ms: float, asked_ms: float | None) -> float:
+    return min(overall_ms if of_class_ms == math.inf else of_class_ms, asked_ms or math.inf) / 1e3

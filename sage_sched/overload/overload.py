@@ -111,8 +111,9 @@ class Overload(Limit):
         self._unfinished.remove(job)
 
     def _deadlines_s(self, hints: Hints) -> tuple[float, float]:
-        config = self.config if self.config.enabled else OverloadConfig()
-        return config.deadlines_s(hints, self._classes_ms if self.config.enabled else {})
+        if not self.config.enabled:
+            return OverloadConfig().deadlines_s(hints, {})
+        return self.config.deadlines_s(hints, self._classes_ms)
 
     def newcomer(self, job: Job, policy: Policy, server: ServerFacts, now_s: float) -> Newcomer:
         """Return the latest job with the facts for its predicted times. The job has been ranked."""
@@ -123,7 +124,7 @@ class Overload(Limit):
                 arrivals.revise(rise, server.step_time)
             self._situation = None
         column = column_of(job, policy, server.step_time, now_s)
-        own = work_of(column, in_place=True)
+        own = work_of(column)
         situation = self._situation_at(now_s, job, own, policy, server)
         before, later = situation.ahead(column)
         longest_s = server.step_time.longest_start_s(policy.traits.starts_within_s)

@@ -84,7 +84,8 @@ class Pace:
         """Return how long the decode steps of this work take."""
         by_slots = work.steps / self.server.max_running_requests
         by_pool = work.kv_steps / self.server.kv_pool_tokens
-        return np.maximum(by_slots, by_pool) * self.step_s
+        most = np.maximum if isinstance(by_slots, np.ndarray) else max
+        return most(by_slots, by_pool) * self.step_s
 
     def starts_s(self, work: Work) -> Any:
         """Return how long these jobs take to start."""

@@ -8,10 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sage_sched.distribution import Floats
-from sage_sched.overload.arrivals import NUM_BUSY, Arrivals
+from sage_sched.overload.arrivals import Arrivals
 from sage_sched.overload.pace import Pace, Work
 from sage_sched.overload.waits import NEVER, Repeated
-from sage_sched.overload.work import CAME, KEY, LEVEL, PROMPT, ahead_of, total_work, works_of
+from sage_sched.overload.work import (
+    CAME,
+    JOBS,
+    KEY,
+    LEVEL,
+    NUM_BUSY,
+    PROMPT,
+    STARTS,
+    ahead_of,
+    works_of,
+)
 from sage_sched.steps import ServerFacts
 
 # Work takes this much longer than in full batches, because batches are not always full, and because
@@ -30,11 +40,13 @@ class Situation:
     """The columns (sage_sched.overload.work) of unfinished jobs and of the latest admitted
     requests, which are expected to come again.
 
-    table: first the num_unfinished columns of unfinished jobs, then those of arrivals.
+    table: first the num_unfinished columns of unfinished jobs, then those of arrivals, the latest
+        first.
     in_place: the work of the unfinished jobs while they keep their places.
     starts: the time for which later arrivals stop decoding to start ahead of the order.
-    places, span_s: where the periods begin in which more work has come than the server serves, and
-        how long ago, shape (periods,).
+    parts, span_s: the periods in which more work has come than the server serves, the shortest
+        first. Each begins where the next one's part of the table does, and lasts until now. Shape
+        (periods,).
     """
 
     table: Floats
@@ -42,7 +54,7 @@ class Situation:
     in_place: Work
     pace: Pace
     starts: Repeated
-    places: NDArray[np.int64]
+    parts: NDArray[np.int64]
     span_s: Floats
 
     @classmethod
@@ -62,45 +74,50 @@ class Situation:
         """unfinished: the columns of unfinished jobs. together: see Pace.of. own: the work of the
         newcomer for which the situation is looked at."""
         places = admitted.periods()
-        span_s = np.maximum(now_s - admitted.table[CAME, places], _LEAST_SPAN_S)
+        span_s = np.maximum(now_s - admitted.table[CAME].take(places), _LEAST_SPAN_S)
         rate = 0.0
         if starts_early and places.size:
             counts = len(admitted) - places
-            number = max(1, int((counts >= _LEAST_NUM).sum()))
-            rate = float((counts[:number] / span_s[:number]).max())
+            number = max(1, np.count_nonzero(counts >= _LEAST_NUM))
+            rate = float(np.maximum.reduce(counts[:number] / span_s[:number]))
         pace, starts = Pace.of(in_place + own, server, together, rate), NEVER
         if starts_early and places.size:
             early = admitted.since(places)
             # No faster than the server serves them.
             starts_s = pace.starts_s(early)
             starts = Repeated(starts_s, np.maximum(span_s, starts_s + pace.steps_s(early)))
-        is_beyond = _is_beyond(pace, offered, admitted.numbers[places], now_s)
+        beyond = np.flatnonzero(_is_beyond(pace, offered, admitted.numbers[places], now_s))[::-1]
         number = unfinished.shape[1]
-        table = np.concatenate((unfinished, admitted.table), axis=1)
+        if not beyond.size:
+            return cls(unfinished, number, in_place, pace, starts, beyond, span_s[beyond])
+        latest = admitted.table[:, places[beyond[-1]] :][:, ::-1]
+        table = np.concatenate((unfinished, latest), axis=1)
         # An arrival with the newcomer's key does not overtake it.
-        table[KEY, number:] = np.nextafter(table[KEY, number:], np.inf)
-        beyond = number + places[is_beyond]
-        return cls(table, number, in_place, pace, starts, beyond, span_s[is_beyond])
+        np.nextafter(table[KEY, number:], np.inf, out=table[KEY, number:])
+        parts = np.append(number, number + len(admitted) - places[beyond[:-1]])
+        return cls(table, number, in_place, pace, starts, parts, span_s[beyond])
 
     def ahead(self, place: Floats) -> tuple[Work, Repeated]:
         """Return the work before a newcomer with this column, and the later arrivals that overtake
         it."""
-        number = self.table.shape[1] if self.places.size else self.num_unfinished
-        table = self.table[:, :number]
-        works = works_of(table, *ahead_of(place, table))
+        works = works_of(self.table, *ahead_of(place, self.table))
         before = Work(*np.add.reduce(works[:, : self.num_unfinished], axis=1).tolist())
-        if not self.places.size:
+        if not self.parts.size:
             return before, NEVER
-        parts = np.add.reduceat(works[:NUM_BUSY], self.places, axis=1)
-        later = Work(*np.add.accumulate(parts[:, ::-1], axis=1)[:, ::-1])
+        parts = np.add.reduceat(works[:NUM_BUSY], self.parts, axis=1)
+        later = Work(*np.add.accumulate(parts, axis=1))
         return before, Repeated(MARGIN * self.pace.busy_s(later), self.span_s)
 
     def fresh(self, place: Floats, longest_s: float) -> Work:
-        """Return the work of the jobs that may start with a newcomer: none of a worse level, or
+        """Return the prefills of the jobs that may start with a newcomer: none of a worse level, or
         whose prompt takes longest_s or more."""
         table = self.table[:, : self.num_unfinished]
-        may = (table[LEVEL] <= place[LEVEL]) & (table[PROMPT] < longest_s)
-        return self.in_place if may.all() else total_work(table[:, may])
+        may = table[PROMPT] < longest_s
+        may &= table[LEVEL] <= place[LEVEL]
+        if np.logical_and.reduce(may):
+            return self.in_place
+        starts = table[STARTS] * (may * table[JOBS])
+        return Work(*np.add.reduce(starts, axis=1).tolist())
 
 
 def _is_beyond(
@@ -113,5 +130,5 @@ def _is_beyond(
     places = np.maximum(numbers - offered.numbers[0], 0)
     sure = 1 - 2 / np.sqrt(len(offered) - places)
     busy_s = pace.busy_s(offered.since(places)) * sure
-    is_beyond: NDArray[np.bool_] = busy_s >= BEYOND * (now_s - offered.table[CAME, places])
+    is_beyond: NDArray[np.bool_] = busy_s >= BEYOND * (now_s - offered.table[CAME].take(places))
     return is_beyond

@@ -32,7 +32,7 @@ class Repeated:
     def within(self, seconds: float, most_periods: float = MOST_PERIODS) -> float:
         """Return the work that arrives within this time."""
         shares = np.minimum(seconds / self.span_s, most_periods)
-        return float((self.work_s * shares).max(initial=0.0))
+        return float(np.maximum.reduce(self.work_s * shares, initial=0.0))
 
     def delayed_s(self, seconds: float) -> float:
         """Return how long this much work takes if what arrives meanwhile goes first."""
@@ -41,7 +41,8 @@ class Repeated:
         # For each period it is the solution of t = seconds + work * min(MOST_PERIODS, t / span).
         # These functions of t are concave, so the largest solution solves their maximum.
         rest = np.maximum(1.0 - self.work_s / self.span_s, 1e-9)
-        return float(np.minimum(seconds / rest, seconds + MOST_PERIODS * self.work_s).max())
+        delayed_s = np.minimum(seconds / rest, seconds + MOST_PERIODS * self.work_s)
+        return float(np.maximum.reduce(delayed_s))
 
 
 NEVER = Repeated(np.zeros(0), np.zeros(0))
