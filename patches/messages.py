@@ -8,6 +8,7 @@ from typing import Any
 
 from sglang.srt.managers.io_struct import AbortReq, BaseReq, hook_custom_types
 
+from sage_sched.batches import TooLate
 from sage_sched.overload import Refusal
 from sage_sched.overload.waits import Newcomer
 
@@ -87,9 +88,9 @@ class EarlyAbort(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
 hook_custom_types(SetSettings, SettingsNow, EarlyAbort)
 
 
-# The status of a request that we refuse, and of one that SGLang's limits of the queue, or the
-# client's budget of waiting, end.
-REFUSED, ENDED = 429, 503
+# The status of a request that we refuse, of one that SGLang's limits of the queue, or the client's
+# budget of waiting, end, and of one whose batch cannot be done in time.
+REFUSED, ENDED, TOO_LATE = 429, 503, 400
 _PRIORITY_IS_OFF = "Using priority is disabled"
 _REFUSAL = "sage_"
 
@@ -107,6 +108,18 @@ def in_abort(refusal: Refusal) -> dict[str, str | int]:
         f"{_REFUSAL}predicted_ms": predicted_ms,
         f"{_REFUSAL}limit_ms": limit_ms,
         f"{_REFUSAL}retry_after_s": retry_after_s,
+    }
+
+
+def too_late_in_abort(late: TooLate) -> dict[str, str | int]:
+    """Return why a batch is refused as the reason of an AbortReq."""
+    return {
+        "type": "abort",
+        "status_code": TOO_LATE,
+        "message": f"batch {late.name!r:.40} cannot be done in time: it takes at least "
+        f"{late.least_s:.1f} s, and {late.left_s:.1f} s are left until its done_by",
+        f"{_REFUSAL}least_ms": round(1e3 * late.least_s),
+        f"{_REFUSAL}left_ms": round(1e3 * late.left_s),
     }
 
 
@@ -146,8 +159,8 @@ def answer_in_abort(
 
 
 def refusal_in(abort: AbortReq) -> dict[str, Any] | None:
-    """Return the fields of a refusal, or of the answer to a dry run, for the client, and the status
-    as `code`; None if the abort is neither."""
+    """Return the fields of a refusal, also of a batch, or of the answer to a dry run, for the
+    client, and the status as `code`; None if the abort is none of these."""
     reason: dict[str, Any] = abort.finished_reason or {}
     fields = {k.removeprefix(_REFUSAL): v for k, v in reason.items() if k.startswith(_REFUSAL)}
     if not fields:

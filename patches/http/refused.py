@@ -1,6 +1,6 @@
 """Answers refused requests with status 429, and requests that end in SGLang's queue with 503, a
 Retry-After header and the reason, in the form of errors that the route's clients know. It also
-answers dry runs.
+answers dry runs, and requests of batches that cannot be done in time (400).
 
 SGLang's own answer to an aborted request has no such header. For a stream it comes too late,
 because the stream has begun by then, with status 200. While requests may be refused, the head of an
@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from typing import Any
 
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from starlette.middleware import Middleware
 
-from patches.http.gateways import TTL_HEADER
 from patches.http.incoming import incoming, route_of
-from patches.messages import REFUSED, refusal_in
+from patches.messages import REFUSED, TOO_LATE, refusal_in
 
 DRY_RUN_HEADER = "x-sage-dry-run"
 HTTP_SERVER = "sglang.srt.entrypoints.http_server"
@@ -31,6 +30,11 @@ _EARLY_EVENTS = (b"event: response.created\n", b"event: response.in_progress\n")
 # The functions of entrypoints/http_server.py whose clients expect other errors than OpenAI's.
 _ANTHROPIC = "anthropic_v1_messages"
 _OLLAMA = ("ollama_chat", "ollama_generate")
+# What errors of these statuses are called, by OpenAI's form and by Anthropic's.
+_KINDS = {
+    REFUSED: ("overloaded", "rate_limit_error"),
+    TOO_LATE: ("BadRequestError", "invalid_request_error"),
+}
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
 
@@ -39,12 +43,14 @@ class RefusedResponses:
     """Middleware that replaces SGLang's answer to a refused request or a dry run.
 
     may_refuse: whether requests may be refused at present.
-    trusts_ttl: whether TTL_HEADER may end a request.
+    may_end: the headers that may end a request, besides that of dry runs.
     """
 
-    def __init__(self, app: Any, may_refuse: Callable[[], bool], trusts_ttl: bool) -> None:
+    def __init__(
+        self, app: Any, may_refuse: Callable[[], bool], may_end: Collection[str] = ()
+    ) -> None:
         self._app, self._may_refuse = app, may_refuse
-        self._may_end = {DRY_RUN_HEADER.encode()} | ({TTL_HEADER.encode()} if trusts_ttl else set())
+        self._may_end = {name.encode() for name in (DRY_RUN_HEADER, *may_end)}
 
     async def __call__(
         self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Send
@@ -114,13 +120,13 @@ def _response(refusal: Mapping[str, Any], route: str | None) -> tuple[Message, M
     if "late" in refusal:  # a dry run
         return _json_response(200, about)
     code: int = refusal["code"]
-    body: dict[str, Any] = {"error": {"object": "error", "type": "overloaded", **refusal}}
+    kind, of_anthropic = _KINDS.get(code, ("overloaded", "overloaded_error"))
+    body: dict[str, Any] = {"error": {"object": "error", "type": kind, **refusal}}
     if route == _ANTHROPIC:
-        kind = "rate_limit_error" if code == REFUSED else "overloaded_error"
-        body = {"type": "error", "error": {**about, "type": kind}}
+        body = {"type": "error", "error": {**about, "type": of_anthropic}}
     elif route in _OLLAMA:
         body = {"error": about.pop("message"), **about}
-    return _json_response(code, body, refusal["retry_after_s"])
+    return _json_response(code, body, refusal.get("retry_after_s"))
 
 
 def _json_response(
@@ -137,13 +143,13 @@ def _json_response(
     return start, {"type": "http.response.body", "body": body}
 
 
-def add_refused_responses(may_refuse: Callable[[], bool], *, trusts_ttl: bool) -> None:
+def add_refused_responses(may_refuse: Callable[[], bool], may_end: Collection[str]) -> None:
     """Add the middleware to the HTTP server, if this program has one. It may be serving its warm-up
     already."""
     if (server := sys.modules.get(HTTP_SERVER)) is None:
         return
     app = server.app
-    app.user_middleware.insert(0, Middleware(RefusedResponses, may_refuse, trusts_ttl))
+    app.user_middleware.insert(0, Middleware(RefusedResponses, may_refuse, may_end))
     if app.middleware_stack is not None:
         app.middleware_stack = app.build_middleware_stack()
 
@@ -157,10 +163,11 @@ def note_request(obj: Any, request: Any) -> None:
 
 
 def note_refusal(manager: TokenizerManager, abort: AbortReq) -> bool:
-    """Record a refusal before SGLang processes its abort. Return whether it is one."""
+    """Record a refusal before SGLang processes its abort. Return whether any other request may be
+    refused too."""
     refusal, state = refusal_in(abort), manager.rid_to_state.get(abort.rid)
     if refusal is None:
         return False
     if state is not None and (told := incoming(state.obj).told) is not None:
         told.setdefault(_REFUSAL, refusal)
-    return "late" not in refusal
+    return "late" not in refusal and refusal["code"] != TOO_LATE

@@ -9,7 +9,8 @@ from sglang.srt.environ import envs
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.server_args import ServerArgs
 
-from patches.http.batches import add_batches_route
+from patches.http.batches import HEADERS, add_batches_route
+from patches.http.gateways import TTL_HEADER
 from patches.http.keep_open import add_comments
 from patches.http.metrics import HttpMetrics
 from patches.http.refused import add_refused_responses
@@ -42,10 +43,13 @@ class HttpState:
         self.metrics = HttpMetrics(self.client, labels)
         queue_is_bounded = server_args.max_queued_requests is not None
         self._may_end = queue_is_bounded or envs.SGLANG_REQ_WAITING_TIMEOUT.get() > 0
+        # Any request may be a part of a batch, whose time may be too short.
+        self._may_end |= self.config.slo.trust == "body"
         self.may_refuse = self._may_end or self.config.overload.may_refuse
         add_settings_route(manager, self._switched)
         add_batches_route(manager)
-        add_refused_responses(lambda: self.may_refuse, trusts_ttl=self.config.slo.trust == "header")
+        may_end = (TTL_HEADER, *HEADERS) if self.config.slo.trust == "header" else ()
+        add_refused_responses(lambda: self.may_refuse, may_end)
         add_comments(self.config.http.comment_every_ms / 1e3)
         if self.predicts:
             self.client.start()  # the schedulers are loading the model meanwhile

@@ -6,10 +6,9 @@ from typing import Any
 
 from patches.engine_types import Req, Scheduler
 from patches.listener import Listener
+from patches.messages import too_late_in_abort
 from patches.scheduler.overload import send_refusal
 from sage_sched.scheduler import Scheduler as Core
-
-_BAD_REQUEST = 400
 
 
 class BatchGate(Listener):
@@ -28,18 +27,16 @@ class BatchGate(Listener):
         mode: str = self._scheduler.server_args.disaggregation_mode
         if mode != "null" or not state.calibration.are_own:
             return False
-        late = core.limits.batches.refuses(job, state.server, core.now_s)
-        if late is None:
+        try:
+            state.overload.look_up(req)
+            late = core.limits.batches.refuses(job, state.server, core.now_s)
+            reason = None if late is None else too_late_in_abort(late)
+        except Exception:
+            state.failures.count("predict the end of a batch")
             return False
-        message = req.sage.refusal = (
-            f"batch {late.name!r:.40} cannot be done in time: it takes at least "
-            f"{late.least_s:.1f} s, and {late.left_s:.1f} s are left until its done_by"
-        )
-        reason = {
-            "type": "abort",
-            "status_code": _BAD_REQUEST,
-            "message": message,
-        }
+        if reason is None:
+            return False
+        req.sage.refusal = reason["message"]
         send_refusal(self._scheduler, req, reason)
         return True
 

@@ -115,7 +115,7 @@ class OverloadGate(Listener):
         if not most or has_waited or self._mode != "null":
             return None
         # Done for all, since cached tokens do not count once others wait behind it.
-        self._look_up(req)
+        self.look_up(req)
         call = decode_asked(req.sampling_params.custom_params)
         if not self._any_waits(call and call[1]):
             return None
@@ -147,7 +147,7 @@ class OverloadGate(Listener):
         came_s = call and call[1]
         core: Core = state.core
         now_s = core.now_s
-        self._look_up(req)
+        self.look_up(req)
         if now_s != self._read_s:  # once per broadcast
             self._read_s = now_s
             scheduler = self._scheduler
@@ -170,7 +170,7 @@ class OverloadGate(Listener):
         )
         return None
 
-    def _look_up(self, req: Req) -> None:
+    def look_up(self, req: Req) -> None:
         """Look a request up in the cache, as a plan does (sage_sched.scheduler)."""
         state, job = self._scheduler.sage, req.sage.job
         if job.keeps_memory or queues.only_decodes(self._scheduler):

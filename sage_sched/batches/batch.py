@@ -62,6 +62,8 @@ class Batch:
     jobs: the unfinished ones, by arrival. num_arrived, num_ended: of all its jobs.
     num_due: how many of its jobs go first, so that it is done in time.
     num_running: a moving average.
+    new_share: the part of its prompts that needs a prefill, because no other request has left it in
+        the cache. All of it until a plan has looked; nothing on a decode server.
     """
 
     part: BatchPart
@@ -71,6 +73,7 @@ class Batch:
     num_ended: int = 0
     num_due: int = 0
     num_running: float = 0.0
+    new_share: float = 1.0
     ended_s: float = math.nan
     _known_tokens: float = 0.0
     _input_tokens: float = 0.0
@@ -81,7 +84,8 @@ class Batch:
         return due_s(self.latest)
 
     def num_to_come(self, now_s: float) -> int:
-        """Return how many of its jobs are expected here. None is after its time."""
+        """Return how many of its jobs are expected here: an even share of those of its servers, as
+        long as more have not come. None is after its time."""
         if now_s >= self.done_s:
             return 0
         return max(0, -(-self.part.num_requests // self.part.num_servers) - self.num_arrived)
@@ -91,6 +95,8 @@ class Batch:
 
     def add(self, job: Job) -> None:
         left = self.jobs[job] = left_of(job)
+        if not self.num_arrived:
+            self.new_share = 1 - job.cached_input_tokens / job.input_tokens
         if due_s(job) > self.done_s:
             self.latest = job
         self.num_arrived += 1
@@ -111,7 +117,11 @@ class Batch:
         self.num_arrived -= 1
 
     def look(self) -> None:
-        """Predict again what is left of answers that have grown."""
+        """Predict again what is left of answers that have grown, and what is cached of prompts."""
+        asked = [job for job in self.jobs if job.was_looked_up and not job.generated_tokens]
+        if asked:
+            cached_tokens = sum(job.cached_input_tokens for job in asked)
+            self.new_share = 1 - cached_tokens / sum(job.input_tokens for job in asked)
         for job, left in self.jobs.items():
             if job.generated_tokens >= left.age_tokens + _INTERVAL_TOKENS:
                 self.jobs[job] = left_of(job)
@@ -124,8 +134,12 @@ class Batch:
 
     def prompts_s(self, now_s: float, step_time: StepTime) -> float:
         """Return the seconds of the prefills that its jobs still need."""
+        if not self.new_share:
+            return 0.0
         number = self.num_to_come(now_s) + sum(not job.generated_tokens for job in self.jobs)
-        return number * float(step_time.prompt_s(0, self._input_tokens / self.num_arrived))
+        num_tokens = self._input_tokens / self.num_arrived
+        num_new = self.new_share * num_tokens
+        return number * float(step_time.prompt_s(num_tokens - num_new, num_new))
 
     @property
     def longest_tokens(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -125,6 +126,7 @@ class Batches(Limit):
         batch = self.of(job)
         if batch is None or [*batch.jobs] != [job] or batch.num_arrived > 1 or not job.is_ranked:
             return None
+        batch.look()
         key, done_s, size = _key(job), batch.done_s, batch.part.num_requests
         others = (b for b in self._batches.values() if b is not batch and b.jobs)
         earlier = [b for b in others if now_s < b.done_s <= done_s]
@@ -167,13 +169,22 @@ class Batches(Limit):
         times = max(1.0, sum(len(batch.jobs) for batch in self._batches.values()) / _MANY)
         at_s = self._looked_s + times * _INTERVAL_S
         if view.now_s >= at_s or (self._has_changed and times == 1.0):
-            self._measure(view)
-            self._decide(view, math.ceil(times))
+            in_batches = [job for job in view.running if self._counts(job)]
+            numbers = Counter(_key(job) for job in in_batches)
+            self._measure(view, numbers)
+            self._decide(view, numbers, math.ceil(times))
             self._looked_s, self._has_changed = view.now_s, False
         self.next_s = self._looked_s + times * _INTERVAL_S
 
-    def _measure(self, view: SchedulerView) -> None:
-        """Measure the time from token to token, by the job that ran longest."""
+    def _counts(self, job: Job) -> bool:
+        """Whether a job is one that its batch promised."""
+        return (batch := self.of(job)) is not None and job in batch.jobs
+
+    def _measure(self, view: SchedulerView, numbers: Counter[Key]) -> None:
+        """Measure the time from token to token, by the job that ran longest.
+
+        numbers: how many jobs of each batch run.
+        """
         at_s, ages = self._ages
         seconds = view.now_s - at_s
         if 0 <= seconds < _INTERVAL_S and self._token_s:
@@ -185,27 +196,25 @@ class Batches(Limit):
             latest_s = seconds / num_tokens
             self._token_s += (_RECENT if self._token_s else 1.0) * (latest_s - self._token_s)
         self._ages = view.now_s, {job: job.generated_tokens for job in view.running}
-        running = {job for job in view.running if job.batch is not None}
-        for batch in self._batches.values():
+        for key, batch in self._batches.items():
             if batch.jobs:
-                number = sum(job in running for job in batch.jobs)
+                number = numbers[key]
                 batch.num_running += (
                     _RECENT * (number - batch.num_running) if batch.num_running else number
                 )
 
-    def _decide(self, view: SchedulerView, num_more: int) -> None:
+    def _decide(self, view: SchedulerView, numbers: Counter[Key], num_more: int) -> None:
         running = {*view.running}
         is_shared = any(job.batch is None for job in (*view.waiting, *view.running))
         step_s = view.server.step_time.decode_s(len(running), view.running_kv_tokens)
         token_s = max(self._token_s, step_s)
-        for batch in self._batches.values():
+        for key, batch in self._batches.items():
             if not batch.jobs:
                 continue
             batch.look()
             batch.num_due, most = batch.needed(view.now_s, token_s, view.server.step_time)
             # A few more at a time: others would wait until all of them have room.
-            number = num_more + sum(job in running for job in batch.jobs)
-            number = min(number, batch.num_due)
+            number = min(num_more + numbers[key], batch.num_due)
             order = batch.first(max(number, most), running)
             due, beside = {*order[:number]}, {*order[:most]} if is_shared else batch.jobs
             for job in batch.jobs:

@@ -29,8 +29,8 @@ NUM_ROWS = 13
 # first fields of Work.
 STARTS, TO_END = slice(PROMPT, _PREFILLS + 1), slice(PROMPT, _KV_STEPS + 1)
 NUM_BUSY = 4
-# A column is made again after this many more tokens of the answer, or if more of the prompt is
-# cached or prefilled. Both are looked at again after this many seconds.
+# A column is made again after this many more tokens of the answer, if more of the prompt is cached
+# or prefilled, or if the level changes. All are looked at again after this many seconds.
 _INTERVAL_TOKENS, _KEPT_S = 128, 0.25
 # Bounds the logarithm of the ratio of two indices, and a key, which may be infinite.
 _MOST_RISE, _LEAST_KEY = 100.0, -1e300
@@ -43,13 +43,13 @@ _NUM_ASKED = 16
 
 
 def column_of(job: Job, policy: Policy, step_time: StepTime, now_s: float = 0.0) -> Floats:
-    """Return the column of a job, shape (NUM_ROWS,). If the policy preempts no requests, running
-    jobs go first."""
+    """Return the column of a job, shape (NUM_ROWS,). Jobs that their batch needs go first, and so
+    do running jobs if the policy preempts none."""
     lasting = policy.lasting(job)
     level, key = float(job.level), lasting.key if job.is_ranked else -math.inf
     steps = lasting.steps
     has_begun = job.generated_tokens > 0
-    if has_begun and not can_preempt(policy):
+    if job.is_due or (has_begun and not can_preempt(policy)):
         level = key = -math.inf
     cached_tokens = _done_tokens(job)
     new_tokens = unfilled_tokens(job)
@@ -132,7 +132,7 @@ class Unfinished:
         self._place_of: dict[Job, int] = {}
         self._table: Floats = np.zeros((NUM_ROWS, _MOST))
         # With what a job's column was made (_made_with). New jobs have none yet.
-        self._made_with: dict[Job, tuple[int, int, int]] = {}
+        self._made_with: dict[Job, tuple[int, int, int, int]] = {}
         self._new: dict[Job, None] = {}
         self._changed: dict[Job, None] = {}
         self._looked_s = -math.inf
@@ -232,9 +232,9 @@ def revise(table: Floats, rise: float, step_time: StepTime) -> None:
     table[PROMPT] = np.where(table[_PREFILLS] > 0, prompts_s, 0.0)
 
 
-def _made_with(job: Job) -> tuple[int, int, int]:
+def _made_with(job: Job) -> tuple[int, int, int, int]:
     interval = -(-job.generated_tokens // _INTERVAL_TOKENS)
-    return interval, 0 if interval else _done_tokens(job), job.ranked_at
+    return interval, 0 if interval else _done_tokens(job), job.ranked_at, job.level
 
 
 def _ordered(table: Floats, before: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -14,13 +14,15 @@ from tests.engine.serving import SHORT_PROMPT, SageServer
 BODY = {"text": SHORT_PROMPT, "sampling_params": {"max_new_tokens": 8, "ignore_eos": True}}
 
 
-def post(server: SageServer, left_s: float | None, **headers: str) -> requests.Response:
+def post(
+    server: SageServer, left_s: float | None, stream: bool = False, **headers: str
+) -> requests.Response:
     """Send a request; of a batch, if it has a time."""
     if left_s is not None:
         done_by = f"{time.time() + left_s}"
         batch = {"X-Sage-Batch": "b", "X-Sage-Batch-Size": "2", "X-Sage-Done-By": done_by}
         headers = {**batch, **headers}
-    return requests.post(f"{server.url}/generate", json=BODY, headers=headers, timeout=300)
+    return requests.post(f"{server.url}/generate", json={**BODY, "stream": stream}, headers=headers, timeout=300)
 
 
 def shown(server: SageServer, name: str) -> dict[str, float]:
@@ -54,8 +56,9 @@ def test_a_batch_runs_behind_others_until_its_time_is_short(server: SageServer) 
 
 def test_what_cannot_be_done_in_time_is_said_at_once(server: SageServer) -> None:
     named = {"X-Sage-Batch": "hopeless"}
-    answer = post(server, 5.0, **named)
-    assert (answer.status_code, "cannot be done in time" in answer.text) == (400, True)
+    for stream in (False, True):
+        answer = post(server, 5.0, stream, **named)
+        assert (answer.status_code, "cannot be done in time" in answer.text) == (400, True)
     for headers, field in (
         ({"X-Sage-Done-By": "tomorrow"}, "done_by"),
         ({"X-Sage-Done-By": "1000"}, "done_by"),

@@ -165,6 +165,31 @@ def test_jobs_may_come_again_and_a_smaller_batch_too() -> None:
     assert served_from(batches, part_of(100.0, 10, "d"), 1.0)
 
 
+def test_cached_prompts_take_no_time() -> None:
+    batches, jobs = Batches(), [job_of(part_of(900.0, 4), n) for n in range(2)]
+    for job in jobs:
+        batches.arrived(job)
+    batch = batches.of(jobs[0])
+    assert batch is not None
+    prompt_s = SERVER.step_time.prompt_s
+    assert batch.prompts_s(0.0, SERVER.step_time) == pytest.approx(4 * prompt_s(0, 10))
+    jobs[1].find(9)  # as others have the same prefix, so may those that have not been looked up
+    batch.look()
+    assert batch.prompts_s(0.0, SERVER.step_time) == pytest.approx(4 * prompt_s(9, 1))
+
+
+def test_jobs_beyond_the_size_of_a_batch_do_not_count_as_running() -> None:
+    made = Story("sage")
+    made.view("run " + " ".join(f"{n}:10%100+9" for n in range(3)))
+    for job in made.jobs.values():
+        job.batch = part_of(1e6, 2)
+        made.core.limits.arrived(job)
+    batch = made.core.limits.batches.of(made.jobs[0])
+    assert batch is not None
+    made.plan("run " + " ".join(f"{n}:10+9" for n in range(3)) + "; wait 9:10")
+    assert batch.num_running == 2
+
+
 def test_prefills_take_time_first() -> None:
     found = []
     for input_tokens in (10, 8000):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
 import time
@@ -14,8 +15,9 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from patches import carrier
-from patches.http import batches, settings_route
+from patches.http import batches, settings_route, state
 from patches.http.batches import batch_of
+from patches.http.refused import RefusedResponses
 from tests.patches.http.conftest import HTTP_SERVER, Manager, generate
 
 HEADERS = {"x-sage-batch": "7", "x-sage-batch-size": "20"}
@@ -66,6 +68,46 @@ def test_a_batch_goes_on_to_the_scheduler(make_manager: Callable[..., Manager]) 
     for malformed in (["b", 1], "b", ["b", "c", 1.0]):
         with pytest.raises(ValueError, match="malformed"):
             carrier.decode_batch({"__sage_batch": malformed})
+
+
+@pytest.mark.parametrize(
+    ("trust", "header", "waits"),
+    [
+        ("header", "X-Sage-Batch", True),
+        ("header", "X-Other", False),
+        ("body", "X-Other", True),  # each body may name a batch
+        ("none", "X-Sage-Batch", False),
+    ],
+)
+def test_a_stream_of_a_batch_waits_for_its_answer(
+    trust: str,
+    header: str,
+    waits: bool,
+    make_manager: Callable[..., Manager],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A status of 200 before would be wrong if the batch cannot be done in time."""
+    told: list[int] = []
+
+    async def stream(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        told.append(scope["sage.told"].setdefault("sent", len(sent)))
+        await send({"type": "http.response.body", "body": b"data: 1"})
+
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    app = Starlette()
+    monkeypatch.setitem(sys.modules, HTTP_SERVER, SimpleNamespace(app=app))
+    monkeypatch.setattr(state, "add_settings_route", lambda *given: None)
+    make_manager(slo={"trust": trust})
+    (middleware,) = (made for made in app.user_middleware if made.cls is RefusedResponses)
+    outer = middleware.cls(stream, *middleware.args)
+    scope = {"type": "http", "headers": [(header.lower().encode(), b"b")]}
+    asyncio.run(outer(scope, None, send))  # type: ignore[arg-type]
+    assert (told, len(sent)) == ([0 if waits else 1], 2)
 
 
 def test_batches_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def client_gets(*steps: Any, asks: bool = True) -> list[tuple[float, Any]]:
             if not message.get("more_body"):
                 got.append((loop.now_s, "end"))
 
-    outer = RefusedResponses(KeepsOpen(app, 15.0), lambda: True, False)
+    outer = RefusedResponses(KeepsOpen(app, 15.0), lambda: True)
     try:
         loop.run_until_complete(outer({"type": "http"}, None, send))  # type: ignore[arg-type]
         assert not asyncio.all_tasks(loop)

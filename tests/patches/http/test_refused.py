@@ -9,18 +9,20 @@ import pytest
 from sglang.srt.managers.io_struct import AbortReq
 
 from patches.http.refused import RefusedResponses
-from patches.messages import add_return, answer_in_abort, in_abort
+from patches.messages import add_return, answer_in_abort, in_abort, too_late_in_abort
+from sage_sched.batches import TooLate
 from sage_sched.overload import Refusal
 from tests.patches.http.conftest import Manager, generate, http_hook
 
 NEWCOMER: Any = SimpleNamespace(ttft_s=1.5, ttlt_s=2.5)
-OTHER, REFUSED, FULL, DRY = (
+OTHER, REFUSED, FULL, DRY, HOPELESS = (
     AbortReq(rid="a", finished_reason=reason)
     for reason in (
         {"type": "abort"},
         in_abort(Refusal("ttft", 5.0, 1.75, 2.0, 3.25)),
         {"type": "abort", "status_code": 503, "message": "The request queue is full."},
         answer_in_abort(NEWCOMER, None, "null"),
+        too_late_in_abort(TooLate("b", 60.0, 2.5)),
     )
 )
 add_return(FULL, lambda: 6.5)
@@ -33,6 +35,10 @@ LATE = (429, {"retry-after": "4"}, [{"error": ERROR}])
 NO_PLACE = (503, {"retry-after": "7"}, [{"error": {
     "object": "error", "type": "overloaded", "code": 503, "retry_after_s": 7,
     "message": "The request queue is full."}}])  # fmt: skip
+NO_TIME = (400, {}, [{"error": {
+    "object": "error", "type": "BadRequestError", "code": 400, "least_ms": 60000, "left_ms": 2500,
+    "message": "batch 'b' cannot be done in time: it takes at least 60.0 s, and 2.5 s are left "
+    "until its done_by"}}])  # fmt: skip
 TIMES = (200, {}, [{"message": "a dry run", "late": 0, "ttft_ms": 1500, "ttlt_ms": 2500}])
 
 
@@ -42,6 +48,7 @@ TIMES = (200, {}, [{"message": "a dry run", "late": 0, "ttft_ms": 1500, "ttlt_ms
         ([1], [REFUSED, DRY], 0, LATE),
         ([1, 2], [OTHER, REFUSED], 0, LATE),
         ([1], [FULL], 0, NO_PLACE),
+        ([1], [HOPELESS], 0, NO_TIME),
         ([1], [DRY, REFUSED], 0, TIMES),  # as may be each of several samples
         ([1, 2], [], 0, (200, {}, [1, 2])),
         ([1, 2], [OTHER], 0, (200, {}, [1, 2])),
@@ -67,7 +74,7 @@ def test_a_client_gets(
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(RefusedResponses(app, lambda: True, False)({"type": "http"}, app, send))
+    asyncio.run(RefusedResponses(app, lambda: True)({"type": "http"}, app, send))
     start, *bodies = sent
     headers = {name.decode(): value.decode() for name, value in start["headers"]}
     if length := headers.pop("content-length", ""):
@@ -122,8 +129,8 @@ class Streamed:
     async def send(self, message: Any) -> None:
         self.sent.append(message)
 
-    def run(self, may_refuse: bool, header: bytes = b"", *, trusts_ttl: bool = False) -> None:
-        middleware = RefusedResponses(self.app, lambda: may_refuse, trusts_ttl)
+    def run(self, may_refuse: bool, header: bytes = b"", may_end: tuple[str, ...] = ()) -> None:
+        middleware = RefusedResponses(self.app, lambda: may_refuse, may_end)
         scope = {"type": "http", "headers": [(header, b"1s")]}
         asyncio.run(middleware(scope, self.app, self.send))
 
@@ -154,19 +161,20 @@ def test_the_head_goes_at_once_where_nothing_can_be_refused(manager: Manager, ro
     served.run(False)
     assert served.num_sent in ([1], [1, 2])
     ttl = b"x-llm-d-inference-ttl"
-    for header, trusts_ttl, num_sent in (
-        (b"x-sage-dry-run", False, 0), (ttl, True, 0), (ttl, False, 1),
+    for header, may_end, num_sent in (
+        (b"x-sage-dry-run", (), 0), (ttl, (ttl.decode(),), 0), (ttl, (), 1),
     ):  # fmt: skip
         asked = Streamed(manager, route, "first token")
-        asked.run(False, header, trusts_ttl=trusts_ttl)
+        asked.run(False, header, may_end)
         assert asked.num_sent[0] == num_sent
 
 
 def test_a_process_learns_that_requests_are_refused_now(manager: Manager) -> None:
     """Another HTTP process may have switched it on."""
     assert (manager.sage.may_refuse, manager.rid_to_state) == (False, {})
-    http_hook("_handle_abort_req")(manager, DRY)
-    assert not manager.sage.may_refuse
+    for other in (DRY, HOPELESS):
+        http_hook("_handle_abort_req")(manager, other)
+        assert not manager.sage.may_refuse
     http_hook("_handle_abort_req")(manager, REFUSED)
     assert manager.sage.may_refuse
 

@@ -39,6 +39,19 @@ def test_requests_and_waits_are_explained(
     assert of_request(EVENTS, "another") == []
 
 
+def test_the_progress_of_a_batch_is_told() -> None:
+    progress = {"batch": "b", "num_requests": 9, "num_ended": 4}
+    for done_in_s, predicted_in_s, told in (
+        (60.0, 50.0, "the last one is predicted to end in 50.0 s, and 60.0 s are left for it"),
+        ("soon", 50.0, None),  # a damaged line
+    ):
+        batch = {**progress, "done_in_s": done_in_s, "predicted_in_s": predicted_in_s}
+        lines = timeline([{**CAME, "batch": batch}, {**ENDS, "rid": CAME["rid"]}], CAME["rid"])
+        said = told and f"; 4 of 9 requests of batch b have ended, {told}"
+        assert lines[0].endswith(said or "wait")
+        assert "batch" not in lines[1]
+
+
 def test_a_trace_is_read_as_far_as_it_goes_and_the_last_run_counts() -> None:
     for number in range(len(EVENTS) + 1):
         summary_lines(summary(EVENTS[number:]))

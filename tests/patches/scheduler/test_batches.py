@@ -9,6 +9,7 @@ import pytest
 from patches.carrier import encode_batch
 from sage_sched.job import BEHIND, BatchPart
 from tests.patches.scheduler.test_overload import refuses
+from tests.patches.scheduler.test_state import fail
 from tests.patches.schedulers import Server, make_request
 
 SLOW = {"step_time": {"decode_base_ms": 1000.0}}
@@ -16,6 +17,25 @@ SLOW = {"step_time": {"decode_base_ms": 1000.0}}
 
 def part_of_batch(done_in_s: float, rid: str = "a") -> Any:
     return make_request([10], rid=rid, carried=encode_batch(BatchPart("b", 9, done_in_s)))
+
+
+def test_a_prediction_that_fails_refuses_no_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(schedule_policy="sage", sections=SLOW)
+    (req,) = server.arrive(part_of_batch(2.0))
+    monkeypatch.setattr(server.state.core.limits.batches, "refuses", fail)
+    assert not refuses(server, req)
+    assert server.state.stats()["num_policy_errors"] == 1
+
+
+@pytest.mark.parametrize(("mode", "num_prompts"), [("null", 9), ("decode", 0)])
+def test_prompts_are_no_work_of_a_decode_server(mode: str, num_prompts: int) -> None:
+    server = Server(schedule_policy="sage", sections=SLOW, disaggregation_mode=mode)
+    (req,) = server.arrive(part_of_batch(900.0))
+    batch = server.state.core.limits.batches.of(req.sage.job)
+    assert batch is not None
+    step_time, num_tokens = server.state.server.step_time, req.sage.job.input_tokens
+    prompts_s = batch.prompts_s(server.state.core.now_s, step_time)
+    assert prompts_s == pytest.approx(num_prompts * step_time.prompt_s(0, num_tokens))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from sage_sched.app.config import SageConfig
 from sage_sched.distribution import LengthDistribution
-from sage_sched.job import NO_HINTS, Hints, Job
+from sage_sched.job import BEHIND, NO_HINTS, Hints, Job
 from sage_sched.overload import OverloadConfig, Refusal
 from sage_sched.overload.overload import FLOOR, NUM_WITHIN, STRICT
 from sage_sched.overload.pace import Pace, Work
@@ -133,6 +133,18 @@ def test_a_crowd_that_starts_ahead_of_the_order_takes_several_prefills() -> None
         door.ask(5, may_refuse=False, input_tokens=1)
     refusal = door.refusal(5)
     assert (refusal and refusal.metric) == "ttft"
+
+
+def test_jobs_that_their_batch_needs_go_before_a_newcomer() -> None:
+    door = Door()
+    crowd = [door.ask(500, may_refuse=False)[0] for _ in range(300)]
+    refused = []
+    for level, is_due in ((BEHIND, False), (0, True), (BEHIND, False)):
+        for job in crowd:
+            job.put(level, is_due, is_held=False)
+        door.now_s += 1.0
+        refused.append(door.refusal(5) is not None or door.refusal(50) is not None)
+    assert refused == [False, True, False]
 
 
 def test_prompts_that_are_cached_or_prefilled_take_less_time() -> None:
