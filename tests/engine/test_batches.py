@@ -22,7 +22,9 @@ def post(
         done_by = f"{time.time() + left_s}"
         batch = {"X-Sage-Batch": "b", "X-Sage-Batch-Size": "2", "X-Sage-Done-By": done_by}
         headers = {**batch, **headers}
-    return requests.post(f"{server.url}/generate", json={**BODY, "stream": stream}, headers=headers, timeout=300)
+    return requests.post(
+        f"{server.url}/generate", json={**BODY, "stream": stream}, headers=headers, timeout=300
+    )
 
 
 def shown(server: SageServer, name: str) -> dict[str, float]:
