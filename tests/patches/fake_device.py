@@ -60,10 +60,11 @@ class Event:
 
 
 class Stream:
-    """Work in order. Each entry is something to do, and whether it may be done yet."""
+    """Work in order. Each entry is something to do, and whether it may be done yet. speed: how
+    often it is done, compared to other streams."""
 
-    def __init__(self, device: FakeDevice) -> None:
-        self._device = device
+    def __init__(self, device: FakeDevice, speed: int) -> None:
+        self._device, self.speed = device, speed
         self.queue = deque[tuple[Callable[[], bool], Callable[[], Any]]]()
 
     def add(self, work: Callable[[], Any], may_run: Callable[[], bool] = lambda: True) -> None:
@@ -96,7 +97,7 @@ class FakeDevice:
         self.now_ms = 0.0
 
     def Stream(self, priority: int = 0) -> Stream:  # noqa: N802
-        self._streams.append(Stream(self))
+        self._streams.append(Stream(self, self._random.choice((1, 8))))
         return self._streams[-1]
 
     def Event(self, enable_timing: bool = False) -> Event:  # noqa: N802
@@ -127,7 +128,8 @@ class FakeDevice:
                 assert not any(s.queue for s in self._streams), "streams wait for each other"
                 return
             with _disable_current_modes():
-                self._random.choice(ready).queue.popleft()[1]()
+                (stream,) = self._random.choices(ready, [one.speed for one in ready])
+                stream.queue.popleft()[1]()
             num_steps = None if num_steps is None else num_steps - 1
 
     @contextmanager

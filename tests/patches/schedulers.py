@@ -15,7 +15,7 @@ import torch
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
 from sglang.srt.mem_cache.radix_cache import RadixCache
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
@@ -85,19 +85,37 @@ class _Queues:
         self.queue, self.retracted_queue, self.grammar_queue = list[Any](), list[Any](), list[Any]()
 
 
-def make_allocator() -> TokenToKVPoolAllocator:
-    """Make a KV pool of 64 tokens on the CPU, of one layer."""
-    pool = MHATokenToKVPool(64, 1, torch.float32, 1, 8, 1, "cpu", enable_memory_saver=False)
-    return TokenToKVPoolAllocator(64, torch.float32, "cpu", pool, False)
+# A kind of KV pool, the type of its numbers, and sizes of a token's KV as that kind takes them.
+POOLS: dict[str, tuple[Any, ...]] = {
+    "float32": (MHATokenToKVPool, torch.float32, 1, 8),
+    "bfloat16": (MHATokenToKVPool, torch.bfloat16, 2, 8),
+    "of eight bits": (MHATokenToKVPool, torch.float8_e4m3fn, 3, 5),
+    "latent": (MLATokenToKVPool, torch.bfloat16, 12, 8),
+}
 
 
-def make_tree() -> UnifiedRadixCache:
-    """Make a radix tree over a KV pool, with rows for four requests. Set
+def make_pool(kind: Any, dtype: torch.dtype, *sizes: int) -> Any:
+    """Make a KV pool of 64 tokens on the CPU, of two layers (see POOLS)."""
+    return kind(64, 1, dtype, *sizes, 2, "cpu", enable_memory_saver=False)
+
+
+def buffers_of(pool: Any) -> list[torch.Tensor]:
+    latent = hasattr(pool, "kv_buffer")
+    return [*pool.kv_buffer] if latent else [*pool.k_buffer, *pool.v_buffer]
+
+
+def make_allocator(pool: Any = None) -> TokenToKVPoolAllocator:
+    pool = pool or make_pool(*POOLS["float32"])
+    return TokenToKVPoolAllocator(pool.size, pool.dtype, "cpu", pool, False)
+
+
+def make_tree(pool: Any = None) -> UnifiedRadixCache:
+    """Make a radix tree over a KV pool, with rows for eight requests. Set
     SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND to "python" before."""
     params = CacheInitParams(
         disable=False,
-        req_to_token_pool=ReqToTokenPool(4, 64, "cpu", False),
-        token_to_kv_pool_allocator=make_allocator(),
+        req_to_token_pool=ReqToTokenPool(8, 64, "cpu", False),
+        token_to_kv_pool_allocator=make_allocator(pool),
         page_size=1,
         tree_components=(ComponentType.FULL,),
     )

@@ -6,28 +6,21 @@ from typing import Any
 
 import pytest
 import torch
-from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 
 from patches.scheduler import swap_meter
 from patches.scheduler.copies import Copies, token_bytes
 from patches.scheduler.swap_meter import SwapMeter
 from tests.patches.fake_device import FakeDevice
+from tests.patches.schedulers import POOLS, buffers_of, make_allocator, make_pool
 
-NUM_TOKENS, NUM_LAYERS = 128, 3
 # Seconds of the model in one of the host.
 PACE = 1000.0
-
-
-def pool_of(kind: Any, dtype: torch.dtype, *sizes: int) -> Any:
-    return kind(NUM_TOKENS, 1, dtype, *sizes, NUM_LAYERS, "cpu", enable_memory_saver=False)
 
 
 def meter_of(pool: Any = None, told: float | None = None) -> tuple[SwapMeter, list[str], Any]:
     """A meter, what precedes its measurements, and what it reads of a scheduler. told: what rank 0
     has measured."""
-    pool, noted = pool or pool_of(MHATokenToKVPool, torch.bfloat16, 2, 16), list[str]()
-    allocator = TokenToKVPoolAllocator(NUM_TOKENS, torch.bfloat16, "cpu", pool, False)
+    allocator, noted = make_allocator(pool), list[str]()
     ranks = SimpleNamespace(broadcast_object=lambda measured: measured if told is None else told)
     scheduler: Any = SimpleNamespace(
         device="cpu", token_to_kv_pool_allocator=allocator, attn_tp_group=ranks, tree_cache=None,
@@ -54,16 +47,10 @@ def move(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return moved
 
 
-@pytest.mark.parametrize(
-    "pool",
-    [
-        pool_of(MHATokenToKVPool, torch.bfloat16, 2, 16),
-        pool_of(MHATokenToKVPool, torch.float8_e4m3fn, 2, 16),
-        pool_of(MLATokenToKVPool, torch.bfloat16, 32, 8),
-    ],
-)
-def test_the_trial_leaves_the_pool_as_it_was(pool: Any) -> None:
-    buffers = pool.kv_buffer if hasattr(pool, "kv_buffer") else [*pool.k_buffer, *pool.v_buffer]
+@pytest.mark.parametrize("kind", POOLS.values(), ids=POOLS)
+def test_the_trial_leaves_the_pool_as_it_was(kind: Any) -> None:
+    pool = make_pool(*kind)
+    buffers = buffers_of(pool)
     for buffer in buffers:
         buffer.copy_(torch.randint_like(buffer, 100))
     before = [buffer.clone() for buffer in buffers]
