@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import time
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
@@ -32,7 +31,6 @@ class Dispatcher:
     check_requests."""
 
     def __init__(self, engine: Engine, requests: Sequence[SimRequest]) -> None:
-        self._began_s = time.perf_counter()
         check_requests(engine, requests)
         self._engine, self._requests = engine, requests
         self._finished: list[Progress] = []
@@ -52,8 +50,7 @@ class Dispatcher:
 
     def result(self, nodes: Sequence[Node]) -> Result:
         """Return the result of all requests, once they are served."""
-        wall_s = time.perf_counter() - self._began_s
-        return result_of(self._engine, self._requests, self._finished, nodes, wall_s)
+        return result_of(self._engine, self._requests, self._finished, nodes)
 
 
 class Cluster(Dispatcher):

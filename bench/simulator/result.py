@@ -212,7 +212,8 @@ class Result(Served):
     prefill_tokens: computed tokens, including recomputed ones.
     moved_tokens: swapped tokens, both ways.
     peak_host_tokens: the most KV of swapped-out requests at a time; for several engines, the sum.
-    wall_s: the time of the simulation. All else is the same for the same input, bit for bit.
+
+    All are the same for the same input, bit for bit.
     """
 
     num_retractions: NDArray[np.int64]
@@ -221,7 +222,6 @@ class Result(Served):
     prefill_tokens: int
     moved_tokens: int
     peak_host_tokens: int
-    wall_s: float
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics, including the engine's."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -43,7 +42,6 @@ def simulate(
     config: only its section `policy` is used. The policy gets the engine's own step time.
     on_served: called whenever a request gets its last token.
     """
-    began = time.perf_counter()
     check_requests(engine, requests)
     finished: list[Progress] = []
     followers = defaultdict[int | None, list[int]](list)
@@ -66,7 +64,7 @@ def simulate(
     except OutOfMemoryError as error:
         error.at_s = node.now_s
         raise
-    return result_of(engine, requests, finished, [node], time.perf_counter() - began)
+    return result_of(engine, requests, finished, [node])
 
 
 def make_node(
@@ -133,7 +131,6 @@ def result_of(
     requests: Sequence[SimRequest],
     finished: Sequence[Progress],
     nodes: Sequence[Node],
-    wall_s: float,
 ) -> Result:
     """Return the result of the requests as they finished, in any order, on these nodes. Refused
     requests are left out. Raises RuntimeError if one is missing, came twice, or has a wrong
@@ -169,5 +166,4 @@ def result_of(
         prefill_tokens=prefill_tokens,
         moved_tokens=sum(node.moved_tokens for node in nodes),
         peak_host_tokens=sum(node.state.peak_host_tokens for node in nodes),
-        wall_s=wall_s,
     )

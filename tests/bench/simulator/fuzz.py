@@ -311,7 +311,7 @@ def run(case: Case) -> Result:
         node.advance(when_s)
         node.switch_to(policy_of(name))
     node.advance(math.inf)
-    return result_of(case.engine, case.requests, finished, [node], 0.0)
+    return result_of(case.engine, case.requests, finished, [node])
 
 
 def main() -> int:
