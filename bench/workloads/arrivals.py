@@ -14,9 +14,8 @@ from sage_sched.fields import ConfigError
 
 # pulse: a few hundred Poisson arrivals, as in the paper; most requests are served after the last
 # has arrived. sustained: Poisson arrivals, long enough that the time after the last matters little.
-# bursts: as a pulse, but with gamma gaps that vary four times as much. crowds: 40 at once, at
-# Poisson times. batch: all at once.
-LOADS = ("pulse", "sustained", "bursts", "crowds", "batch")
+# batch: all at once.
+LOADS = ("pulse", "sustained", "batch")
 # An experiment may use this too: a stretch of the arrival times in RECORDING.
 RECORDED = "recorded"
 RECORDING = "trace_azure2023_conv.jsonl.gz"
@@ -24,26 +23,15 @@ RECORDING = "trace_azure2023_conv.jsonl.gz"
 # rate. Results cover only the latter.
 RUSH = "rush"
 QUIET_RATIO, QUIET_S, RUSH_S = 0.2, 3600.0, 60.0
-CROWD = 40
 PULSE_REQUESTS = 300
 # The length of a sustained load, in service times of a full server. If a request waits for one
 # service time, this is five times the mean TTLT.
 SUSTAINED_SERVICE_TIMES = 10.0
-BURST_VARIATION = 4.0
 
 
 def arrivals_of(load: str, num_requests: int, seed: int) -> NDArray[np.float64]:
     """Return the times of one of LOADS, ascending, the first at 0, shape (num_requests,)."""
-    if load == "bursts":
-        shape = 1 / BURST_VARIATION**2
-        gaps = np.random.default_rng([seed, 2]).gamma(shape, 1 / shape, num_requests)
-        return np.asarray(np.cumsum(gaps) - gaps[0])
-    if load == "crowds":
-        starts = poisson_arrivals(-(-num_requests // CROWD), seed) * CROWD
-        return np.repeat(starts, CROWD)[:num_requests]
-    if load == "batch":
-        return np.zeros(num_requests)
-    return poisson_arrivals(num_requests, seed)
+    return np.zeros(num_requests) if load == "batch" else poisson_arrivals(num_requests, seed)
 
 
 def num_requests_of(load: str, rate_per_s: float, service_s: float) -> int:

@@ -43,7 +43,6 @@ _OF_DATA: dict[str, Callable[[Path], Workload]] = {
 _GENERATED: dict[str, Callable[[], Workload]] = {
     "chats": chats.answered,
     "generated": lambda: chats.generated(3000),
-    "heavy-tailed": lambda: chats.generated(3000).with_heavy_tail(),
 }
 WORKLOADS = (*_OF_DATA, *_GENERATED)
 

@@ -15,9 +15,6 @@ from sage_sched.errors import UserError
 # The share of prompts in the history. The others are for evaluation.
 HISTORY_SHARE = 0.4
 MAX_HISTORY_PER_CLASS = 500
-# Heavy-tailed answers have a fifth of their length, but one in ten has 20 times that. The mean
-# falls by half.
-HEAVY_SHARE, HEAVY_FACTOR, LIGHT_FACTOR = 0.1, 20, 0.2
 # The share of repeated prompts that are reworded, and the rewordings.
 _REWORDED = 1 / 3
 _FORMS = ("Please: {}", "Hi! {}", "{} Thanks.", "Question: {}")
@@ -54,12 +51,6 @@ class Workload:
     description: str
     zipf: float = 0.0
     num_samples: int = 1
-
-    def with_heavy_tail(self) -> Workload:
-        """Return the same prompts with heavy-tailed answers."""
-        history, evaluation = (heavy_tailed(each, 0) for each in (self.history, self.evaluation))
-        said = f"{self.description}; one answer in ten is {HEAVY_FACTOR} times longer"
-        return replace(self, history=(*history,), evaluation=(*evaluation,), description=said)
 
     @classmethod
     def split(cls, requests: Iterable[WorkloadRequest], description: str) -> Workload:
@@ -161,16 +152,6 @@ def _popular(
         form = _FORMS[int(rng.integers(len(_FORMS)))] if rng.random() < _REWORDED else "{}"
         drawn.append(replace(request, prompt=form.format(request.prompt)))
     return drawn
-
-
-def heavy_tailed(requests: Sequence[WorkloadRequest], seed: int) -> list[WorkloadRequest]:
-    """Return the same prompts with heavy-tailed answers. No prompt shows which are long."""
-    is_heavy = np.random.default_rng([seed, 5]).random(len(requests)) < HEAVY_SHARE
-    factors = np.where(is_heavy, LIGHT_FACTOR * HEAVY_FACTOR, LIGHT_FACTOR)
-    return [
-        replace(request, output_tokens=max(1, round(request.output_tokens * factor)))
-        for request, factor in zip(requests, factors, strict=True)
-    ]
 
 
 def stable_hash(text: str) -> int:

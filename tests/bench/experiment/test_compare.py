@@ -16,7 +16,7 @@ from sage_sched.cli import main
 def test_a_small_comparison_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tuned = "fcfs@conservativeness=0.3,clip=512"
     arguments = ["--arms", tuned, "sage", "--seeds", "1", "--output", str(tmp_path)]
-    keys = ["rates=[20]", "num_requests=12", "max_new_tokens=64", "arrivals=bursts"]
+    keys = ["rates=[20]", "num_requests=12", "max_new_tokens=64", "arrivals=batch"]
     assert main(["bench", "run", "compare", *arguments, "--set", *keys]) == 0
 
     file = tmp_path / "records" / "compare.jsonl"

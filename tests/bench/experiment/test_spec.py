@@ -26,7 +26,7 @@ arms = ["fcfs@clip=256", {policy = "sage", label = "ours", settings.policy.sage.
 [loads.crowded]
 workload = "two kinds"
 rate = 40
-arrivals = "crowds"
+arrivals = "batch"
 num_requests = 120
 max_new_tokens = 128
 engine = {max_running_requests = 8}
@@ -125,7 +125,7 @@ def test_keys_of_an_experiment_are_set_for_all_loads(
     (tmp_path / "sage.toml").write_text("policy.sage.regret = 3.0")
     command = (
         f"bench run compare --output {tmp_path} --arms lpm --sage-config {tmp_path / 'sage.toml'} "
-        "--set rates=[3,'0.5x'] arrivals=crowds num_requests=40 preset=h100-llama-3.1-8b speed=2.5"
+        "--set rates=[3,'0.5x'] arrivals=batch num_requests=40 preset=h100-llama-3.1-8b speed=2.5"
     )
     assert main(command.split()) == 1
     said = capsys.readouterr().out
@@ -134,7 +134,7 @@ def test_keys_of_an_experiment_are_set_for_all_loads(
     loads = [
         Load(
             name=rate, rate=rate, workload={"name": "generated", "as_servers": True},
-            arrivals="crowds", num_requests=40, max_new_tokens=2048, preset="h100-llama-3.1-8b",
+            arrivals="batch", num_requests=40, max_new_tokens=2048, preset="h100-llama-3.1-8b",
         )
         for rate in ("3", "0.5x")
     ]  # fmt: skip

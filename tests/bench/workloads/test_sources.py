@@ -126,7 +126,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("workload", "arm", "wanted"),
     [
         ({"name": "chats", "prompt_factor": 3}, {}, "79c1659f"),
-        ({"name": "heavy-tailed"}, {"predictor": "truth", "wrong_by": 2.0}, "970dca3d"),
+        ({"name": "generated"}, {"predictor": "truth", "wrong_by": 2.0}, "f7068592"),
         ({"name": "generated", "classes": ["essay"]}, {"predictor": "input length"}, "0ac4b28a"),
         ({"name": "generated"}, {"predictor": "none", "noise": True}, "0134cef0"),
         ({"name": "two kinds"}, {}, "f640443b"),
@@ -143,9 +143,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_requests(
     workload: Mapping[str, Any], arm: dict[str, Any], wanted: str, data: Path
 ) -> None:
-    folder = (
-        None if workload["name"] in ("chats", "generated", "heavy-tailed", "two kinds") else data
-    )
+    folder = None if workload["name"] in ("chats", "generated", "two kinds") else data
     source = source_of(workload, H800_QWEN3_32B, folder)
     of = Arm(**{"policy": "fcfs" if workload["name"] == "chats" else "sage", **arm})
     found = [source.requests(Draw(of, np.arange(30.0), 3, 600, purpose)) for purpose in Purpose]
@@ -154,8 +152,7 @@ def test_requests(
 
 def test_arrivals() -> None:
     assert {load: fingerprint(arrivals_of(load, 100, 3)) for load in LOADS} == {
-        "pulse": "6351fc00", "sustained": "6351fc00", "bursts": "62cb0d11", "crowds": "fa16af5f",
-        "batch": "186005ce",
+        "pulse": "6351fc00", "sustained": "6351fc00", "batch": "186005ce",
     }  # fmt: skip
 
 
