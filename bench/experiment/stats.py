@@ -12,16 +12,17 @@ from bench.experiment.records import Record
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A ratio to the reference on the same requests: the median over seeds, and their range."""
+    """A ratio to the reference on the same requests, and its range: over seeds, or the interval of
+    `sage-sched whatif`. Of several seeds the value is the median."""
 
-    median: float
+    value: float
     low: float
     high: float
 
     def __str__(self) -> str:
         if self.low == self.high:
-            return f"{self.median:.2f}"
-        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
+            return f"{self.value:.2f}"
+        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
 
 
 def ordered(values: Iterable[str]) -> list[str]:

@@ -195,7 +195,7 @@ def figure(named: str, records_of: Callable[[str], Sequence[Record]]) -> str:
         text = _shown(goodput.metric_within(here, load, arms, metric, float(share)), metric)
     elif theirs:
         found = ratio(ours, theirs[0], metric)
-        text = "" if found is None else f"{found.median:.2f}"
+        text = "" if found is None else f"{found.value:.2f}"
     else:
         text = _value(ours, metric)
     if not text:

@@ -52,14 +52,7 @@ class _TimeToLive(SessionReturns):
     def came(self, session: str, now_s: float) -> None:
         self._ended_s.pop(session, None)
 
-    def left(
-        self,
-        session: str,
-        now_s: float,
-        next_in_s: float | None = None,
-        *,
-        was_answered: bool = True,
-    ) -> None:
+    def left(self, session: str, now_s: float, *_: object, **__: object) -> None:
         self._ended_s[session] = now_s
 
     def rate(self, session: str, now_s: float) -> float:

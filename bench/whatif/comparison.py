@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.experiment.goodput import rate_within
-from bench.experiment.stats import against, seconds
+from bench.experiment.stats import Ratio, against, seconds
 from bench.experiment.table import aligned
 from bench.whatif.simulation import Outcome
 from bench.workloads.prompts import WorkloadError
@@ -21,23 +21,12 @@ _MIN_BLOCKS, _MAX_BLOCKS = 5, 50
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
-    """A ratio to the first policy, with its 90 % interval over blocks of the log, and over better
-    and worse predictions."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
-
-
-@dataclass(frozen=True, slots=True)
 class Row:
     """The figures of the log under a policy: times in seconds, as means over the usual variants.
 
     throughput: output tokens per second between the first arrival and the last.
+    mean_ratio, p99_ratio: to the first policy, with 90 % intervals over blocks of the log, and over
+        better and worse predictions.
     """
 
     policy: str
