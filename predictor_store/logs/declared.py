@@ -12,7 +12,7 @@ from predictor_store.logs import conversations
 from predictor_store.logs.errors import NoRequestError, RowError
 from predictor_store.logs.fields import Row, parsed, plain_name, value_at
 from predictor_store.logs.format import Context, Format, Reader
-from predictor_store.logs.messages import answer_of, cap_of, prompt_of, was_cut
+from predictor_store.logs.messages import answer_of, cap_of, prompt_of, usage_tokens, was_cut
 from predictor_store.logs.request import LoggedRequest
 
 _FILE = Path(__file__).with_name("formats.toml")
@@ -65,7 +65,7 @@ class _Declared:
         for path, pattern in self._patterns("failed"):
             if _matches(data, path, pattern):
                 raise RowError("that failed", f"{path} is {value_at(data, path)!r:.60}")
-        output_tokens = self._tokens(row, "output")
+        input_tokens, output_tokens = self._lengths(row)
         if "once" in entry:
             once = row.text(*entry["once"])
             if output_tokens is None or (once and once in context.asked):
@@ -74,7 +74,7 @@ class _Declared:
         prompt, answer = (parsed(row.find(of, *entry.get(of, ()))) for of in ("prompt", "answer"))
         has_session = "session_if" not in entry or _is_at(data, entry["session_if"])
         request = LoggedRequest(
-            input_tokens=self._tokens(row, "input"),
+            input_tokens=input_tokens,
             output_tokens=output_tokens,
             output=answer_of(answer) if answer else None,
             cap_tokens=cap_of(row, *entry["caps_in"]) if "caps_in" in entry else None,
@@ -97,6 +97,15 @@ class _Declared:
 
     def _patterns(self, key: str) -> Iterator[tuple[str, str]]:
         yield from self._entry.get(key, {}).items()
+
+    def _lengths(self, row: Row) -> tuple[int | None, int | None]:
+        """Return input and output tokens: those of a usage object before those of single fields."""
+        tokens = usage_tokens(row.find("output", *self._entry.get("usage", ())))
+        if tokens[0] is not None:
+            row.used("input", row.usage["output"])
+        of_fields = [self._tokens(row, of) for of in ("input", "output")]
+        found = [each if one is None else one for one, each in zip(tokens, of_fields, strict=True)]
+        return found[0], found[1]
 
     def _tokens(self, row: Row, meaning: str) -> int | None:
         """Return the first field with the tokens. A field after a + is added if it is there."""

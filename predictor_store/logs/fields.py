@@ -88,7 +88,8 @@ def value_at(data: Any, path: str) -> Any:
     else:
         return None
     is_nan = isinstance(value, float) and value != value
-    return None if value == "" or is_nan else value
+    # Langfuse shows a missing cap as "Infinity".
+    return None if value in ("", "Infinity") or is_nan else value
 
 
 def parsed(value: Any) -> Any:

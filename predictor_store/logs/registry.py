@@ -15,7 +15,6 @@ from predictor_store.logs.formats import (
     claude_code,
     dynamo,
     genai_perf,
-    langfuse,
     mooncake,
     openai_batch,
     openai_chat,
@@ -29,7 +28,7 @@ from predictor_store.logs.formats import (
 _READERS = {
     "bailian": bailian.READER, "bench-serving": bench_serving.READER,
     "claude-code": claude_code.READER, "dynamo": dynamo.READER, "genai-perf": genai_perf.READER,
-    "langfuse": langfuse.READER, "mooncake": mooncake.READER, "openai-batch": openai_batch.OUTPUT,
+    "mooncake": mooncake.READER, "openai-batch": openai_batch.OUTPUT,
     "openai-batch-input": openai_batch.INPUT, "openai-chat": openai_chat.READER,
     "otel": otel.READER, "sglang": sglang.READER, "sglang-export": sglang.EXPORTED,
     "shadow": shadow.READER, "table": table.READER, "weka": weka.READER,
