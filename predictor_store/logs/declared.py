@@ -84,8 +84,12 @@ class _Declared:
                 "time to last token", *entry.get("ttlt", ()), unit=entry.get("ttlt_unit", "s")
             ),
             session=row.session(*entry.get("session", ())) if has_session else "",
+            blocks=tuple(map(int, row.find("blocks", *entry.get("blocks", ())) or ())),
+            block_tokens=row.tokens("block size", *entry.get("block_tokens", ())) or 0,
         )
         request.arrival, request.end = (self._time(row, of, context) for of in ("arrival", "end"))
+        if request.arrival is None and request.end is not None and request.ttlt_s is not None:
+            request.arrival = request.end - request.ttlt_s
         return request
 
     def _time(self, row: Row, meaning: str, context: Context) -> float | None:

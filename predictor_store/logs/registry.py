@@ -13,7 +13,6 @@ from predictor_store.logs.formats import (
     bailian,
     bench_serving,
     claude_code,
-    dynamo,
     genai_perf,
     mooncake,
     openai_batch,
@@ -27,7 +26,7 @@ from predictor_store.logs.formats import (
 
 _READERS = {
     "bailian": bailian.READER, "bench-serving": bench_serving.READER,
-    "claude-code": claude_code.READER, "dynamo": dynamo.READER, "genai-perf": genai_perf.READER,
+    "claude-code": claude_code.READER, "genai-perf": genai_perf.READER,
     "mooncake": mooncake.READER, "openai-batch": openai_batch.OUTPUT,
     "openai-batch-input": openai_batch.INPUT, "openai-chat": openai_chat.READER,
     "otel": otel.READER, "sglang": sglang.READER, "sglang-export": sglang.EXPORTED,
