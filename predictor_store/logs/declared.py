@@ -19,6 +19,8 @@ _FILE = Path(__file__).with_name("formats.toml")
 # The field that a record gets for the place of its list.
 _LIST = "sage_list"
 _SEEN = LoggedRequest()
+# A prompt of fewer blocks does not show the size of a block.
+_LEAST_BLOCKS = 4
 
 
 def formats(readers: Mapping[str, Reader]) -> Iterator[Format]:
@@ -84,9 +86,11 @@ class _Declared:
                 "time to last token", *entry.get("ttlt", ()), unit=entry.get("ttlt_unit", "s")
             ),
             session=row.session(*entry.get("session", ())) if has_session else "",
-            blocks=tuple(map(int, row.find("blocks", *entry.get("blocks", ())) or ())),
-            block_tokens=row.tokens("block size", *entry.get("block_tokens", ())) or 0,
+            id=row.text(*entry.get("id", ())),
+            parent=row.text(*entry.get("parent", ())),
+            pause_s=row.seconds("pause", *entry.get("pause_ms", ()), unit="ms"),
         )
+        request.blocks, request.block_tokens = self._blocks(row, input_tokens)
         request.arrival, request.end = (self._time(row, of, context) for of in ("arrival", "end"))
         if request.arrival is None and request.end is not None and request.ttlt_s is not None:
             request.arrival = request.end - request.ttlt_s
@@ -96,8 +100,24 @@ class _Declared:
         for path in self._entry.get(meaning, ()):
             if (value := row.find(meaning, path)) is not None:
                 unit = plain_name(path.rpartition(".")[2])[1]
-                return context.clock.read(value, unit or self._entry.get("time_unit"))
+                unit = unit or self._entry.get("time_unit")
+                return context.clock.read(value, unit, self._entry.get("usual_unit", ""))
         return None
+
+    def _blocks(self, row: Row, input_tokens: int | None) -> tuple[tuple[int, ...], int]:
+        """Return the blocks of a prompt, and the tokens of one: by the row, or else the usual size
+        unless the prompt's length shows another power of two."""
+        blocks = tuple(map(int, parsed(row.find("blocks", *self._entry.get("blocks", ()))) or ()))
+        if not blocks:
+            return (), 0
+        usual = self._entry.get("usual_block_tokens")
+        if usual is None:
+            return blocks, row.tokens("block size", *self._entry.get("block_tokens", ())) or 0
+        if input_tokens is not None and len(blocks) >= _LEAST_BLOCKS:
+            least = -(-input_tokens // len(blocks))
+            if not usual < 2 * least < 3 * usual:
+                return blocks, 1 << (least - 1).bit_length()
+        return blocks, usual
 
     def _patterns(self, key: str) -> Iterator[tuple[str, str]]:
         yield from self._entry.get(key, {}).items()

@@ -10,11 +10,9 @@ from predictor_store.logs.declared import formats
 from predictor_store.logs.fields import parsed
 from predictor_store.logs.format import Format
 from predictor_store.logs.formats import (
-    bailian,
     bench_serving,
     claude_code,
     genai_perf,
-    mooncake,
     openai_batch,
     openai_chat,
     otel,
@@ -25,9 +23,9 @@ from predictor_store.logs.formats import (
 )
 
 _READERS = {
-    "bailian": bailian.READER, "bench-serving": bench_serving.READER,
+    "bench-serving": bench_serving.READER,
     "claude-code": claude_code.READER, "genai-perf": genai_perf.READER,
-    "mooncake": mooncake.READER, "openai-batch": openai_batch.OUTPUT,
+    "openai-batch": openai_batch.OUTPUT,
     "openai-batch-input": openai_batch.INPUT, "openai-chat": openai_chat.READER,
     "otel": otel.READER, "sglang": sglang.READER, "sglang-export": sglang.EXPORTED,
     "shadow": shadow.READER, "table": table.READER, "weka": weka.READER,
