@@ -27,10 +27,12 @@ def formats(readers: Mapping[str, Reader]) -> Iterator[Format]:
     """Yield the formats in the order of formats.toml. readers: the code of some, by name."""
     for name, entry in tomllib.loads(_FILE.read_text("utf-8")).items():
         declared = _Declared(entry)
-        reader = readers.get(name) or Reader(declared.reader, records=declared.records)
-        recognizes = reader.recognizes or declared.recognizes
+        code = readers.get(name, Reader())
         about = name, entry["title"], entry["example"], entry["gives"]
-        yield Format(*about, recognizes, reader.read, reader.records)
+        recognizes = code.recognizes or declared.recognizes
+        yield Format(
+            *about, recognizes, code.read or declared.reader, code.records or declared.records
+        )
 
 
 class _Declared:
@@ -64,13 +66,15 @@ class _Declared:
         entry, data = self._entry, row.data
         if any(_matches(data, *each) for each in self._patterns("skip")):
             raise NoRequestError
+        if entry.get("needs_output") and self._lengths(row)[1] is None:
+            raise NoRequestError
         for path, pattern in self._patterns("failed"):
             if _matches(data, path, pattern):
                 raise RowError("that failed", f"{path} is {value_at(data, path)!r:.60}")
         input_tokens, output_tokens = self._lengths(row)
         if "once" in entry:
             once = row.text(*entry["once"])
-            if output_tokens is None or (once and once in context.asked):
+            if once and once in context.asked:
                 raise NoRequestError
             context.asked[once] = _SEEN
         prompt, answer = (parsed(row.find(of, *entry.get(of, ()))) for of in ("prompt", "answer"))
@@ -80,7 +84,7 @@ class _Declared:
             output_tokens=output_tokens,
             output=answer_of(answer) if answer else None,
             cap_tokens=cap_of(row, *entry["caps_in"]) if "caps_in" in entry else None,
-            is_cut=was_cut(row.find("finish", *entry.get("finish", ()))),
+            is_cut=was_cut(parsed(row.find("finish", *entry.get("finish", ())))),
             prompt=prompt_of(prompt) if prompt else "",
             ttlt_s=row.seconds(
                 "time to last token", *entry.get("ttlt", ()), unit=entry.get("ttlt_unit", "s")

@@ -34,14 +34,16 @@ class Reader(NamedTuple):
 
     read: returns the request of a record, None if it is held; raises RowError, NoRequestError or
         MALFORMED.
-    recognizes: whether a row is of this format; None if the entry says it.
+    recognizes: whether a row is of this format.
     records: yields the records of a row, each with one request, if a row may have several. A record
         that is no mapping is left out.
+
+    If one is None, the entry says it.
     """
 
-    read: Callable[[Row, Context], LoggedRequest | None]
+    read: Callable[[Row, Context], LoggedRequest | None] | None = None
     recognizes: Callable[[Mapping[str, Any]], bool] | None = None
-    records: Callable[[Mapping[str, Any]], Iterable[Any]] = lambda row: [row]
+    records: Callable[[Mapping[str, Any]], Iterable[Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
