@@ -40,7 +40,7 @@ SERIES: Mapping[str, _Kind] = {
         "counter", "Tokens computed again for answers that had begun."
     ),
     "policy_errors_total": _Kind("counter", "Failures of the policy."),
-    "unranked_requests_total": _Kind("counter", "Requests that the policy could not rank."),
+    "unpredicted_requests_total": _Kind("counter", "Requests without a predicted length."),
     "refused_total": _Kind(
         "counter", "Requests refused for a predicted time or max_queued_tokens.", ("metric",)
     ),

@@ -82,12 +82,10 @@ class Adapters(Limit):
     def concerns(self, job: Job) -> bool:
         return bool(job.adapter)
 
-    def joined(self, job: Job) -> None:
-        """Note that a job has joined the queue."""
+    def queued(self, job: Job) -> None:
         self._waiting.setdefault(job.adapter, {})[job] = None
 
-    def left(self, job: Job) -> None:
-        """Note that a job has left the queue."""
+    def dequeued(self, job: Job) -> None:
         jobs = self._waiting.get(job.adapter, {})
         jobs.pop(job, None)
         if not jobs:

@@ -51,10 +51,9 @@ class Candidates:
 
         def is_held_back(position: int) -> bool:
             job = view.waiting[position]
-            return job.is_held or (job.is_ranked and policy.key(job, view) == math.inf)
+            return job.is_held or policy.key(job, view) == math.inf
 
-        last_ranked = next((p for p in reversed(self.order) if view.waiting[p].is_ranked), None)
-        if last_ranked is None or not is_held_back(last_ranked):
+        if not self.order or not is_held_back(self.order[-1]):
             return self
         held_back = [position for position in self.order if is_held_back(position)]
         if len(held_back) == len(self.order) and not view.running and view.chunked is None:
@@ -85,6 +84,7 @@ class Candidates:
         """
         if chunked is None:
             return self
+        behind = place_of(chunked, policy, view)
         most_tokens = left_tokens = view.pass_limit(budget) - view.page_size
         chosen: list[int] = []
         num_too_long = 0
@@ -92,7 +92,7 @@ class Candidates:
             job = view.waiting[position]
             may_preempt = job.may_preempt_others
             num_tokens = 0 if job in view.swapped else view.uncached_tokens(job)
-            if num_tokens and may_preempt and not _goes_before(job, chunked, policy, view):
+            if num_tokens and may_preempt and place_of(job, policy, view) >= behind:
                 break
             if may_preempt and num_tokens <= left_tokens:
                 left_tokens -= num_tokens
@@ -117,15 +117,6 @@ class Candidates:
             if job in view.swapped:
                 return number
         return self.num_open
-
-
-def _goes_before(job: Job, chunked: Job, policy: Policy, view: SchedulerView) -> bool:
-    """Whether a waiting ranked job goes before the chunked job, or arrived before it if the chunked
-    job is unranked."""
-    if chunked.is_ranked or chunked.goes_first:
-        return place_of(job, policy, view) < place_of(chunked, policy, view)
-    place = (job.level, not job.goes_first, job.arrival)
-    return place < (chunked.level, True, chunked.arrival)
 
 
 def shared_prefix_followers(order: Sequence[int], view: SchedulerView) -> list[int]:

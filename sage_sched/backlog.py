@@ -18,7 +18,7 @@ def expected_left_tokens(job: Job, expected_share: float) -> float:
     age_tokens, most_left = job.generated_tokens, max(1, job.max_new_tokens - job.generated_tokens)
     if job.has_fixed_length:
         return most_left
-    if job.distribution is None:
+    if not job.is_predicted:
         return max(1.0, expected_share * most_left)
     known = job.distribution if not age_tokens else job.distribution.surviving(age_tokens)
     # An answer past the longest known length is expected to double.

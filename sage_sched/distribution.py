@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-Source = Literal["history", "warm", "general", "prior", "hint", "truth"]
+Source = Literal["history", "warm", "general", "prior", "hint", "truth", "none"]
 # The minimum weight. A smaller difference between two sums of weights is a rounding error.
 _LEAST_WEIGHT = 1e-12
 SOURCES: tuple[Source, ...] = get_args(Source)
@@ -24,6 +24,7 @@ class LengthDistribution:
     weights: float64, shape (n,), each at least 1e-12, summing to 1.
     effective_samples: the number of equally weighted observations that it is worth (Kish), above 0.
     source: where it came from. "hint": a client gave it. "truth": only in a simulator.
+        "none": nothing is known (UNKNOWN).
     """
 
     lengths: NDArray[np.int64]
@@ -237,3 +238,8 @@ def _redistribute(
     factors = np.where(given, 1.0 + mass / np.where(given, after, 1.0), 1.0)
     scale = np.append(1.0, np.cumprod(factors)[:-1])
     return values, np.where(given, 0.0, mass * scale)
+
+
+# For requests without a prediction: SGLang's own, and those whose prediction was lost. Any length
+# from 8 to 2,048 tokens is as likely as its double.
+UNKNOWN = LengthDistribution.from_samples([8 << doublings for doublings in range(9)], "none")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from heapq import heappop, heappush
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from heapq import heappop, heappush, merge
 from itertools import islice
 from weakref import WeakKeyDictionary
 
-from sage_sched.job import Job
+from sage_sched.job import Entry, Group, Job
 from sage_sched.limit import Limit
-from sage_sched.sorted_jobs import Entry, Group, SortedJobs, walk
 from sage_sched.view import SchedulerView
 
 # A token of the answer counts for this many tokens of the prompt (Sheng et al., section 3.1).
@@ -22,8 +21,7 @@ _MOST_NAMES = 10_000
 # A class and one of its tenants.
 Name = tuple[str, str]
 # Jobs by level and class, then tenant.
-ByTenant = dict[tuple[float, str], dict[str, SortedJobs]]
-_NO_JOBS = SortedJobs()
+ByTenant = dict[tuple[float, str], dict[str, list[Entry]]]
 
 
 class FairShares(Limit):
@@ -42,12 +40,10 @@ class FairShares(Limit):
     def concerns(self, job: Job) -> bool:
         return job.hints.shares_fairly
 
-    def joined(self, job: Job) -> None:
-        """Note that a job has joined the queue."""
+    def queued(self, job: Job) -> None:
         self._service.joined(job)
 
-    def left(self, job: Job) -> None:
-        """Note that a job has left the queue."""
+    def dequeued(self, job: Job) -> None:
         self._service.left(job)
         self._costs.pop(job, None)
 
@@ -60,7 +56,7 @@ class FairShares(Limit):
         if _shares(entry):
             job = entry[3]
             tenants = self._by_tenant.setdefault((entry[0], job.hints.slo_class), {})
-            insort(tenants.setdefault(job.hints.tenant, SortedJobs()).of(job), entry)
+            insort(tenants.setdefault(job.hints.tenant, []), entry)
 
     def taken_out(self, entry: Entry) -> None:
         """Note that the queue has taken a job out of its place."""
@@ -69,11 +65,10 @@ class FairShares(Limit):
         tenants = self._by_tenant.get(of_class, {})
         if not hints.shares_fairly or (jobs := tenants.get(hints.tenant)) is None:
             return
-        for entries in (jobs.ranked, jobs.unranked):  # the job may have been ranked since
-            at = bisect_left(entries, entry)
-            if at < len(entries) and entries[at] is entry:
-                del entries[at]
-        if not jobs.ranked and not jobs.unranked:
+        at = bisect_left(jobs, entry)
+        if at < len(jobs) and jobs[at] is entry:
+            del jobs[at]
+        if not jobs:
             del tenants[hints.tenant]
         if not tenants:  # clients may name any number of priorities
             del self._by_tenant[of_class]
@@ -81,9 +76,7 @@ class FairShares(Limit):
     def in_turns(
         self,
         entries: Iterable[Entry],
-        first_arrival: int,
         moving: Callable[[], Mapping[Group, Iterator[Entry]]],
-        num_ahead: Callable[[Entry, Entry], int],
         skips: Callable[[Job], bool],
     ) -> Iterator[Job]:
         """Yield the jobs in the order in which to serve them, without those that are left out. The
@@ -91,7 +84,6 @@ class FairShares(Limit):
 
         entries: the queue in the policy's order. moving: returns, by group and in order, the
             entries whose keys change while they wait.
-        first_arrival, num_ahead: see sage_sched.sorted_jobs.walk.
         skips: whether a job is left out. It is called in the order of the result, because jobs get
             LoRA adapter slots in that order.
         """
@@ -109,9 +101,7 @@ class FairShares(Limit):
             if of_class not in turns:
                 ours, theirs = self._by_tenant.get(of_class, {}), moving_of.get(of_class, {})
                 walks = {
-                    tenant: walk(
-                        ours.get(tenant, _NO_JOBS), first_arrival, theirs.get(tenant, ()), num_ahead
-                    )
+                    tenant: _merged(ours.get(tenant, ()), theirs.get(tenant))
                     for tenant in {**ours, **theirs}
                 }
                 turns[of_class] = self._turns(of_class[1], walks, skips)
@@ -145,6 +135,12 @@ class FairShares(Limit):
                     self._costs[job] = _cost(job)
                 had += self._costs[job]
             begins(tenant, had)
+
+
+def _merged(placed: Sequence[Entry], moving: Iterator[Entry] | None) -> Iterator[Entry]:
+    if moving is None:
+        return iter(placed)
+    return merge(placed, moving) if placed else moving
 
 
 def _shares(entry: Entry) -> bool:

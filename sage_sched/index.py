@@ -134,7 +134,7 @@ def gittins_index(weights: Floats, costs: Floats) -> Floats:
 
 @dataclass(slots=True)
 class IndexState:
-    """The prediction for a ranked job at its age: the index, its logarithm, and the decode steps
+    """The prediction for a job at its age: the index, its logarithm, and the decode steps
     that remain.
 
     table, steps_table: the index and the remaining steps at all ages.
@@ -162,10 +162,12 @@ class Indices:
     def __init__(self, server: ServerFacts) -> None:
         self._cost = self.cost_on(server)
 
-    def rank(self, job: Job) -> bool:
-        """Note that a job has arrived; return whether its length distribution is known."""
-        if job.distribution is None:
-            return False
+    def rank(self, job: Job) -> None:
+        """Note that a job has arrived, or that the cost model or its cached tokens have changed."""
+        if isinstance(state := job.index_state, IndexState):
+            state.table.set_cost(self._cost, job.cached_input_tokens)
+            _set_index(state, job.generated_tokens)
+            return
         table = self.table_type(
             job.distribution,
             self._cost,
@@ -176,19 +178,12 @@ class Indices:
         )
         job.index_state = IndexState(table, MeanCost.beside(table, num_steps))
         self.of(job)  # computed here, because a plan may have to rank many
-        return True
 
     def on_server(self, server: ServerFacts) -> None:
         self._cost = self.cost_on(server)
 
-    def on_prediction(self, job: Job) -> None:
-        """Note that the cost model or the job's cached tokens have changed."""
-        state = index_state_of(job)
-        state.table.set_cost(self._cost, job.cached_input_tokens)
-        _set_index(state, job.generated_tokens)
-
     def of(self, job: Job) -> IndexState:
-        """Return the index of a ranked job at its present age."""
+        """Return the index of a job at its present age."""
         state, age_tokens = job.index_state, job.generated_tokens
         # Called for each running job in each plan, so this does without another call.
         assert isinstance(state, IndexState)
@@ -200,7 +195,7 @@ class Indices:
         return state
 
     def quantum_steps(self, job: Job) -> tuple[float, float]:
-        """Return the expected decode steps of a ranked job until its index rises, and to its end.
+        """Return the expected decode steps of a job until its index rises, and to its end.
         The steps until it rises cost no more than the index, which is a cost per completion."""
         state, age_tokens = self.of(job), job.generated_tokens
         mean = self._spent(job, age_tokens + state.steps) - self._spent(job, age_tokens)
@@ -210,12 +205,6 @@ class Indices:
         if not output_tokens:
             return 0.0
         return float(self._cost(job.input_tokens, output_tokens, job.cached_input_tokens))
-
-
-def index_state_of(job: Job) -> IndexState:
-    """Return the state of a job that Indices has ranked."""
-    assert isinstance(job.index_state, IndexState)
-    return job.index_state
 
 
 def _set_index(state: IndexState, age_tokens: int) -> None:

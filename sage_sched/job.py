@@ -99,6 +99,10 @@ CLIENTS_HINTS = (
 )  # fmt: skip
 
 
+# A level, a class and one of its tenants.
+Group = tuple[float, str, str]
+
+
 @dataclass(frozen=True, slots=True)
 class BatchPart:
     """The batch that a request is a part of (sage_sched.batches).
@@ -120,8 +124,7 @@ class Job:
     arrival: how many requests came before it.
     input_tokens: length of its prompt.
     max_new_tokens: the cap on its answer, at least 1.
-    distribution: the distribution of its answer's length, predicted from its prompt; None if
-        unknown.
+    distribution: the distribution of its answer's length, predicted from its prompt.
     served_at_arrival_tokens: the server's work until its arrival, prefill and decode.
     arrival_s: when it came, on the clock of SchedulerView.now_s; known from its first pass on.
     has_fixed_length: whether it goes on to its cap (SGLang's ignore_eos).
@@ -149,7 +152,8 @@ class Job:
     goes_first: whether no other job may overtake it: permanently, because it has passed the
         starvation bound, or temporarily, because it has passed the swap-out bound or its batch
         needs it.
-    is_ranked: whether its policy can rank it.
+    starts_now: whether its policy says that its start is due. It may then be admitted to a full
+        batch without preempting another job.
     refined: the prediction of its length, refined by its answer so far; None until it is refined.
     revision: how often it was refined.
     ranked_at: the revision of its queue when it was ranked (sage_sched.waiting_queue).
@@ -163,7 +167,7 @@ class Job:
     arrival: int
     input_tokens: int
     max_new_tokens: int
-    distribution: LengthDistribution | None
+    distribution: LengthDistribution
     served_at_arrival_tokens: int
     arrival_s: float = 0.0
     hints: Hints = NO_HINTS
@@ -188,7 +192,7 @@ class Job:
     passed_starvation_bound: bool = False
     passed_swap_out_bound: bool = False
     goes_first: bool = False
-    is_ranked: bool = True
+    starts_now: bool = False
     refined: Refined | None = None
     revision: int = 0
     ranked_at: int = 0
@@ -218,7 +222,7 @@ class Job:
 
     def find(self, cached_tokens: int, recall_tokens: int = 0) -> bool:
         """Set how many tokens of its sequence the radix tree has; return whether that has changed.
-        The caller reports a change to the job's policy (Policy.on_prediction)."""
+        The caller reports a change to the job's policy (Policy.rank)."""
         self.was_looked_up = True
         if (cached_tokens, recall_tokens) == (self.cached_tokens, self.recall_tokens):
             return False
@@ -227,15 +231,25 @@ class Job:
         return True
 
     @property
+    def is_predicted(self) -> bool:
+        """Whether anything is known of its answer's length."""
+        return self.distribution.source != "none"
+
+    @property
+    def group(self) -> Group | None:
+        """Return the group whose jobs keep their order, or None if its class does not share
+        fairly."""
+        hints = self.hints
+        return (self.level, hints.slo_class, hints.tenant) if hints.shares_fairly else None
+
+    @property
     def cached_input_tokens(self) -> int:
         """Return the cached tokens of its prompt, less the cost of loading them to the device. If
         the job was retracted, cached_tokens may include its answer."""
         return min(self.cached_tokens, self.input_tokens) - self.recall_tokens
 
     def mean_tokens(self) -> float:
-        """Return the mean length of its answer, predicted from its prompt; 0 if unknown."""
-        if self.distribution is None:
-            return 0.0
+        """Return the mean length of its answer, predicted from its prompt."""
         return self.distribution.capped(self.max_new_tokens).mean()
 
     def revise(self, refined: Refined | None) -> None:
@@ -248,7 +262,7 @@ class Job:
     def forget_policy(self) -> None:
         """Reset all policy-specific state, because another policy takes over. Its age, its tokens
         and its starvation bound stay."""
-        self.is_ranked = True
+        self.starts_now = False
         self.refined = None
         self.revision = self.ranked_at = 0
         self.watch = self.column_watch = None
@@ -260,7 +274,7 @@ class Job:
     def may_preempt_others(self) -> bool:
         """Whether others may be preempted for it. If it keeps its memory after its answer, they
         might never get theirs back."""
-        return self.is_ranked and not self.keeps_memory
+        return not self.keeps_memory
 
     def put(self, level: int, is_due: bool, is_held: bool) -> None:
         """Set its level, whether its batch needs it now, and whether it waits for others of it."""
@@ -279,3 +293,8 @@ class Job:
         self.passed_swap_out_bound = has_passed
         self.goes_first = has_passed or self.passed_starvation_bound or self.is_due
         self.changes()
+
+
+# Level, key and arrival: jobs are served by their places.
+Place = tuple[float, float, int]
+Entry = tuple[float, float, int, Job]

@@ -17,11 +17,13 @@ class Limit:
     is_engaged: whether a job has come that concerns it.
     next_s: when it wants another plan of a batch that no waiting job can enter, by
         SchedulerView.now_s.
+    next_tokens: when it wants another plan of a full batch, by SchedulerView.served_tokens.
     room: how many more jobs may be swapped out for jobs that have passed no bound.
     """
 
     is_engaged: bool = True
     next_s: float = math.inf
+    next_tokens: float = math.inf
     room: float = math.inf
 
     @property
@@ -39,6 +41,12 @@ class Limit:
 
     def arrived(self, job: Job) -> None:
         """Note that a job has arrived, or is here as this limit begins to hold."""
+
+    def queued(self, job: Job) -> None:
+        """Note that a job begins to wait: it is new, or has run."""
+
+    def dequeued(self, job: Job) -> None:
+        """Note that a job waits no more."""
 
     def ended(self, job: Job, now_s: float) -> None:
         """Note that a job has ended, was aborted, or was refused."""

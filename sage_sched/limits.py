@@ -15,7 +15,7 @@ from sage_sched.overload import Overload, OverloadConfig
 from sage_sched.session_returns import SessionReturns
 
 _Limit = TypeVar("_Limit", bound=Limit)
-_EVENTS = ("needs_clock", "arrived", "ended", "prefilled", "decoded", "look", "within")
+_EVENTS = ("needs_clock", "arrived", "queued", "ended", "prefilled", "decoded", "look", "within")
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +58,10 @@ class Limits:
             ]
             for event in _EVENTS
         }
+
+    def bounds_after(self, present: Limits) -> list[Limit]:
+        """Return the bounds, where possible with all that the present ones have learned."""
+        return [next(filter(one.is_like, present.bounds), one) for one in self.bounds]
 
     def arrived(self, job: Job, before: Limits | None = None) -> None:
         """Note that a job has arrived, or that these limits apply to it because the settings have

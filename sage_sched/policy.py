@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
@@ -27,10 +28,11 @@ class Traits:
     """What a policy declares about itself. Most policies need none of it.
 
     uses_clock: whether it reads SchedulerView.now_s or Job.arrival_s, which rank 0 then broadcasts.
-    moves: whether a waiting job's key may change although the job does not. If so, each plan puts
-        all waiting jobs in order.
+    moving: makes a sage_sched.waiting_queue.MovingKeys from the policy, if a waiting job's key may
+        change although the job does not. Each plan puts these jobs in order.
     max_preemptions: a job that was preempted this often is not preempted for other jobs any more.
-    preempts_for_starts: whether it preempts only for jobs whose start is due (Policy.starts_now).
+    preempts_for_starts: whether it preempts only for jobs whose start is due (Job.starts_now).
+    regret: the starvation bound (sage_sched.starvation_bound); inf: none.
     starts_within_s: the TTFT target, in seconds, for which new jobs start ahead of its order; 0: no
         job does.
     predicts_waits: whether Policy.lasting gives its order. If not, `[overload]` is refused.
@@ -44,9 +46,10 @@ class Traits:
     """
 
     uses_clock: bool = False
-    moves: bool = False
+    moving: Callable[[Any], MovingKeys] | None = None
     max_preemptions: int = 4
     preempts_for_starts: bool = False
+    regret: float = math.inf
     starts_within_s: float = 0.0
     predicts_waits: bool = False
     has_deadlines: bool = False
@@ -78,8 +81,7 @@ class Policy(ABC):
     Parameters: its settings in the section `[policy.NAME]`: a frozen dataclass whose fields all
     have defaults.
     traits: what it declares.
-    moving: orders the waiting jobs whose keys move; None if none does.
-    queue: the waiting jobs, in order.
+    server: the present facts of its server.
     """
 
     Parameters: ClassVar[type[Any]] = NoParameters
@@ -100,76 +102,54 @@ class Policy(ABC):
         """
         self.parameters = parameters
         self.server = server
-        self.queue = WaitingQueue()
-        self.moving = MovingKeys(self) if self.traits.moves else None
         self._kept = indices
 
-    def takes_over(self, before: Policy) -> None:
-        """Take over what another policy has counted, if it counts alike. Called after a change of
-        settings, before the jobs arrive here."""
-        return
+    def rank(self, job: Job) -> None:
+        """Compute the facts behind a job's key: as it arrives, and again if its prediction
+        (Job.refined), its cached tokens, or the server's step times have changed.
 
-    def on_arrival(self, job: Job) -> bool:
-        """Note that a job has arrived; return whether the policy can rank it. If not, the job is
-        ordered by arrival."""
-        return self._kept is None or self._kept.rank(job)
+        If this raises as the job arrives, the job goes before all others of its level, and its key
+        is not asked for.
+        """
+        if self._kept is not None:
+            self._kept.rank(job)
 
     def on_end(self, job: Job, now_s: float) -> None:
         """Note that a job has ended, at its last age, or was aborted."""
         return
 
-    def on_prediction(self, job: Job) -> None:
-        """Note that the facts behind a ranked job's key have changed: its predicted length (also
-        Job.refined), its cached tokens, or the server's step times."""
-        if self._kept is None:
-            self.on_arrival(job)
-        else:
-            self._kept.on_prediction(job)
-
     def on_server(self, server: ServerFacts) -> None:
-        """Note that the server's step times have changed. on_prediction follows for each ranked
-        job, for some in each plan. Until then a job's old key stands."""
+        """Note that the server's step times have changed. All jobs are ranked again, some in each
+        plan. Until then a job's old key stands."""
         self.server = server
-        self.queue.revision += 1
         if self._kept is not None:
             self._kept.on_server(server)
 
-    def on_queued(self, job: Job) -> None:
-        """Note that a job begins to wait. Called before on_pass."""
-        return
-
-    def on_dequeued(self, job: Job) -> None:
-        """Note that a job stops waiting."""
-        return
-
-    def on_pass(self, view: SchedulerView) -> NextPlan:
+    def on_pass(self, view: SchedulerView, queue: WaitingQueue) -> NextPlan:
         """Note that a pass is about to order the jobs; return when a full batch is planned next.
-        Jobs pass their starvation bound here."""
+
+        queue: the waiting jobs, among them the jobs that came and left since the last pass.
+        """
         return NextPlan()
 
     @abstractmethod
     def key(self, job: Job, view: SchedulerView) -> float:
-        """Return the place of a ranked job: smaller goes first, ties by arrival.
+        """Return the place of a job: smaller goes first, ties by arrival.
 
         A key of infinity holds a waiting job back while another job runs or may be admitted.
         """
 
     def lasting(self, job: Job) -> Lasting:
-        """Return the forecast of a job. The key of an unranked job is not used."""
-        if self._kept is None or not job.is_ranked:
+        """Return the forecast of a job."""
+        if self._kept is None:
             steps = max(1.0, job.mean_tokens() - job.generated_tokens)
             return Lasting(0.0, steps, steps)
         return Lasting(self._kept.of(job).log_index, *self._kept.quantum_steps(job))
 
-    def starts_now(self, job: Job) -> bool:
-        """Whether this waiting job's start is due. It may then be admitted to a full batch without
-        preempting another."""
-        return False
-
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:
-        """Whether a running job is preempted for a waiting one of a smaller key, both ranked.
+        """Whether a running job is preempted for a waiting one of a smaller key.
 
         price_s: seconds that the server takes to move the running job out and back. A higher price
             must not turn a refusal into a preemption. view: here its waiting jobs are in the order
@@ -177,7 +157,7 @@ class Policy(ABC):
         """
         return False
 
-    def budget(self, view: SchedulerView) -> Budget | None:
+    def budget(self, view: SchedulerView, queue: WaitingQueue) -> Budget | None:
         """Return how much this pass may prefill; None leaves it to SGLang."""
         return None
 

@@ -9,7 +9,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from sage_sched.headroom import Headroom
-from sage_sched.job import BEHIND, Job
+from sage_sched.job import BEHIND, Entry, Job
 from sage_sched.policy import Policy, can_preempt
 from sage_sched.preemption_cost import PreemptionCost, Victim, preemption_cost_of
 from sage_sched.view import SchedulerView
@@ -49,7 +49,7 @@ def admissions_of(
     has_cause = can_preempt(policy) or view.server.level_gap < math.inf or first.goes_first
     preempts = view.may_preempt and has_cause
     if view.batch_is_full and not (
-        policy.starts_now(first) or (preempts and any_is_preemptible(first, policy, view))
+        first.starts_now or (preempts and any_is_preemptible(first, policy, view))
     ):
         return [], 0
     aside_tokens = headroom.set_aside_tokens(view.running)
@@ -70,7 +70,7 @@ def admissions_of(
         return cost
 
     admissions = plan_admissions(
-        (job for job in view.running if job.is_ranked),
+        view.running,
         (
             (job, headroom.needed_tokens(job) - view.kv.shared_tokens(job))
             for job in takewhile(lambda job: job.may_preempt_others or job in view.swapped, window)
@@ -85,7 +85,7 @@ def admissions_of(
         cost_of=cost_of,
     )
     if view.batch_is_full:
-        admissions = [*takewhile(lambda one: _enters_full(one, policy), admissions)]
+        admissions = [*takewhile(_enters_full, admissions)]
     admissions = _within_host_memory(admissions, without_host_room, view)
     if not admissions and not view.running and chunked is None and first in view.swapped:
         # There is no other job to keep room for.
@@ -93,10 +93,10 @@ def admissions_of(
     return admissions, len(without_host_room)
 
 
-def _enters_full(admission: Admission, policy: Policy) -> bool:
+def _enters_full(admission: Admission) -> bool:
     """Whether a job enters a batch that is marked as full."""
     newcomer = admission.newcomer
-    return bool(admission.victims) or newcomer.goes_first or policy.starts_now(newcomer)
+    return bool(admission.victims) or newcomer.goes_first or newcomer.starts_now
 
 
 def _within_host_memory(
@@ -123,7 +123,7 @@ def any_is_preemptible(first: Job, policy: Policy, view: SchedulerView) -> bool:
     return any(
         _is_preemptible(job, first, 0.0, policy, view)
         for job in view.running
-        if job.is_ranked and (job.level, policy.key(job, view)) > place
+        if place_of(job, policy, view)[:2] > place
     )
 
 
@@ -132,8 +132,8 @@ def may_enter_full(waiting: Iterable[Job], policy: Policy, view: SchedulerView) 
     older. This saves weighing all running jobs for jobs that can make none leave."""
     if can_preempt(policy) and not policy.traits.preempts_for_starts:
         return any(True for _ in waiting)
-    levels, starts_now = {job.level for job in view.running}, policy.starts_now
-    return any(job.goes_first or starts_now(job) or levels != {job.level} for job in waiting)
+    levels = {job.level for job in view.running}
+    return any(job.goes_first or job.starts_now or levels != {job.level} for job in waiting)
 
 
 def _is_preemptible(
@@ -186,7 +186,7 @@ def plan_admissions(
     The candidate that uses up prefill_tokens is the last to be admitted. The engine leaves the next
     prompts in its queue, and a swapped job behind them would overtake them.
 
-    running: the ranked running jobs.
+    running: the running jobs.
     candidates: the waiting jobs, each with the number of tokens that its admission needs.
     cost_of: returns the cost of preempting a running job; None if host memory has no room for its
         KV, or the engine pins it. It takes long, so it is called only for jobs that would be
@@ -195,13 +195,13 @@ def plan_admissions(
     gone = set[Job]()
 
     @cache  # in most passes there is room, and no job is preempted
-    def last_first() -> list[tuple[int, float, int, Job]]:
+    def last_first() -> list[Entry]:
         may_leave = (job for job in running if job.num_preemptions < max_preemptions)
-        places = ((job.level, policy.key(job, view), job.arrival, job) for job in may_leave)
+        places = ((*place_of(job, policy, view), job) for job in may_leave)
         return sorted(places, reverse=True)
 
     def preemptible(newcomer: Job) -> Iterator[Victim]:
-        if not newcomer.is_ranked or not may_enter_full([newcomer], policy, view):
+        if not may_enter_full([newcomer], policy, view):
             return
         if room <= 0 and not newcomer.goes_first:
             return

@@ -64,24 +64,11 @@ def preemption_cost_of(
     return PreemptionCost(PreemptionMode.RECOMPUTE, recompute_s, freed_tokens)
 
 
-def retention_order(
-    jobs: Sequence[Job], default: Sequence[int], policy: Policy, view: SchedulerView
-) -> list[int]:
-    """Return the positions of running jobs, from the first to keep to the first to retract.
-
-    default: SGLang's own order of them. A job that the policy cannot rank keeps its place in it,
-        within its level and behind the jobs that go first. Pinned jobs (Job.is_pinned) come before
-        all others.
-    """
-    places = [place_of(job, policy, view) for job in jobs]
-    order = sorted((p for p in default if jobs[p].is_pinned), key=places.__getitem__)
-    for level in sorted({job.level for job in jobs}):
-        same = [p for p in default if jobs[p].level == level and not jobs[p].is_pinned]
-        order += sorted((p for p in same if jobs[p].goes_first), key=places.__getitem__)
-        others = [p for p in same if not jobs[p].goes_first]
-        ranked = iter(sorted((p for p in others if jobs[p].is_ranked), key=places.__getitem__))
-        order += [next(ranked) if jobs[p].is_ranked else p for p in others]
-    return order
+def retention_order(jobs: Sequence[Job], policy: Policy, view: SchedulerView) -> list[int]:
+    """Return the positions of running jobs, from the first to keep to the first to retract. Pinned
+    jobs (Job.is_pinned) come before all others."""
+    places = [(not job.is_pinned, place_of(job, policy, view)) for job in jobs]
+    return sorted(range(len(jobs)), key=places.__getitem__)
 
 
 def preempt_for_memory(view: SchedulerView, policy: Policy, headroom: Headroom) -> list[Preempt]:
@@ -93,7 +80,7 @@ def preempt_for_memory(view: SchedulerView, policy: Policy, headroom: Headroom) 
     """
     needed_tokens = headroom.next_steps_tokens(view.running)
     short_tokens = sum(needed_tokens) - view.room_tokens
-    order = retention_order(view.running, range(len(view.running)), policy, view)
+    order = retention_order(view.running, policy, view)
     if view.chunked is None:
         order = order[1:]
     else:

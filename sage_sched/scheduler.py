@@ -16,6 +16,7 @@ from sage_sched.preemption import may_enter_full
 from sage_sched.preemption_cost import preempt_for_memory, retention_order
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
+from sage_sched.waiting_queue import WaitingQueue
 
 # A plan looks up the cached prefixes of this many jobs at the head of the queue.
 _NUM_LOOKED_UP = 8
@@ -30,7 +31,7 @@ class Scheduler:
     (sage_sched.scheduling_pass). Only this class calls the policy and the limits on behalf of an
     engine.
 
-    policy: orders the jobs. limits: hold under every policy.
+    policy: orders the jobs. queue: the waiting jobs in its order. limits: hold under every policy.
     now_s: rank 0's clock, as broadcast, in seconds from an arbitrary moment.
     served_tokens: tokens prefilled and decoded so far. num_arrivals: how many jobs have come.
     num_arrivals_planned: how many had come when the last plan was made; -1 if another plan is due.
@@ -47,6 +48,7 @@ class Scheduler:
         """headroom: until there is a plan. on_failure: called in the `except` block if the policy
         fails, with the task that failed. None: the error is raised."""
         self.policy, self.limits, self.headroom = policy, limits, headroom
+        self.queue = WaitingQueue(policy)
         self._on_failure = on_failure
         self.now_s = 0.0
         self.served_tokens = self.num_arrivals = 0
@@ -61,16 +63,17 @@ class Scheduler:
 
     def arrived(self, job: Job) -> None:
         """Note that a job has come, after all jobs before it."""
-        job.ranked_at = self.policy.queue.revision
+        job.ranked_at = self.queue.revision
         self.num_arrivals += 1
         self.limits.arrived(job)
         self._rank(job)
 
     def _rank(self, job: Job) -> None:
+        """Let the policy rank a job. If it fails, the job goes first from now on."""
         try:
-            job.is_ranked = self.policy.on_arrival(job)
+            self.policy.rank(job)
         except Exception as error:
-            job.is_ranked = False
+            job.pass_starvation_bound()
             self._failed("rank a request", error)
 
     def found(self, job: Job, cached_tokens: int, host_tokens: int, server: ServerFacts) -> bool:
@@ -78,8 +81,8 @@ class Scheduler:
         changed."""
         recall_tokens = server.recall_tokens(host_tokens) if host_tokens else 0
         has_changed = job.find(cached_tokens, recall_tokens)
-        if has_changed and job.is_ranked:
-            self.policy.on_prediction(job)
+        if has_changed:
+            self._rank(job)
         return has_changed
 
     def newcomer(self, job: Job, server: ServerFacts) -> Newcomer:
@@ -113,12 +116,13 @@ class Scheduler:
             self.served_tokens += number
 
     def refined(self, jobs: Sequence[Job]) -> None:
-        """Note that the predictions of these ranked jobs were refined (Job.refined)."""
+        """Note that the predictions of these jobs were refined (Job.refined)."""
         for job in jobs:
-            self.policy.on_prediction(job)
+            self._rank(job)
 
     def updated(self, server: ServerFacts) -> None:
         """Take in the server's step times, which have changed."""
+        self.queue.revision += 1
         try:
             self.policy.on_server(server)
         except Exception as error:
@@ -138,8 +142,8 @@ class Scheduler:
         arrival."""
         before, is_new = self.limits, policy is not self.policy
         if is_new:
-            self.policy.queue.disband()
-            policy.takes_over(self.policy)
+            self.queue.disband()
+            self.queue = WaitingQueue(policy)
         self.policy, self.limits = policy, limits
         self.plan_again()
         for job in unfinished:
@@ -206,23 +210,19 @@ class Scheduler:
            cannot be swapped, the engine itself admits in this order.
 
         If SGLang has marked the batch as full, a job is admitted only if it preempts another, goes
-        first, or its start is due (Policy.starts_now). Admitting others one by one as room appears,
+        first, or its start is due (Job.starts_now). Admitting others one by one as room appears,
         with a prefill step each, costs more than it gains: mean TTLT was 10 % above that without
         preemption, and with this rule is 1 % below it (srpt-oracle, H800 preset at 8 requests/s).
         """
-        policy, limits, queue = self.policy, self.limits, self.policy.queue
+        policy, limits, queue = self.policy, self.limits, self.queue
         fair_shares, adapters, sessions = limits.engaged
-        queue.use(fair_shares, adapters)
-        queue.follow(view, policy)
-        queue.rank_anew(view, policy)
+        queue.use(limits.hearing["queued"], fair_shares, adapters)
+        queue.follow(view)
+        queue.rank_anew(view)
         self.next_plan = NextPlan()
-        wanted = policy.on_pass(view)
-        if not isinstance(wanted, NextPlan):
-            name = type(policy).__name__
-            raise TypeError(f"{name}.on_pass returned {wanted!r}, allowed: a NextPlan")
-        self.next_plan = wanted
         for limit in limits.hearing["look"]:
             limit.look(view, queue.begun)
+        self.next_plan = wanted = self._wanted(view)
         headroom = policy.traits.headroom(view, sessions)
         self.headroom = replace(headroom, kept_tokens=0)
         if view.is_short and view.may_preempt:
@@ -236,24 +236,25 @@ class Scheduler:
 
         joined = queue.take_joined()
         self._look_up([job for job in joined if not job.was_looked_up], view)
-        order = queue.order(view, policy)
+        order = queue.order(view)
         first = [view.waiting[position] for position in order]
         any_enters = may_enter_full(first, policy, view)
         self.next_plan = wanted._replace(at_s=at_s)
         if not any_enters:
             at_s = min(at_s, *(limit.next_s for limit in limits.all))
-            self.next_plan = NextPlan(at_s, wanted.at_tokens, interval_tokens=0)
+            at_tokens = min(wanted.at_tokens, *(limit.next_tokens for limit in limits.all))
+            self.next_plan = NextPlan(at_s, at_tokens, interval_tokens=0)
         if view.batch_is_full and view.can_swap and view.chunked is None and not any_enters:
             self.headroom = headroom
             queue.ordered(order)
             return Plan(order, is_new=True, places=self._places(joined, order))
         if self._look_up(first[:_NUM_LOOKED_UP], view):
-            order = queue.order(view, policy)
+            order = queue.order(view)
         candidates = Candidates(order, len(order), len(order))
         candidates = candidates.without_held_back(policy, view)
         places = self._places(joined, candidates.order)
         candidates = candidates.without_followers(view)
-        budget = self._within(policy.budget(view) or UNLIMITED, view)
+        budget = self._within(policy.budget(view, queue) or UNLIMITED, view)
         decode_only = budget.prefill_tokens == 0 and bool(view.running)
         if not decode_only:
             candidates = candidates.beside_chunk(view.chunked, budget, policy, view)
@@ -270,6 +271,19 @@ class Scheduler:
         )
         room = min(limit.room for limit in limits.all)
         return with_admissions(plan, candidates, budget, policy, headroom, view, room)
+
+    def _wanted(self, view: SchedulerView) -> NextPlan:
+        """Tell the policy of a pass, and return when it wants the next plan."""
+        queue = self.queue
+        try:
+            wanted = self.policy.on_pass(view, queue)
+        finally:
+            queue.came.clear()
+            queue.left.clear()
+        if not isinstance(wanted, NextPlan):
+            name = type(self.policy).__name__
+            raise TypeError(f"{name}.on_pass returned {wanted!r}, allowed: a NextPlan")
+        return wanted
 
     def _within(self, budget: Budget, view: SchedulerView) -> Budget:
         """Return the budget of a pass, cut to what all limits allow."""
@@ -295,7 +309,7 @@ class Scheduler:
         """Return Plan.places."""
         if not joined:
             return {}
-        queue = self.policy.queue
+        queue = self.queue
         number_of = {position: number for number, position in enumerate(order)}
         positions = {queue.positions[job]: job for job in joined}
         return {
@@ -309,7 +323,7 @@ class Scheduler:
         """Return the positions of running jobs, from the first to keep to the first to retract;
         default, the engine's own order, if the policy fails."""
         try:
-            return retention_order(jobs, default, self.policy, view)
+            return retention_order(jobs, self.policy, view)
         except Exception as error:
             self._failed("choose requests to retract", error)
             return [*default]

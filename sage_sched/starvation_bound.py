@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Collection
 
 import numpy as np
 
 from sage_sched.job import Job
+from sage_sched.limit import Limit
 from sage_sched.view import SchedulerView
 
 
-class StarvationBound:
+class StarvationBound(Limit):
     """Counts the work done for each job, and finds the jobs that have passed the bound.
 
     Since a job came, the server has worked (in tokens, prefill and decode) for jobs that came
@@ -43,8 +45,8 @@ class StarvationBound:
     With a regret of 0 each job passes its bound as it comes: first come, first served. With a
     regret of infinity no job ever does.
 
-    next_tokens: no further job passes its bound before the server's work reaches this
-        (SchedulerView.served_tokens), unless requests end.
+    next_tokens: no further job passes its bound before the server's work reaches this, unless
+        requests end.
     """
 
     def __init__(self, regret: float) -> None:
@@ -58,14 +60,13 @@ class StarvationBound:
         self._starts, self._owns, self._extras = array("q"), array("q"), array("q")
         self._places: dict[Job, int] = {}
         self._has_looked = False
-        self.next_tokens = math.inf
+
+    def is_like(self, other: Limit) -> bool:
+        return isinstance(other, StarvationBound) and self._regret == other._regret
 
     def arrived(self, job: Job) -> None:
-        """Note that a job has arrived, after all jobs before it. Called again only if the latest
-        job has ended before the server worked for it."""
-        if job in self._places:
-            self._ended.discard(job)
-        elif self._regret == 0:
+        """Note that a job has arrived, after all jobs before it."""
+        if self._regret == 0:
             job.pass_starvation_bound()
         elif self._regret < math.inf:
             self._append(job, job.served_at_arrival_tokens, 0)
@@ -77,16 +78,19 @@ class StarvationBound:
         self._owns.append(job.served_tokens)
         self._extras.append(extra)
 
-    def served(self, job: Job) -> None:
+    def queued(self, job: Job) -> None:
+        if job.served_tokens:
+            self._served(job)
+
+    def _served(self, job: Job) -> None:
         """Note that the server has worked for a job: it runs, or has run and waits again."""
         if (place := self._places.get(job)) is not None:
             self._owns[place] = job.served_tokens
 
-    def ended(self, job: Job) -> None:
-        """Note that a job has ended. Called once for each."""
+    def ended(self, job: Job, now_s: float) -> None:
         if not self._jobs:
             return
-        self.served(job)
+        self._served(job)
         self._ended.add(job)
         if 2 * len(self._ended) >= len(self._jobs):
             self._fold()
@@ -103,8 +107,8 @@ class StarvationBound:
                 self._extras[-1] += job.served_tokens + extra
         self._ended.clear()
 
-    def check(self, view: SchedulerView) -> None:
-        """Find the jobs that have passed their bound, before the jobs are ordered."""
+    def look(self, view: SchedulerView, begun: Collection[Job]) -> None:
+        """Find the jobs that have passed their bound."""
         self.next_tokens = math.inf
         if not self._jobs:
             return

@@ -6,16 +6,17 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from heapq import merge
 from itertools import islice
 from operator import attrgetter
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import ref
 
 from sage_sched.adapters import Adapters
 from sage_sched.fair_shares import FairShares
 from sage_sched.followed import HEAD, HEAD_IF_FULL, Followed, Positions
-from sage_sched.job import Job
-from sage_sched.sorted_jobs import Entry, Group, Place, SortedJobs, group_of, walk
+from sage_sched.job import Entry, Group, Job, Place
+from sage_sched.limit import Limit
 from sage_sched.view import SchedulerView
 
 # At most this many new jobs join the order in a plan, by arrival. The others wait for the next
@@ -27,17 +28,13 @@ _arrival = attrgetter("arrival")
 
 
 class Ranking(Protocol):
-    """The parts of a policy that its queue calls, see sage_sched.policy."""
+    """The parts of a policy that its queue uses, see sage_sched.policy."""
 
-    moving: MovingKeys | None
+    traits: Any
 
     def key(self, job: Job, view: SchedulerView) -> float: ...
 
-    def on_queued(self, job: Job) -> None: ...
-
-    def on_dequeued(self, job: Job) -> None: ...
-
-    def on_prediction(self, job: Job) -> None: ...
+    def rank(self, job: Job) -> None: ...
 
 
 def place_of(job: Job, policy: Ranking, view: SchedulerView) -> Place:
@@ -47,7 +44,7 @@ def place_of(job: Job, policy: Ranking, view: SchedulerView) -> Place:
         return math.inf, 0.0, job.arrival
     if job.goes_first:
         return job.level, -math.inf, job.arrival
-    key = policy.key(job, view) if job.is_ranked else 0.0
+    key = policy.key(job, view)
     if math.isnan(key):  # the order would depend on the queue's order
         raise ValueError(f"the key of {job} is not a number")
     return math.inf if key == math.inf else job.level, key, job.arrival
@@ -66,7 +63,7 @@ class MovingKeys:
         self._policy = policy
 
     def has(self, job: Job) -> bool:
-        """Whether the key of this ranked job changes while it waits."""
+        """Whether the key of this job changes while it waits."""
         return True
 
     def first(self, jobs: Collection[Job], num: int, view: SchedulerView) -> list[Entry]:
@@ -78,48 +75,46 @@ class MovingKeys:
         held back is in none."""
         groups: dict[Group, list[Entry]] = {}
         for entry in self.first(jobs, len(jobs), view):
-            if entry[0] < math.inf and (group := group_of(entry[3])) is not None:
+            if entry[0] < math.inf and (group := entry[3].group) is not None:
                 groups.setdefault(group, []).append(entry)
         return {group: iter(entries) for group, entries in groups.items()}
 
 
-class _Moving:
-    """The jobs whose keys move, in the order of one pass. They are sorted lazily, as they are
-    read."""
-
-    def __init__(self, jobs: Collection[Job], keys: MovingKeys, view: SchedulerView) -> None:
-        self._jobs, self._keys, self._view = jobs, keys, view
-        self.head = keys.first(jobs, HEAD, view)
-
-    def __iter__(self) -> Iterator[Entry]:
-        yield from (head := self.head)
-        if len(head) < len(self._jobs):
-            self.head = self._keys.first(self._jobs, len(self._jobs), self._view)
-            yield from self.head[len(head) :]
+def _in_order(jobs: Collection[Job], keys: MovingKeys, view: SchedulerView) -> Iterator[Entry]:
+    """Yield jobs whose keys move in the order of one pass. They are sorted as they are read."""
+    head = keys.first(jobs, HEAD, view)
+    yield from head
+    if len(head) < len(jobs):
+        yield from keys.first(jobs, len(jobs), view)[len(head) :]
 
 
 class WaitingQueue:
-    """The waiting jobs of one policy, in order.
+    """The waiting jobs, in the order of one policy.
 
     A job is placed when it joins, and again when its place may have changed, which the job notes
     itself (Job.watch). So a plan touches only the first jobs of the order, and jobs that come, go
     or change.
 
-    fair_shares, adapters: engaged limits of the pass (sage_sched.limits), which follow the queue.
+    came, left: the jobs that have joined and left since the last pass that the policy heard of
+        (Policy.on_pass). A job may have left and come again.
     joined: jobs that have joined since take_joined.
     begun: waiting jobs with tokens, and how many tokens they had when they joined.
     revision: how often the keys of all jobs have changed, for example because the server's step
         times have. The jobs are then ranked again, some in each plan.
     """
 
-    def __init__(self) -> None:
-        self.fair_shares: FairShares | None = None
-        self.adapters: Adapters | None = None
+    def __init__(self, policy: Ranking) -> None:
+        self._policy = policy
+        moving = policy.traits.moving
+        self._keys: MovingKeys | None = None if moving is None else moving(policy)
+        self._followers: list[Limit] = []
+        self._fair_shares: FairShares | None = None
+        self._adapters: Adapters | None = None
         self._queue = Followed[Job]()
         self._coming: dict[Job, None] = {}
         self._changed: dict[Job, None] = {}
-        self._sorted = SortedJobs()
-        self._entries: dict[Job, tuple[list[Entry], Entry] | None] = {}
+        self._sorted: list[Entry] = []
+        self._entries: dict[Job, Entry | None] = {}
         # Jobs whose keys move.
         self._moving: dict[Job, None] = {}
         self._outdated: deque[Job] = deque()
@@ -127,28 +122,34 @@ class WaitingQueue:
         self._view: ref[SchedulerView] | None = None
         self.positions = Positions[Job](())
         self.joined: list[Job] = []
+        self.came: dict[Job, None] = {}
+        self.left: dict[Job, None] = {}
         self.begun: dict[Job, int] = {}
 
     def __contains__(self, job: object) -> bool:
         return job in self._entries
 
-    def use(self, fair_shares: FairShares | None, adapters: Adapters | None) -> None:
-        """Let these limits follow the queue, and so count its jobs; None: not engaged."""
-        for new, old in ((fair_shares, self.fair_shares), (adapters, self.adapters)):
-            if new is not None and new is not old:
-                for job in self._entries:
-                    new.joined(job)
-        self.fair_shares, self.adapters = fair_shares, adapters
+    def use(
+        self,
+        followers: list[Limit],
+        fair_shares: FairShares | None,
+        adapters: Adapters | None,
+    ) -> None:
+        """Let these engaged limits follow the queue, and so count its jobs. Of these, fair_shares
+        and adapters change its order; None: not engaged."""
+        if followers is not self._followers:
+            for limit in followers:
+                if limit not in self._followers:
+                    for job in self._entries:
+                        limit.queued(job)
+            self._followers = followers
+        self._fair_shares, self._adapters = fair_shares, adapters
 
     def has_slot(self, view: SchedulerView) -> Callable[[Job], bool]:
         """Return a function that tells whether a waiting job's adapter may run now."""
-        return (lambda job: True) if self.adapters is None else self.adapters.has_slot(view)
+        return (lambda job: True) if self._adapters is None else self._adapters.has_slot(view)
 
-    @property
-    def _followers(self) -> list[FairShares | Adapters]:
-        return [each for each in (self.fair_shares, self.adapters) if each is not None]
-
-    def follow(self, view: SchedulerView, policy: Ranking) -> None:
+    def follow(self, view: SchedulerView) -> None:
         """Find the jobs that have come and gone. A second call for the same view does nothing."""
         if self._view is not None and self._view() is view:
             return
@@ -160,67 +161,66 @@ class WaitingQueue:
         ran = [job for job in self._changed if job.generated_tokens != self.begun.get(job, 0)]
         again = {job for job in ran if job in self._entries}.difference(gone)
         came = sorted([*came, *again], key=_arrival)
-        left = [job for job in sorted([*gone, *again], key=_arrival) if self._remove(job)]
-        for job in came:  # done before any call that may raise
+        for job in sorted([*gone, *again], key=_arrival):
+            self._remove(job)
+        for job in came:
             if job.watch is None:
                 job.watch = self._changed
         self._coming.update(dict.fromkeys(came))
-        for job in left:
-            for follower in self._followers:
-                follower.left(job)
-            policy.on_dequeued(job)
         begun = [job for job in came if job.generated_tokens]
-        for job in [*begun, *islice(self._coming, NUM_JOINING)]:
-            self._join(job, policy)
+        changed = [job for job in self._changed if job in self._coming]
+        for job in [*begun, *changed, *islice(self._coming, NUM_JOINING)]:
+            self._join(job)
 
-    def _join(self, job: Job, policy: Ranking) -> None:
+    def _join(self, job: Job) -> None:
         if job not in self._coming:
             return
         del self._coming[job]
         self._entries[job] = None
-        self._changed[job] = None
+        self._changed[job] = self.came[job] = None
         self.joined.append(job)
         if job.generated_tokens:
             self.begun[job] = job.generated_tokens
         if job.ranked_at != self.revision:
             self._outdated.append(job)
-        for follower in self._followers:
-            follower.joined(job)
-        policy.on_queued(job)
+        for limit in self._followers:
+            limit.queued(job)
 
-    def _remove(self, job: Job) -> bool:
-        """Remove a job; return whether it had joined."""
+    def _remove(self, job: Job) -> None:
         if job.watch is self._changed:
             job.watch = None
         self._changed.pop(job, None)
         if job not in self._entries:
             del self._coming[job]
-            return False
+            return
         self._take_out(job)
         del self._entries[job]
         self.begun.pop(job, None)
-        return True
+        if job in self.came:
+            del self.came[job]
+        else:
+            self.left[job] = None
+        for limit in self._followers:
+            limit.dequeued(job)
 
     def disband(self) -> None:
         """Let all jobs go, because another queue takes them. The limits that follow the queue, and
         may stay, forget them."""
         for job in [*self._entries, *self._coming]:
-            if self._remove(job):
-                for follower in self._followers:
-                    follower.left(job)
+            self._remove(job)
 
     def take_joined(self) -> list[Job]:
         """Return the jobs that have joined since the last call and still wait."""
         joined, self.joined = self.joined, []
         return [job for job in joined if job in self._entries]
 
-    def rank_anew(self, view: SchedulerView, policy: Ranking) -> None:
+    def rank_anew(self, view: SchedulerView) -> None:
         """Rank jobs again that were ranked at an older revision, at most NUM_RANKED_ANEW a plan:
         running jobs first, then by order. Until then a job's old key stands."""
         revision = self.revision
         if self._revision != revision:
             self._revision = revision
-            jobs = [entry[3] for entry in self._sorted.ranked]
+            jobs = [entry[3] for entry in self._sorted]
             self._outdated = deque((*view.running, *view.chunked_jobs, *self._moving, *jobs))
             self._outdated.extend(job for job in self._entries if job.ranked_at != revision)
         num_left = NUM_RANKED_ANEW
@@ -230,82 +230,69 @@ class WaitingQueue:
                 continue
             # Set first, so that a policy that raises costs only one pass.
             job.ranked_at = revision
-            if job.is_ranked:
-                job.changes()
-                policy.on_prediction(job)
-                num_left -= 1
+            job.changes()
+            self._policy.rank(job)
+            num_left -= 1
 
-    def settle(self, view: SchedulerView, policy: Ranking) -> None:
+    def settle(self, view: SchedulerView) -> None:
         """Place the jobs whose places have changed."""
-        for job in [*self._changed]:
-            self._join(job, policy)
-            may_move = job.is_ranked and not job.goes_first
-            if may_move and (moving := policy.moving) is not None and moving.has(job):
+        for job in [job for job in self._changed if job in self._entries]:
+            if self._keys is not None and not job.goes_first and self._keys.has(job):
                 self._take_out(job)
                 self._moving[job] = None
             else:
-                place = place_of(job, policy, view)
+                place = place_of(job, self._policy, view)
                 self._take_out(job)
-                self._put_in(job, place)
+                self._put_in((*place, job))
             del self._changed[job]
 
-    def _put_in(self, job: Job, place: Place) -> None:
-        entry = (*place, job)
-        entries = self._sorted.of(job)
-        insort(entries, entry)
-        self._entries[job] = entries, entry
-        if self.fair_shares is not None:
-            self.fair_shares.placed(entry)
+    def _put_in(self, entry: Entry) -> None:
+        insort(self._sorted, entry)
+        self._entries[entry[3]] = entry
+        if self._fair_shares is not None:
+            self._fair_shares.placed(entry)
 
     def _take_out(self, job: Job) -> None:
         self._moving.pop(job, None)
-        if (found := self._entries[job]) is None:
+        if (entry := self._entries[job]) is None:
             return
         self._entries[job] = None
-        entries, entry = found
-        del entries[bisect_left(entries, entry)]
-        if self.fair_shares is not None:
-            self.fair_shares.taken_out(entry)
+        del self._sorted[bisect_left(self._sorted, entry)]
+        if self._fair_shares is not None:
+            self._fair_shares.taken_out(entry)
 
     def num_ahead(self, job: Job) -> int:
         """Return how many jobs go before this one, without regard to tenants' turns."""
-        if (found := self._entries.get(job)) is None:
-            return 0
-        jobs, entry = self._sorted, found[1]
-        return bisect_left(jobs.ranked, entry) + bisect_left(jobs.unranked, entry)
+        entry = self._entries.get(job)
+        return 0 if entry is None else bisect_left(self._sorted, entry)
 
-    def walk(self, view: SchedulerView, policy: Ranking) -> Iterator[Job]:
-        """Return the jobs in the order in which to serve them.
+    def walk(self, view: SchedulerView) -> Iterator[Job]:
+        """Return the jobs in the order in which to serve them: by level; within a level, jobs that
+        go first come by arrival, then the others by key and arrival. But tenants take turns, and
+        jobs without an adapter slot are left out.
 
-        The order is that of sorted_jobs.walk, but tenants take turns. Jobs without an adapter slot
-        are left out.
+        The order depends only on which jobs wait, not on the queue's previous order, which may
+        differ between tensor-parallel ranks.
         """
-        skips = None if self.adapters is None else self.adapters.open(view)
-        first_arrival = view.num_arrivals - len(view.waiting)
-        keys = policy.moving
-        moving = _Moving(self._moving, keys, view) if keys and self._moving else None
-
-        def num_ahead(ranked: Entry, unranked: Entry) -> int:
-            num_moving = 0 if moving is None else bisect_left(moving.head, ranked)
-            num_unranked = bisect_left(self._sorted.unranked, unranked)
-            return bisect_left(self._sorted.ranked, ranked) + num_moving + num_unranked
-
-        entries = walk(self._sorted, first_arrival, moving or ())
-        if self.fair_shares is None:
+        skips = None if self._adapters is None else self._adapters.open(view)
+        keys, entries = self._keys, iter(self._sorted)
+        if keys is not None and self._moving:
+            moving = _in_order(self._moving, keys, view)
+            entries = merge(self._sorted, moving) if self._sorted else moving  # a merge takes long
+        if self._fair_shares is None:
             return (each[3] for each in entries if skips is None or not skips(each[3]))
 
         def groups() -> Mapping[Group, Iterator[Entry]]:
             return keys.groups(self._moving, view) if keys else {}
 
-        skips = skips or (lambda job: False)
-        return self.fair_shares.in_turns(entries, first_arrival, groups, num_ahead, skips)
+        return self._fair_shares.in_turns(entries, groups, skips or (lambda job: False))
 
-    def order(self, view: SchedulerView, policy: Ranking) -> list[int]:
+    def order(self, view: SchedulerView) -> list[int]:
         """Return the positions of the jobs in the order in which to serve them, at most
         most_ordered."""
-        self.follow(view, policy)
-        self.settle(view, policy)
-        jobs = [*islice(self.walk(view, policy), most_ordered(view))]
+        self.follow(view)
+        self.settle(view)
+        jobs = [*islice(self.walk(view), most_ordered(view))]
         return [self.positions[job] for job in jobs]
 
     def ordered(self, order: Sequence[int]) -> None:

@@ -15,18 +15,19 @@ from sage_sched.policy import Policy, Traits
 from sage_sched.slo import Deadlines
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
+from sage_sched.waiting_queue import MovingKeys, WaitingQueue
 
 
 class SarathiFcfs(Policy):
     """First come, first served, with a token budget per step that keeps the TPOT of a full batch
     (Sarathi: a fixed budget, found by profiling)."""
 
-    traits = Traits(moves=True, has_deadlines=True, uses_clock=True)
+    traits = Traits(moving=MovingKeys, has_deadlines=True, uses_clock=True)
 
     def key(self, job: Job, view: SchedulerView) -> float:
         return 0.0
 
-    def budget(self, view: SchedulerView) -> Budget | None:
+    def budget(self, view: SchedulerView, queue: WaitingQueue) -> Budget | None:
         jobs = (*view.running, *view.waiting)
         tpot_s = min((Deadlines.of(job.hints).tpot_s for job in jobs), default=math.inf)
         if tpot_s == math.inf:
@@ -68,15 +69,12 @@ class WeightedVtc(SarathiFcfs):
         self._counted[job] = done_tokens
         self._service[job.hints.slo_class] += new_tokens / job.hints.weight
 
-    def on_queued(self, job: Job) -> None:
-        self._count(job)
-
     def on_end(self, job: Job, now_s: float) -> None:
         self._count(job)
         del self._counted[job]
 
-    def on_pass(self, view: SchedulerView) -> NextPlan:
-        for job in (*view.running, *view.chunked_jobs):
+    def on_pass(self, view: SchedulerView, queue: WaitingQueue) -> NextPlan:
+        for job in (*queue.came, *view.running, *view.chunked_jobs):
             self._count(job)
         return NextPlan()
 
@@ -88,7 +86,7 @@ class FairBatching(SarathiFcfs):
     """First come, first served, with as much prefill as the least slack of running requests allows
     (FairBatching: deadlines form an envelope, and tokens ahead of it are slack)."""
 
-    def budget(self, view: SchedulerView) -> Budget | None:
+    def budget(self, view: SchedulerView, queue: WaitingQueue) -> Budget | None:
         step_time = self.server.step_time
         slack_s = math.inf
         for job in view.running:

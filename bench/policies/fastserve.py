@@ -14,6 +14,7 @@ from sage_sched.plan import NextPlan
 from sage_sched.policy import Policy
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
+from sage_sched.waiting_queue import WaitingQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +46,12 @@ class FastServe(Policy):
         most = parameters.max_preemptions
         self.traits = replace(type(self).traits, max_preemptions=most)
 
-    def on_arrival(self, job: Job) -> bool:
+    def rank(self, job: Job) -> None:
         prefill_s = self.server.recompute_s(job.input_tokens, job.cached_input_tokens)
         quanta = prefill_s * 1e3 / self.parameters.quantum_ms
         job.memo = max(0, math.ceil(math.log2(quanta))) if quanta > 0 else 0
-        return True
 
-    def on_pass(self, view: SchedulerView) -> NextPlan:
+    def on_pass(self, view: SchedulerView, queue: WaitingQueue) -> NextPlan:
         return NextPlan(interval_tokens=self.parameters.refresh_interval_tokens)
 
     def key(self, job: Job, view: SchedulerView) -> float:

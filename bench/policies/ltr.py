@@ -14,6 +14,7 @@ from sage_sched.job import Job
 from sage_sched.plan import NextPlan
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
+from sage_sched.waiting_queue import WaitingQueue
 
 # Ahead of every length. Starved requests keep their order of arrival.
 _STARVED = -1.0
@@ -47,17 +48,12 @@ class Ltr(Ssjf):
         # Waiting jobs below the starvation bound, by arrival.
         self._patient: list[Job] = []
 
-    def on_arrival(self, job: Job) -> bool:
-        if job.distribution is None:
-            return False
+    def rank(self, job: Job) -> None:
         job.memo = float(job.distribution.capped(job.max_new_tokens).quantile(0.5))
-        return True
 
-    def on_queued(self, job: Job) -> None:
-        if self._most_tokens < math.inf:
+    def on_pass(self, view: SchedulerView, queue: WaitingQueue) -> NextPlan:
+        for job in queue.came if self._most_tokens < math.inf else ():
             insort(self._patient, job, key=lambda job: job.arrival)
-
-    def on_pass(self, view: SchedulerView) -> NextPlan:
         while self._patient and self._starves(self._patient[0], view):
             self._patient.pop(0).changes()
         return NextPlan()

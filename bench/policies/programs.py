@@ -13,6 +13,7 @@ from sage_sched.policy import NoParameters, Policy, Traits
 from sage_sched.session_returns import SessionReturns
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
+from sage_sched.waiting_queue import MovingKeys
 
 # The time-to-live of Continuum. The paper derives it from the durations of tool calls. This is the
 # best of 6, 12 and 30 s on the tuning half of the recorded sessions.
@@ -37,7 +38,7 @@ class Attained(Policy):
     def key(self, job: Job, view: SchedulerView) -> float:
         return float(self._served_tokens[job.hints.session] + job.served_tokens)
 
-    traits = Traits(moves=True)
+    traits = Traits(moving=MovingKeys)
 
 
 class _TimeToLive(SessionReturns):
@@ -71,9 +72,8 @@ class Continuum(Policy):
         super().__init__(parameters, server)
         self._began: dict[str, int] = {}
 
-    def on_arrival(self, job: Job) -> bool:
+    def rank(self, job: Job) -> None:
         self._began.setdefault(job.hints.session, job.arrival)
-        return True
 
     def key(self, job: Job, view: SchedulerView) -> float:
         return float(self._began[job.hints.session])
@@ -83,16 +83,15 @@ class ThunderAgent(Policy):
     """Admits sessions in the order in which they began, while all of their KV fits. Other sessions
     pause (ThunderAgent, arXiv 2602.13692)."""
 
-    traits = Traits(uses_clock=True, moves=True)
+    traits = Traits(uses_clock=True, moving=MovingKeys)
 
     def __init__(self, parameters: NoParameters, server: ServerFacts) -> None:
         super().__init__(parameters, server)
         # By start: each session's KV in tokens, and since when it has been absent.
         self._sessions: dict[str, tuple[int, float]] = {}
 
-    def on_arrival(self, job: Job) -> bool:
+    def rank(self, job: Job) -> None:
         self._sessions[job.hints.session] = job.input_tokens, math.inf
-        return True
 
     def on_end(self, job: Job, now_s: float) -> None:
         self._sessions[job.hints.session] = job.input_tokens + job.generated_tokens, now_s

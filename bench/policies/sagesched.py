@@ -17,6 +17,7 @@ from sage_sched.policy import Policy, Traits
 from sage_sched.session_returns import SessionReturns
 from sage_sched.steps import Cost, ServerFacts, num_steps, seconds_on
 from sage_sched.view import SchedulerView
+from sage_sched.waiting_queue import WaitingQueue
 
 
 def resource_bound_cost(server: ServerFacts) -> Cost:
@@ -79,7 +80,7 @@ class SageSched(Policy):
         self.traits = replace(type(self).traits, headroom=headroom)
         super().__init__(parameters, server, self._indices)
 
-    def on_pass(self, view: SchedulerView) -> NextPlan:
+    def on_pass(self, view: SchedulerView, queue: WaitingQueue) -> NextPlan:
         return NextPlan(interval_tokens=self.parameters.bucket_tokens)
 
     def key(self, job: Job, view: SchedulerView) -> float:

@@ -37,12 +37,11 @@ class SrptOracle(Policy):
         super().__init__(parameters, server)
         self._cost = seconds_on(server)
 
-    def on_arrival(self, job: Job) -> bool:
+    def rank(self, job: Job) -> None:
         """Compute the job's cost. Raises ValueError unless the job's distribution is the truth."""
-        if job.distribution is None or job.distribution.source != "truth":
+        if job.distribution.source != "truth":
             raise ValueError("srpt-oracle needs true lengths, which no server has")
         job.memo = self._spent(job, int(job.distribution.lengths[0]))
-        return True
 
     def on_server(self, server: ServerFacts) -> None:
         super().on_server(server)

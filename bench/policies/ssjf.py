@@ -12,11 +12,8 @@ class Ssjf(Policy):
     """Speculative shortest job first (Qiu et al. 2024), by the predicted mean length. It does not
     preempt, and has no starvation bound."""
 
-    def on_arrival(self, job: Job) -> bool:
-        if job.distribution is None:
-            return False
+    def rank(self, job: Job) -> None:
         job.memo = job.mean_tokens()
-        return True
 
     def key(self, job: Job, view: SchedulerView) -> float:
         assert isinstance(job.memo, float)

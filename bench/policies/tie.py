@@ -12,6 +12,7 @@ from sage_sched.distribution import Floats, LengthDistribution
 from sage_sched.job import Job
 from sage_sched.policy import Policy, Traits
 from sage_sched.view import SchedulerView
+from sage_sched.waiting_queue import MovingKeys
 
 # The paper's constants: the worst tenth of the lengths (CVaR at alpha = 0.9), the limits and the
 # slope of beta, the decay while a request waits, and the degrees of freedom of the log-t fit.
@@ -33,13 +34,10 @@ class Tie(Policy):
     beta: 0.1 times the waiting requests per slot, at least 0.1 and at most 0.5.
     """
 
-    traits = Traits(moves=True, uses_clock=True)
+    traits = Traits(moving=MovingKeys, uses_clock=True)
 
-    def on_arrival(self, job: Job) -> bool:
-        if job.distribution is None:
-            return False
+    def rank(self, job: Job) -> None:
         job.memo = self.mean_and_tail(job.distribution, job.max_new_tokens)
-        return True
 
     def mean_and_tail(self, lengths: LengthDistribution, cap_tokens: int) -> tuple[float, float]:
         """Return E[X] and CVaR(X) in tokens."""

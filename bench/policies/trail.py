@@ -14,6 +14,7 @@ from sage_sched.job import Job
 from sage_sched.plan import NextPlan
 from sage_sched.policy import Policy, Traits
 from sage_sched.view import SchedulerView
+from sage_sched.waiting_queue import WaitingQueue
 
 # Stands for the paper's rank of minus infinity: it is below any remaining length. Requests with
 # this key go by arrival.
@@ -55,12 +56,11 @@ class TrailPrompt(Policy):
 
     Parameters = TrailParameters
 
-    def on_arrival(self, job: Job) -> bool:
-        if job.distribution is None:
-            return False
+    def rank(self, job: Job) -> None:
+        if job.memo is not None:
+            return
         first_tokens = job.mean_tokens()
         job.memo = _Memo(first_tokens, self._limit_tokens(first_tokens))
-        return True
 
     def key(self, job: Job, view: SchedulerView) -> float:
         memo, age = _memo(job), job.generated_tokens
@@ -88,12 +88,13 @@ class Trail(TrailPrompt):
     # The bins all have the width of the first one.
     traits = Traits(refiner=lambda edges: TrailFilter(float(edges[1])))
 
-    def on_pass(self, view: SchedulerView) -> NextPlan:
+    def on_pass(self, view: SchedulerView, queue: WaitingQueue) -> NextPlan:
         return NextPlan(interval_tokens=1)
 
-    def on_prediction(self, job: Job) -> None:
+    def rank(self, job: Job) -> None:
         """Update the job's predicted length. The first prediction from a hidden state also sets the
         limit, from the middle of its likeliest bin."""
+        super().rank(job)
         refined = job.refined
         if refined is None:
             return

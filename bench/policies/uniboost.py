@@ -31,12 +31,11 @@ class UniBoost(Policy):
 
     Parameters = UniBoostParameters
 
-    def on_arrival(self, job: Job) -> bool:
+    def rank(self, job: Job) -> None:
         window = self.parameters.boost_pools * self.server.kv_pool_tokens
         work_tokens = max(1, job.input_tokens - job.cached_input_tokens)
         boost = -window * math.log(-math.expm1(-work_tokens / window))
         job.memo = job.served_at_arrival_tokens - boost
-        return True
 
     def key(self, job: Job, view: SchedulerView) -> float:
         assert isinstance(job.memo, float)

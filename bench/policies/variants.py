@@ -12,6 +12,7 @@ from sage_sched.policy import Policy, Traits
 from sage_sched.slo import Proserve
 from sage_sched.urgency import Urgency
 from sage_sched.view import SchedulerView
+from sage_sched.waiting_queue import WaitingQueue
 
 
 class UrgencyOrder(Urgency):
@@ -46,7 +47,7 @@ class OnlyDensity(Proserve):
 class NotLatencyAware(Proserve):
     """Runs batches of SGLang's size, regardless of their time."""
 
-    def budget(self, view: SchedulerView) -> Budget | None:
+    def budget(self, view: SchedulerView, queue: WaitingQueue) -> Budget | None:
         return None
 
 

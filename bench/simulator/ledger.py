@@ -11,14 +11,12 @@ import numpy as np
 
 from bench.policies.cluster_view import ClusterView, Ints
 from bench.simulator.prefix_index import PrefixIndex
-from sage_sched.distribution import Floats, LengthDistribution
+from sage_sched.distribution import UNKNOWN, Floats, LengthDistribution
 from sage_sched.index import MeanCost
 from sage_sched.job import NO_HINTS, Hints
 from sage_sched.slo import Deadlines
 from sage_sched.steps import ServerFacts, num_steps
 
-# An answer of unknown length.
-_UNKNOWN = LengthDistribution.from_samples([256], "prior")
 # The predicted rest of an answer is computed anew after this many tokens.
 _REFRESH_TOKENS = 64
 _FIRST_SLOTS = 256
@@ -52,7 +50,7 @@ class Newcomer:
     def left(self) -> MeanCost:
         """The mean number of tokens to come, by age."""
         return MeanCost(
-            self.distribution or _UNKNOWN,
+            self.distribution or UNKNOWN,
             num_steps,
             input_tokens=self.input_tokens,
             max_tokens=self.max_new_tokens,

@@ -20,7 +20,7 @@ from bench.simulator.request import PAUSE_S, Progress, SimRequest
 from bench.simulator.state import Options
 from bench.simulator.stock import StockPolicy
 from sage_sched.app.config import SageConfig
-from sage_sched.distribution import LengthDistribution
+from sage_sched.distribution import UNKNOWN, LengthDistribution
 from sage_sched.gap import GAPS_PER_S
 from sage_sched.job import Job
 from sage_sched.overload.work import unfilled_tokens
@@ -149,7 +149,7 @@ class Node:
                 arrival=state.core.num_arrivals,
                 input_tokens=request.input_tokens,
                 max_new_tokens=request.max_new_tokens,
-                distribution=request.distribution,
+                distribution=request.distribution or UNKNOWN,
                 served_at_arrival_tokens=state.core.served_tokens,
                 arrival_s=request.arrival_s,
                 hints=request.hints,

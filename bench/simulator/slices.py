@@ -10,6 +10,7 @@ from bench.simulator.state import EngineState
 from sage_sched.best_effort import Qllm
 from sage_sched.job import Job
 from sage_sched.plan import UNLIMITED
+from sage_sched.scheduler import Scheduler
 from sage_sched.view import SchedulerView
 
 
@@ -23,19 +24,21 @@ def is_cut(state: EngineState, parts: Sequence[Part]) -> bool:
 
 
 def gives_way(policy: Qllm, jobs: Iterable[Job]) -> bool:
-    """Whether a prefill of these jobs lets latency-sensitive jobs pass: all are best effort and
-    ranked, and none is at its starvation bound."""
-    return all(job.is_ranked and not job.goes_first and not policy.passes(job) for job in jobs)
+    """Whether a prefill of these jobs lets latency-sensitive jobs pass: all are best effort, and
+    none is at its starvation bound."""
+    return all(not job.goes_first and not policy.passes(job) for job in jobs)
 
 
-def passing_positions(parked: Sequence[Job], policy: Qllm, view: SchedulerView) -> list[int]:
+def passing_positions(parked: Sequence[Job], core: Scheduler, view: SchedulerView) -> list[int]:
     """Return the positions of the waiting jobs that enter while a prefill is parked, in order.
 
     They are latency-sensitive jobs that go before all best-effort jobs, the parked ones included.
     So the bound of Qllm holds for each. A job with KV in host memory waits, and so do the jobs
     behind it: its return may need a preemption, which is decided between two passes.
     """
-    ahead = policy.ahead(view, parked)
+    policy = core.policy
+    assert isinstance(policy, Qllm)
+    ahead = policy.ahead(view, core.queue, parked)
     return [*takewhile(lambda position: view.waiting[position] not in view.swapped, ahead)]
 
 
@@ -46,7 +49,7 @@ def passing(state: EngineState) -> list[Part]:
     if not any(policy.passes(progress.job) for progress in state.queue):
         return []
     parked = [progress.job for progress in state.parked]
-    visible = [state.queue[place] for place in passing_positions(parked, policy, state.view())]
+    visible = [state.queue[place] for place in passing_positions(parked, state.core, state.view())]
     was_full, state.is_full = state.is_full, False
     parts = PrefillAdder(state, UNLIMITED).run(visible).parts
     state.is_full = was_full

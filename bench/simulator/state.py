@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.simulator.decode import DecodeBatch
 from bench.simulator.kv import SimKv
@@ -125,7 +125,9 @@ class EngineState:
     def follow(self, policy: Policy) -> None:
         """Switch to a policy, which gets the unfinished requests in order of arrival."""
         self.join_returning()
-        self.policy, limits = policy, self._config.limits(policy)
+        limits = self._config.limits(policy)
+        limits = replace(limits, bounds=limits.bounds_after(self.core.limits))
+        self.policy = policy
         self.pool.tree.rate = None
         if (sessions := limits.sessions) is not None:
             self.pool.tree.rate = lambda session: sessions.rate(session, self.now_s)

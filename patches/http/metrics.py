@@ -55,7 +55,7 @@ class HttpMetrics:
 
 
 def _say(series: Series, stats: dict[str, Any]) -> None:
-    for source in (*SOURCES, "none"):
+    for source in SOURCES:
         if source != "truth":
             series.count("predictions_total", stats[f"num_predicted_{source}"], source=source)
     misses = stats["num_deadline_misses"] + stats["num_unsent"]

@@ -72,8 +72,8 @@ class Recorder:
 
     def ended(self, req: Req, num_tokens: int) -> None:
         """Record the length of a complete answer."""
-        job, distribution = req.sage.job, req.sage.job.distribution
-        if self._is_stopped or distribution is None:
+        job = req.sage.job
+        if self._is_stopped or not job.is_predicted:
             return
         prompt = hashlib.blake2b(np.array(req.origin_input_ids).tobytes(), digest_size=8)
         answer = {
@@ -83,7 +83,7 @@ class Recorder:
             "tokens": num_tokens,
             "is_cut": num_tokens >= job.max_new_tokens,
             "cap": job.max_new_tokens,
-            **distribution.as_fields(),
+            **job.distribution.as_fields(),
         }
         self._put(ANSWERS, (json.dumps(answer) + "\n").encode())
 

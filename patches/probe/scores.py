@@ -82,7 +82,7 @@ class Probing(Listener):
 
     def arrived(self, req: Req) -> None:
         job = req.sage.job
-        if self._refiner is not None and job.is_ranked:
+        if self._refiner is not None:
             self._jobs[job.arrival] = job
 
     def weights_updated(self) -> None:

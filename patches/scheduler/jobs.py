@@ -15,7 +15,7 @@ from patches.messages import Tick
 from patches.scheduler.priorities import level_of
 from patches.scheduler.request import RequestState, Waits
 from patches.scheduler.survival import why_not_preemptible, why_not_retractable
-from sage_sched.distribution import LengthDistribution
+from sage_sched.distribution import UNKNOWN, LengthDistribution
 from sage_sched.followed import Followed
 from sage_sched.job import NO_HINTS, BatchPart, Job
 from sage_sched.limits import Limits
@@ -41,7 +41,6 @@ class Jobs(Listener):
         self._num_decodes, self._batch = 0, Followed[Req]()
         self._counted: dict[Job, int] = {}
         self._num_ranked: Counter[str] = Counter()
-        self._num_unranked = 0
         self._num_malformed = 0
 
     def arrived(self, req: Req) -> None:
@@ -50,7 +49,7 @@ class Jobs(Listener):
             arrival=self._core.num_arrivals,
             input_tokens=len(req.origin_input_ids),
             max_new_tokens=max(1, req.sampling_params.max_new_tokens),
-            distribution=self._carried(decode, req, None),
+            distribution=self._carried(decode, req, None) or UNKNOWN,
             served_at_arrival_tokens=self._core.served_tokens,
             arrival_s=self._core.now_s,
             hints=self._carried(decode_hints, req, NO_HINTS),
@@ -73,10 +72,7 @@ class Jobs(Listener):
         req.sage = RequestState(job, Waits(came_s, since_s=came_s))
         if is_dry_run(req.sampling_params.custom_params):
             return
-        if job.is_ranked:
-            self._num_ranked["none" if job.distribution is None else job.distribution.source] += 1
-        else:
-            self._num_unranked += 1
+        self._num_ranked[job.distribution.source] += 1
 
     def _is_pinned(self, req: Req) -> bool:
         """See Job.is_pinned. A decode server resumes what it retracts from a copy of its KV."""
@@ -226,7 +222,7 @@ class Jobs(Listener):
         """Return counters for /server_info."""
         return {
             "num_ranked": dict(self._num_ranked),
-            "num_unranked": self._num_unranked,
+            "num_unpredicted": self._num_ranked["none"],
             "num_malformed": self._num_malformed,
             "served_tokens": self._core.served_tokens,
             "recomputed_tokens": self.recomputed_tokens,

@@ -141,7 +141,7 @@ class OverloadGate(Listener):
     def _reason(self, req: Req, *, is_dry: bool, is_full: bool) -> dict[str, str | int] | None:
         """Return the answer of a request that is turned away; None if it is not."""
         state, job = self._scheduler.sage, req.sage.job
-        if is_dry and job.distribution is None:
+        if is_dry and not job.is_predicted:
             return _NO_TIMES
         call = decode_asked(req.sampling_params.custom_params)
         came_s = call and call[1]

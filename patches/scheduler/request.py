@@ -143,8 +143,9 @@ class RequestState:
 def predicted(job: Job) -> dict[str, Any]:
     """Return the predicted length of its answer in tokens: median, 80 % quantile, and their
     source."""
-    if (lengths := job.distribution) is None:
+    if not job.is_predicted:
         return {"p50_tokens": None, "p80_tokens": None, "source": "none"}
+    lengths = job.distribution
     return {
         "p50_tokens": lengths.quantile(0.5),
         "p80_tokens": lengths.quantile(0.8),

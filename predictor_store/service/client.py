@@ -160,7 +160,7 @@ class PredictorClient:
         clients with this model.
         """
         latencies = self._latencies_ms or [0.0]
-        counts = dict.fromkeys([f"num_predicted_{source}" for source in (*SOURCES, "none")], 0)
+        counts = dict.fromkeys([f"num_predicted_{source}" for source in SOURCES], 0)
         counts |= {"num_deadline_misses": 0, "num_unsent": 0, "num_worker_restarts": 0}
         counts |= self._counts
         of_worker = self._worker_stats or Stats(0)

@@ -29,6 +29,7 @@ from sage_sched.limits import Limits
 from sage_sched.overload import Overload, OverloadConfig
 from sage_sched.policy import Policy
 from sage_sched.slo import SloConfig, Trust
+from sage_sched.starvation_bound import StarvationBound
 from sage_sched.steps import FEW_CUTS, MANY_CUTS, StepTime
 from sage_sched.swap_out_bound import SwapOutBound
 
@@ -233,6 +234,7 @@ class SageConfig:
         }
         return Limits(
             [
+                StarvationBound(traits.regret),
                 Gap(decode.max_gap_ms / 1e3, not traits.has_deadlines, decode.cuts),
                 SwapOutBound(decode.max_swapped_ms / 1e3 if traits.bounds_time_away else math.inf),
             ],

@@ -82,7 +82,7 @@ class Settings:
         is_like = self.config.overload == before.config.overload and not is_new_policy
         keeps_sessions = type(limits.sessions) is type(present.sessions)
         return Limits(
-            [next(filter(one.is_like, present.bounds), one) for one in limits.bounds],
+            limits.bounds_after(present),
             present.fair_shares,
             present.adapters,
             present.overload if is_like else limits.overload,

@@ -37,7 +37,7 @@ def left_of(job: Job) -> Left:
     """Return the rest of a job's answer. An answer that is longer than all known ones is expected
     to become twice as long."""
     age, cap_tokens = job.generated_tokens, job.max_new_tokens
-    if job.has_fixed_length or job.distribution is None:
+    if job.has_fixed_length or not job.is_predicted:
         left = float(max(1, cap_tokens - age))
         return Left(age, left, left)
     lengths = job.distribution.capped(cap_tokens).surviving(age)

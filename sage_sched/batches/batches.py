@@ -124,7 +124,7 @@ class Batches(Limit):
         in time, beside batches that are due before.
         """
         batch = self.of(job)
-        if batch is None or [*batch.jobs] != [job] or batch.num_arrived > 1 or not job.is_ranked:
+        if batch is None or [*batch.jobs] != [job] or batch.num_arrived > 1:
             return None
         batch.look()
         key, done_s, size = _key(job), batch.done_s, batch.part.num_requests

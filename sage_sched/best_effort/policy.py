@@ -14,7 +14,7 @@ from sage_sched.plan import Budget
 from sage_sched.policy import Lasting
 from sage_sched.urgency import Urgency, UrgencyParameters
 from sage_sched.view import SchedulerView
-from sage_sched.waiting_queue import place_of
+from sage_sched.waiting_queue import WaitingQueue, place_of
 
 # Requests of this urgency, or a better one, are latency-sensitive.
 _SENSITIVE = 2
@@ -65,19 +65,19 @@ class Qllm(Urgency):
         """Return the level of the job's class, LS or BE."""
         return _SENSITIVE if self.passes(job) else _SENSITIVE + 1
 
-    def budget(self, view: SchedulerView) -> Budget | None:
+    def budget(self, view: SchedulerView, queue: WaitingQueue) -> Budget | None:
         """Hold BE back while LS decodes. LS jobs that go before all of BE are prefilled by
         themselves, because their first tokens wait for all prefills of their pass."""
-        if (budget := super().budget(view)) is not None:
+        if (budget := super().budget(view, queue)) is not None:
             return budget
-        ahead = [view.waiting[position] for position in self.ahead(view, view.chunked_jobs)]
+        ahead = [view.waiting[position] for position in self.ahead(view, queue, view.chunked_jobs)]
         prompts = [view.uncached_tokens(job) for job in ahead if job not in view.swapped]
         if not prompts:
             return None
         # One page is left for the chunk of another prompt in this pass (sage_sched.admission).
         return Budget(prefill_tokens=sum(prompts) + view.page_size)
 
-    def ahead(self, view: SchedulerView, others: Sequence[Job]) -> list[int]:
+    def ahead(self, view: SchedulerView, queue: WaitingQueue, others: Sequence[Job]) -> list[int]:
         """Return, in order, the positions of the waiting LS jobs that go before all waiting BE jobs
         and before all of `others`. Jobs without an adapter slot are left out, because other jobs
         overtake them."""
@@ -85,10 +85,9 @@ class Qllm(Urgency):
 
         def is_ahead(position: int) -> bool:
             job = view.waiting[position]
-            is_sensitive = job.is_ranked and self.passes(job)
-            return is_sensitive and place_of(job, self, view) < first
+            return self.passes(job) and place_of(job, self, view) < first
 
-        return [*takewhile(is_ahead, self.queue.order(view, self))]
+        return [*takewhile(is_ahead, queue.order(view))]
 
     def passes(self, job: Job) -> bool:
         """Whether the job is LS."""

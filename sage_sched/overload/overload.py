@@ -18,7 +18,7 @@ from sage_sched.overload.trust import Trust
 from sage_sched.overload.waits import Newcomer
 from sage_sched.overload.work import FEW, Unfinished, column_of, unfilled_tokens, work_of
 from sage_sched.policy import Policy
-from sage_sched.steps import ServerFacts
+from sage_sched.steps import ServerFacts, StepTime
 
 # One that would be refused is admitted after this many others, while limits are stricter. So the
 # history learns even of requests that seem hopeless.
@@ -93,7 +93,7 @@ class Overload(Limit):
         self._returns = Returns()
         self.trust = Trust()
         self.was_sampled = False
-        self._revision = 0
+        self._step_time: StepTime | None = None
 
     @property
     def needs_clock(self) -> bool:
@@ -117,8 +117,8 @@ class Overload(Limit):
 
     def newcomer(self, job: Job, policy: Policy, server: ServerFacts, now_s: float) -> Newcomer:
         """Return the latest job with the facts for its predicted times. The job has been ranked."""
-        if policy.queue.revision != self._revision:
-            self._revision = policy.queue.revision
+        before, self._step_time = self._step_time, server.step_time
+        if before is not None and before is not server.step_time:
             rise = self._unfinished.revise(policy, server.step_time)
             for arrivals in (self._offered, self._admitted):
                 arrivals.revise(rise, server.step_time)
@@ -126,11 +126,11 @@ class Overload(Limit):
         column = column_of(job, policy, server.step_time, now_s)
         own = work_of(column)
         situation = self._situation_at(now_s, job, own, policy, server)
-        before, later = situation.ahead(column)
+        ahead, later = situation.ahead(column)
         longest_s = server.step_time.longest_start_s(policy.traits.starts_within_s)
         fresh = situation.fresh(column, longest_s) if own.prompts_s < longest_s else None
         pace, starts = situation.pace, situation.starts
-        return Newcomer(column, own, before, fresh, later, starts, pace, job.ttft_s)
+        return Newcomer(column, own, ahead, fresh, later, starts, pace, job.ttft_s)
 
     def _situation_at(
         self, now_s: float, job: Job, own: Work, policy: Policy, server: ServerFacts
@@ -169,7 +169,7 @@ class Overload(Limit):
             server. others_wait: whether one of them waits. If none does, the newcomer is refused
             only if the batch that it joins decodes too slowly.
         """
-        self._predicted.append(job.distribution is not None and job.distribution.source != "prior")
+        self._predicted.append(job.distribution.source not in ("prior", "none"))
         may_refuse &= not self.trust.is_lost
         refusal = self.would_refuse(job, newcomer, others_wait) if may_refuse else None
         self._num_within = 0 if refusal is not None else self._num_within + 1
@@ -205,7 +205,7 @@ class Overload(Limit):
 
     def would_refuse(self, job: Job, newcomer: Newcomer, others_wait: bool) -> Refusal | None:
         """Return the refusal of a newcomer, without the floor. Changes nothing."""
-        if not job.is_ranked or job.distribution is None or job.batch is not None:
+        if not job.is_predicted or job.batch is not None:
             return None
         if sum(self._predicted) < _LEAST_PREDICTED * len(self._predicted):
             return None

@@ -46,7 +46,7 @@ def column_of(job: Job, policy: Policy, step_time: StepTime, now_s: float = 0.0)
     """Return the column of a job, shape (NUM_ROWS,). Jobs that their batch needs go first, and so
     do running jobs if the policy preempts none."""
     lasting = policy.lasting(job)
-    level, key = float(job.level), lasting.key if job.is_ranked else -math.inf
+    level, key = float(job.level), lasting.key
     steps = lasting.steps
     has_begun = job.generated_tokens > 0
     if job.is_due or (has_begun and not can_preempt(policy)):
@@ -215,9 +215,9 @@ class Unfinished:
         table = self._table[:, :number]
         for job in self._jobs[:: max(1, number // _NUM_ASKED)]:
             # The key of a job with tokens may have changed since its column was made.
-            if job.is_ranked and not job.generated_tokens:
+            if not job.generated_tokens:
                 job.changes()
-                policy.on_prediction(job)
+                policy.rank(job)
                 rises.append(policy.lasting(job).key - float(table[KEY, self._place_of[job]]))
         rise = sorted(rises)[len(rises) // 2] if rises else 0.0
         revise(table, rise, step_time)

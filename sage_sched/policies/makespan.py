@@ -15,6 +15,7 @@ from sage_sched.plan import Budget, NextPlan
 from sage_sched.policy import Policy, Traits
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
+from sage_sched.waiting_queue import WaitingQueue
 
 # A key is computed again when an answer has grown by this many tokens.
 _INTERVAL_TOKENS = 64
@@ -86,15 +87,15 @@ class Makespan(Policy):
         self._scale = 0
         self._rate = self._rate_of_order = 0.0
 
-    def on_arrival(self, job: Job) -> bool:
-        if job.distribution is None and not job.has_fixed_length:
-            return False
+    def rank(self, job: Job) -> None:
+        """Note that a job has arrived. Its key depends on neither step times nor cached tokens."""
+        if isinstance(job.memo, _Outlook):
+            return
         self._num_jobs += 1
         known = self._known(job)
         job.memo = _Outlook(known.lengths.astype(np.float64), known.weights)
         self._look(job)
         self._rescale()
-        return True
 
     def on_end(self, job: Job, now_s: float) -> None:
         if not isinstance(job.memo, _Outlook):
@@ -105,17 +106,14 @@ class Makespan(Policy):
             self._scale, self._work, self._left_tokens = 0, 0.0, 0.0
             self._rate_of_order = 0.0
 
-    def on_prediction(self, job: Job) -> None:
-        """Do nothing: a key depends on neither step times nor cached tokens."""
-
-    def on_pass(self, view: SchedulerView) -> NextPlan:
+    def on_pass(self, view: SchedulerView, queue: WaitingQueue) -> NextPlan:
         for job in view.running:
             if isinstance(job.memo, _Outlook):
                 self._look(job)
         self._rescale()
         if self._rate != self._rate_of_order:
             # The queue ranks its jobs again, some in each plan. Until then their old keys stand.
-            self.queue.revision += self._rate_of_order > 0
+            queue.revision += self._rate_of_order > 0
             self._rate_of_order = self._rate
         return NextPlan()
 
@@ -134,7 +132,7 @@ class Makespan(Policy):
             outlook.log_need = most + math.log(float(np.exp(needs - most) @ outlook.weights))
         return math.log(self._share(job.input_tokens + job.generated_tokens)) - outlook.log_need
 
-    def budget(self, view: SchedulerView) -> Budget | None:
+    def budget(self, view: SchedulerView, queue: WaitingQueue) -> Budget | None:
         """Hold starts back until the cheapest number of slots is free.
 
         A prefill step of b seconds delays n running jobs. If they end at a rate of f per second,
@@ -143,7 +141,7 @@ class Makespan(Policy):
         num_running = len(view.running)
         if not num_running or view.chunked is not None or view.swapped:
             return None
-        if (first := next(self.queue.walk(view, self), None)) is None:
+        if (first := next(queue.walk(view), None)) is None:
             return None
         if first.goes_first or any(first.level < job.level for job in view.running):
             return None
@@ -159,7 +157,7 @@ class Makespan(Policy):
         return 1 / self.server.max_running_requests + kv_tokens / self.server.kv_pool_tokens
 
     def _known(self, job: Job) -> LengthDistribution:
-        if job.has_fixed_length or job.distribution is None:
+        if job.has_fixed_length:
             return LengthDistribution.from_samples([job.max_new_tokens], "hint")
         known = job.distribution
         # An answer longer than all known ones is taken to exceed the longest by the same factor as

@@ -16,9 +16,9 @@ from sage_sched.job import Job
 from sage_sched.plan import MOST_TOGETHER, WINDOW, NextPlan
 from sage_sched.policy import Policy, Traits
 from sage_sched.session_returns import SessionReturns
-from sage_sched.starvation_bound import StarvationBound
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
+from sage_sched.waiting_queue import WaitingQueue
 
 # Added to the key of a held job. Logarithms of indices are far smaller.
 _BEHIND = 1e3
@@ -65,45 +65,27 @@ class Sage(Policy):
         self._indices = Indices(server)
         super().__init__(parameters, server, self._indices)
         ttft_s = parameters.ttft_ms / 1e3
-        if ttft_s < math.inf:
-            self.traits = replace(type(self).traits, uses_clock=True, starts_within_s=ttft_s)
+        has_target = ttft_s < math.inf
+        self.traits = replace(
+            type(self).traits,
+            uses_clock=has_target,
+            starts_within_s=ttft_s if has_target else 0.0,
+            regret=parameters.regret,
+        )
         self._starts = Starts(ttft_s, self._indices)
-        self._starvation = StarvationBound(parameters.regret)
 
-    def takes_over(self, before: Policy) -> None:
-        if isinstance(before, Sage) and before.parameters.regret == self.parameters.regret:
-            self._starvation = before._starvation
-
-    def on_arrival(self, job: Job) -> bool:
-        self._starvation.arrived(job)
-        return self._indices.rank(job)
-
-    def on_end(self, job: Job, now_s: float) -> None:
-        self._starvation.ended(job)
-
-    def on_queued(self, job: Job) -> None:
-        if job.served_tokens:
-            self._starvation.served(job)
-        self._starts.queued(job)
-
-    def on_dequeued(self, job: Job) -> None:
-        self._starts.dequeued(job)
-
-    def on_pass(self, view: SchedulerView) -> NextPlan:
-        self._starvation.check(view)
+    def on_pass(self, view: SchedulerView, queue: WaitingQueue) -> NextPlan:
+        self._starts.follow(queue)
         self._starts.update(view)
-        return NextPlan(self._starts.next_s, self._starvation.next_tokens)
+        return NextPlan(self._starts.next_s)
 
     def key(self, job: Job, view: SchedulerView) -> float:
         return self._starts.key(job, self._indices.of(job).log_index)
 
-    def starts_now(self, job: Job) -> bool:
-        return self._starts.starts_now(job)
-
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:
-        if running.hints.tpot_slo_ms is not None or not self.starts_now(waiting):
+        if running.hints.tpot_slo_ms is not None or not waiting.starts_now:
             return False
         return math.exp(self.key(waiting, view)) + price_s < self._indices.of(running).index
 
@@ -148,25 +130,19 @@ class Starts:
         self._due: dict[Job, float] = {}
         self.next_s = math.inf
 
-    def queued(self, job: Job) -> None:
-        """Note that a job begins to wait. A job that keeps its memory after its answer does
-        not start early, nor one of a batch."""
-        if (
-            self._ttft_s < math.inf
-            and job.is_ranked
-            and not (job.generated_tokens or job.keeps_memory or job.batch)
-        ):
-            self._fresh[job] = None
-
-    def dequeued(self, job: Job) -> None:
-        """Note that a job stops waiting."""
-        self._fresh.pop(job, None)
-        self._held.discard(job)
-        self._due.pop(job, None)
-
-    def starts_now(self, job: Job) -> bool:
-        """Whether the job's start is due."""
-        return job in self._due
+    def follow(self, queue: WaitingQueue) -> None:
+        """Take in which jobs wait. A job that keeps its memory after its answer does not start
+        early, nor one of a batch."""
+        if self._ttft_s == math.inf:
+            return
+        for job in queue.left:
+            self._fresh.pop(job, None)
+            self._held.discard(job)
+            self._due.pop(job, None)
+            job.starts_now = False
+        for job in queue.came:
+            if not (job.generated_tokens or job.keeps_memory or job.batch):
+                self._fresh[job] = None
 
     def key(self, job: Job, log_index: float) -> float:
         """Return the logarithm of the job's index or price, by which it is ordered."""
@@ -182,6 +158,7 @@ class Starts:
             self._gather(view)
         for job in {*held, *due, *self._held, *self._due}:
             if (job in held, due.get(job)) != (job in self._held, self._due.get(job)):
+                job.starts_now = job in self._due
                 job.changes()
 
     def _gather(self, view: SchedulerView) -> None:
@@ -194,7 +171,7 @@ class Starts:
         waited_s = [now_s - job.arrival_s for job in prompts_s]
         weights = [self._weight(job) for job in prompts_s]
         waited = sum(s * weight for s, weight in zip(waited_s, weights, strict=True))
-        running = sum([self._weight(job) for job in view.running if job.is_ranked])
+        running = sum([self._weight(job) for job in view.running])
         costs = step_time.prefill_base_s * running
         most_s = min(job.arrival_s + self._within_s(job) for job in prompts_s) - now_s
         left_s = most_s - step_s - decode_s - sum(prompts_s.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
@@ -16,10 +16,11 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from sage_sched.distribution import Floats
-from sage_sched.job import Job
+from sage_sched.index import Indices
+from sage_sched.job import Entry, Group, Job
 from sage_sched.plan import Budget, NextPlan
-from sage_sched.policies.sage import Sage, SageParameters
-from sage_sched.policy import Lasting, Policy, Traits
+from sage_sched.policy import Policy, Traits
+from sage_sched.session_returns import SessionReturns
 from sage_sched.slo.deadlines import Deadlines
 from sage_sched.slo.slide import STARVED, Queue, Slide, StarvedShare, keys
 from sage_sched.slo.slo_state import (
@@ -33,10 +34,9 @@ from sage_sched.slo.slo_state import (
     slo_state_of,
     slo_states_of,
 )
-from sage_sched.sorted_jobs import Entry, Group
 from sage_sched.steps import FEW_CUTS, ServerFacts, least_bound_s, seconds_on
 from sage_sched.view import SchedulerView
-from sage_sched.waiting_queue import MovingKeys
+from sage_sched.waiting_queue import MovingKeys, WaitingQueue
 
 # The longest batch that can be configured, in TPOTs.
 _MOST_TPOTS = 1000.0
@@ -81,22 +81,23 @@ class Proserve(Policy):
     together with the running jobs or, on a server that does not mix steps, before their next
     tokens.
 
-    Jobs without an SLO go behind all others, in the order of sage, but without its TTFT target,
-    which would start them at the expense of SLOs.
+    Jobs without an SLO go behind all others, by their Gittins indices. A TTFT target as under
+    `sage` would start them at the expense of SLOs.
     """
 
     Parameters = ProserveParameters
     traits = Traits(
         has_deadlines=True,
         predicts_waits=True,
-        retention=Sage.traits.retention,
+        retention=SessionReturns,
         starts_within_s=math.inf,
         uses_clock=True,
+        moving=lambda policy: _WithSlo(policy),
     )
 
     def __init__(self, parameters: ProserveParameters, server: ServerFacts) -> None:
-        super().__init__(parameters, server)
-        self._others = Sage(SageParameters(ttft_ms=math.inf), server)
+        self._indices = Indices(server)
+        super().__init__(parameters, server, self._indices)
         self._slo_cost = seconds_on(_shared_base(server))
         self._waiting = Waiting()
         # Waiting jobs without an SLO and without a token, by arrival.
@@ -107,35 +108,26 @@ class Proserve(Policy):
             StarvedShare(share, self._pool_tokens, is_starved)
             for is_starved in (self._is_late, self._waits_long)
         ]
-        self.moving = _WithSlo(self, self._waiting, self._starved)
 
-    def on_arrival(self, job: Job) -> bool:
-        is_ranked = self._others.on_arrival(job)
-        job.memo = None
-        if is_ranked and job.hints.has_slo:
+    def rank(self, job: Job) -> None:
+        super().rank(job)
+        if not job.hints.has_slo:
+            return
+        if (state := slo_state_of(job)) is None:
             deadlines = Deadlines.of(job.hints)
             job.memo = SloState(deadlines, self._worth(job), self._prefill_s(job))
-        return is_ranked
-
-    def on_end(self, job: Job, now_s: float) -> None:
-        self._others.on_end(job, now_s)
+            return
+        state.worth, state.exec_s = self._worth(job), self._prefill_s(job)
+        state.looked_at = NEVER
+        if state.column is not None:
+            self._bring_up_to_date(job, state, has_begun=False)
+            self._waiting.update(job, state)
 
     def on_server(self, server: ServerFacts) -> None:
         super().on_server(server)
-        self._others.on_server(server)
         self._slo_cost = seconds_on(_shared_base(server))
 
-    def on_prediction(self, job: Job) -> None:
-        self._others.on_prediction(job)
-        if (state := slo_state_of(job)) is not None:
-            state.worth, state.exec_s = self._worth(job), self._prefill_s(job)
-            state.looked_at = NEVER
-            if state.column is not None:
-                self._bring_up_to_date(job, state, has_begun=False)
-                self._waiting.update(job, state)
-
     def _worth(self, job: Job) -> Worth:
-        assert job.distribution is not None
         known = job.distribution.with_tail(job.max_new_tokens)
         return Worth.of(known, self._slo_cost, job.input_tokens, job.cached_input_tokens)
 
@@ -146,15 +138,14 @@ class Proserve(Policy):
         new_tokens = max(1, job.input_tokens + job.generated_tokens - done)
         return max(_LEAST_EXEC_S, float(self.server.step_time.prompt_s(done, new_tokens)))
 
-    def on_queued(self, job: Job) -> None:
-        self._others.on_queued(job)
+    def _came(self, job: Job) -> None:
         if (state := slo_state_of(job)) is not None:
             self._bring_up_to_date(job, state, has_begun=False)
             self._waiting.add(job, state)
-        elif job.is_ranked and not job.generated_tokens:
+        elif not job.generated_tokens:
             insort(self._patient, (job.arrival, job))
 
-    def on_dequeued(self, job: Job) -> None:
+    def _left(self, job: Job) -> None:
         if (state := slo_state_of(job)) is not None:
             self._waiting.remove(state)
             return
@@ -170,29 +161,25 @@ class Proserve(Policy):
             return STARVED
         state = slo_state_of(job)
         if state is None:
-            return self._others.key(job, view)
+            return self._indices.of(job).log_index
         return state.key if state.column is None else float(self._waiting.key[state.column])
 
-    def lasting(self, job: Job) -> Lasting:
-        return self._others.lasting(job)
-
-    def on_pass(self, view: SchedulerView) -> NextPlan:
+    def on_pass(self, view: SchedulerView, queue: WaitingQueue) -> NextPlan:
         """Order all jobs, and decide how long the batch may take."""
-        self.queue.follow(view, self)
+        for job in queue.left:
+            self._left(job)
+        for job in queue.came:
+            self._came(job)
         running, chunked = slo_states_of(view.running), slo_states_of(view.chunked_jobs)
         self._budget = None
-        if not (running or chunked or self._waiting.jobs):
-            for starved in self._starved:
-                starved.forget()
-            self._others.on_pass(view)
-            return NextPlan()
         for job, p in (*running, *chunked):
             self._bring_up_to_date(job, p, has_begun=True)
-        self._order([*running, *chunked], len(running), view)
+        if running or chunked or self._waiting.jobs:
+            self._order([*running, *chunked], len(running), view)
         late = self._waiting.late(view.now_s)
         patient = takewhile(partial(self._waits_long, view=view), (job for _, job in self._patient))
         for starved, candidates in zip(self._starved, (late, patient), strict=True):
-            for pick in (starved.first, starved.choose(candidates, view, self.queue)):
+            for pick in (starved.first, starved.choose(candidates, view, queue)):
                 if pick is not None:  # the previous pick, and this pass's
                     pick.changes()
         return NextPlan()
@@ -315,16 +302,16 @@ class Proserve(Policy):
             theirs.is_urgent if theirs.column is None else bool(self._waiting.urgent[theirs.column])
         )
 
-    def budget(self, view: SchedulerView) -> Budget | None:
+    def budget(self, view: SchedulerView, queue: WaitingQueue) -> Budget | None:
         return self._budget
 
 
 class _WithSlo(MovingKeys):
     """The waiting jobs with an SLO. Jobs that starve keep their place."""
 
-    def __init__(self, policy: Policy, waiting: Waiting, starved: Sequence[StarvedShare]) -> None:
+    def __init__(self, policy: Proserve) -> None:
         super().__init__(policy)
-        self._waiting, self._starved = waiting, starved
+        self._waiting, self._starved = policy._waiting, policy._starved
 
     def has(self, job: Job) -> bool:
         is_pick = any(starved.first is job for starved in self._starved)

@@ -92,12 +92,6 @@ class StarvedShare:
         self._is_starved = is_starved
         self.first: Job | None = None
 
-    def forget(self) -> None:
-        """Let no job go first."""
-        if self.first is not None:
-            self.first.changes()
-            self.first = None
-
     def choose(
         self, candidates: Iterable[Job], view: SchedulerView, line: WaitingQueue
     ) -> Job | None:

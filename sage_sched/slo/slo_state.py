@@ -12,9 +12,8 @@ from typing import Self
 import numpy as np
 
 from sage_sched.distribution import Floats, LengthDistribution
-from sage_sched.job import Job
+from sage_sched.job import Entry, Group, Job
 from sage_sched.slo.deadlines import Deadlines
-from sage_sched.sorted_jobs import Entry, Group, group_of
 from sage_sched.steps import Cost
 
 NEVER = -1
@@ -170,7 +169,7 @@ class Waiting:
         if p.column == self._table.shape[1]:
             self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
         self._table[:, p.column] = 0.0
-        if (group := group_of(job)) is not None:
+        if (group := job.group) is not None:
             number, num_jobs = self._groups.get(group, (self._next_group, 0))
             self._groups[group] = number, num_jobs + 1
             self._next_group += not num_jobs
@@ -188,7 +187,7 @@ class Waiting:
     def remove(self, p: SloState) -> None:
         """Remove a job. The last job takes its column."""
         column, p.column = p.column, None
-        if column is not None and (group := group_of(self.jobs[column])) is not None:
+        if column is not None and (group := self.jobs[column].group) is not None:
             number, num_jobs = self._groups.pop(group)
             if num_jobs > 1:  # clients may name any number of tenants
                 self._groups[group] = number, num_jobs - 1
@@ -241,7 +240,7 @@ class Waiting:
 
         groups: dict[Group, Iterator[Entry]] = {}
         for start, end in pairwise((*starts, len(columns))):
-            group = group_of(self.jobs[columns[start]])
+            group = self.jobs[columns[start]].group
             assert group is not None
             groups[group] = entries(start, end)
         return groups

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from sage_sched.fields import Pools, Share
 from sage_sched.index import Indices
 from sage_sched.job import Job
-from sage_sched.plan import Budget
+from sage_sched.plan import Budget, NextPlan
 from sage_sched.policy import Lasting, Policy, Traits
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
+from sage_sched.waiting_queue import WaitingQueue
 
 # Prefills of other jobs are held back for requests of this level or better.
 _URGENT = 2
@@ -62,7 +63,7 @@ class Urgency(Policy):
         super().__init__(parameters, server, self._indices)
         self._piece_tokens = parameters.level_pools * server.kv_pool_tokens
         self._share: float = parameters.decode_share
-        # Ranked waiting jobs of urgent levels.
+        # Waiting jobs of urgent levels.
         self._urgent: dict[Job, None] = {}
         self._owed_steps = 0
         self._prefills_since_tokens: int | None = None
@@ -92,21 +93,19 @@ class Urgency(Policy):
         step_s = view.server.step_time.decode_s(len(view.running), view.running_kv_tokens)
         return self._indices.of(running).steps * step_s > price_s
 
-    def on_queued(self, job: Job) -> None:
-        if job.is_ranked and self.level(job) <= _URGENT:
-            self._urgent[job] = None
+    def on_pass(self, view: SchedulerView, queue: WaitingQueue) -> NextPlan:
+        for job in queue.left:
+            self._urgent.pop(job, None)
+        self._urgent.update((job, None) for job in queue.came if self.level(job) <= _URGENT)
+        return NextPlan()
 
-    def on_dequeued(self, job: Job) -> None:
-        self._urgent.pop(job, None)
-
-    def budget(self, view: SchedulerView) -> Budget | None:
+    def budget(self, view: SchedulerView, queue: WaitingQueue) -> Budget | None:
         """While prefills are held back, allow only decode steps after a prefill, until running jobs
         have had their share of the time."""
-        self.queue.follow(view, self)
         # The server's work since the last pass, if that pass was allowed to prefill.
         since_tokens, self._prefills_since_tokens = self._prefills_since_tokens, None
         worked_tokens = 0 if since_tokens is None else view.served_tokens - since_tokens
-        if not self._holds_back(view):
+        if not self._holds_back(view, queue):
             self._owed_steps = 0
             return None
         share, step_time = self._share, view.server.step_time
@@ -120,18 +119,18 @@ class Urgency(Policy):
         self._prefills_since_tokens = view.served_tokens
         return None
 
-    def _holds_back(self, view: SchedulerView) -> bool:
+    def _holds_back(self, view: SchedulerView, queue: WaitingQueue) -> bool:
         """Whether an urgent job decodes, and only less urgent jobs wait for a prefill."""
         if not self._share or view.batch_is_full:
             return False
         best = min(self._levels(view.running), default=_NO_LEVEL)
         if best > _URGENT or min(self._levels(view.chunked_jobs), default=_NO_LEVEL) <= best:
             return False
-        has_slot = self.queue.has_slot(view)
+        has_slot = queue.has_slot(view)
         return not any(
             self.level(job) <= best and job not in view.swapped and has_slot(job)
             for job in self._urgent
         )
 
     def _levels(self, jobs: Iterable[Job]) -> Iterator[int]:
-        return (self.level(job) for job in jobs if job.is_ranked)
+        return map(self.level, jobs)

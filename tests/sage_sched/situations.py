@@ -1,7 +1,7 @@
 """A notation for situations and plans, so that a test of a decision is one line.
 
 A situation: `run 0:500; wait 1:20 2:30!; full`. Jobs are `arrival:input_tokens` with marks:
-`!` has passed the starvation bound, `~` swapped, `?` unranked, `k` keeps its memory, `f` has a
+`!` has passed the starvation bound, `~` swapped, `k` keeps its memory, `f` has a
 fixed length, `P` is pinned, `<N` the cap (10, or 4096 with a prediction), `+N` generated tokens,
 `/N` prefilled tokens, `@N` its level, `#N` how often it was preempted, `=N` the tokens that it
 frees, `%N,MxK` its predicted lengths, M of them K, `sN` the server's work until it came, `vN` the
@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from sage_sched.distribution import UNKNOWN
 from sage_sched.job import Hints, Job
 from sage_sched.limits import Limits
 from sage_sched.plan import Plan, Preempt, PreemptionMode, Resume
@@ -30,7 +31,7 @@ from sage_sched.view import Holding, SchedulerView
 from tests.sage_sched.strategies import SERVER, StandInKv, core_of, known, named, planned, waiting
 
 _JOB = re.compile(r"(-?\d+):(\d+)(\S*)")
-_MARK = re.compile(r"([!~?kfP])|([<+/@#=svaudpwF])(-?\d+)|%([\d,x]+)|\[([\w/]+)\]")
+_MARK = re.compile(r"([!~kfP])|([<+/@#=svaudpwF])(-?\d+)|%([\d,x]+)|\[([\w/]+)\]")
 _FIELDS = {
     "<": "max_new_tokens", "+": "generated_tokens", "/": "prefilled_tokens", "@": "level",
     "#": "num_preemptions", "=": "held_tokens", "s": "served_at_arrival_tokens",
@@ -42,7 +43,6 @@ _HINTS = {
 }  # fmt: skip
 _FLAGS: dict[str, dict[str, Any]] = {
     "!": {"passed_starvation_bound": True, "goes_first": True},
-    "?": {"is_ranked": False},
     "k": {"keeps_memory": True},
     "f": {"has_fixed_length": True},
     "~": {},
@@ -100,7 +100,7 @@ def _jobs(text: str, met: dict[int, Job]) -> tuple[list[Job], dict[Job, None]]:
     jobs, swapped = [], {}
     for arrival, input_tokens, marks in _JOB.findall(text):
         about = _marked(marks)
-        predicted = about.pop("distribution", None)
+        predicted = about.pop("distribution", UNKNOWN)
         new = Job(int(arrival), int(input_tokens), 10, predicted, 0, adapter=arrival)
         job = met.setdefault(int(arrival), new)
         for name, value in about.items():
@@ -229,7 +229,7 @@ class Story:
         for arrival in sorted({*self.jobs} - before):
             job = self.jobs[arrival]
             self.core.limits.arrived(job)
-            job.is_ranked = job.is_ranked and self.core.policy.on_arrival(job)
+            self.core.policy.rank(job)
         return view
 
     def plan(self, situation: str, **facts: Any) -> str:
@@ -252,5 +252,5 @@ def order_of(situation: str, policy: str, **parameters: object) -> str:
     """The waiting jobs in the order in which the policy serves them."""
     story = Story(policy, **parameters)
     view = story.view(situation)
-    order = story.core.policy.queue.order(view, story.core.policy)
+    order = story.core.queue.order(view)
     return " ".join(str(view.waiting[position].arrival) for position in order)

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from bench.policies.sagesched import COSTS
 from sage_sched.app.config import StepTimeConfig
 from sage_sched.app.registry import policy_named, policy_type, section_of
-from sage_sched.distribution import SOURCES, LengthDistribution
+from sage_sched.distribution import SOURCES, UNKNOWN, LengthDistribution
 from sage_sched.headroom import Headroom
 from sage_sched.job import Job
 from sage_sched.limits import Limits
 from sage_sched.plan import Plan
 from sage_sched.policy import Policy
 from sage_sched.scheduler import Scheduler
+from sage_sched.starvation_bound import StarvationBound
 from sage_sched.steps import ServerFacts
 from sage_sched.view import Holding, SchedulerView
 
@@ -86,9 +87,9 @@ def waiting(*jobs: Job, served_tokens: int = 0) -> SchedulerView:
     return replace(IDLE, waiting=jobs, num_arrivals=num_arrivals, served_tokens=served_tokens)
 
 
-def decide(view: SchedulerView, policy: Policy, limits: Limits | None = None) -> Plan:
-    """The plan of a pass, without limits unless some are given."""
-    return core_of(policy, limits).plan(view)
+def decide(view: SchedulerView, by: Policy | Scheduler, limits: Limits | None = None) -> Plan:
+    """The plan of a pass: of a scheduler, or of a new one with this policy."""
+    return (by if isinstance(by, Scheduler) else core_of(by, limits)).plan(view)
 
 
 def planned(core: Scheduler, view: SchedulerView) -> Plan | None:
@@ -106,9 +107,10 @@ def planned(core: Scheduler, view: SchedulerView) -> Plan | None:
 
 
 def core_of(policy: Policy, limits: Limits | None = None) -> Scheduler:
-    """A scheduler that has seen nothing yet."""
+    """A scheduler that has seen nothing yet, with the policy's starvation bound."""
+    limits = limits or Limits([StarvationBound(policy.traits.regret)])
     headroom = Headroom(0, IDLE.page_size, SERVER.kv_pool_tokens)
-    return Scheduler(policy, limits or Limits(), headroom)
+    return Scheduler(policy, limits, headroom)
 
 
 def known(*lengths: int) -> LengthDistribution:
@@ -126,9 +128,9 @@ def job(
     served: int = 0,
     **about: object,
 ) -> Job:
-    """lengths: predicted, none if empty. cap: by default 10, or 4096 with a prediction. age: tokens
-    that it has generated."""
-    predicted = known(*lengths) if lengths else None
+    """lengths: predicted, unknown if empty. cap: by default 10, or 4096 with a prediction.
+    age: tokens that it has generated."""
+    predicted = known(*lengths) if lengths else UNKNOWN
     cap = cap or (4096 if lengths else 10)
     made = Job(arrival, input_tokens, cap, predicted, served, **about)  # type: ignore[arg-type]
     made.grow(age)
@@ -140,7 +142,7 @@ def named(name: str, *met: Job, server: ServerFacts = SERVER, **parameters: obje
     own = {section_of(name): policy_type(name).Parameters(**parameters)}
     policy = policy_named(name, own, server)
     for one in met:
-        one.is_ranked = one.is_ranked and policy.on_arrival(one)
+        policy.rank(one)
     return policy
 
 

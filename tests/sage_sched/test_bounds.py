@@ -62,20 +62,6 @@ def test_finished_jobs_behind_an_unfinished_one_are_not_kept(name: str) -> None:
     assert len(alive) < 5
 
 
-def test_a_job_that_is_ranked_again_keeps_its_account() -> None:
-    story = Story("sage")
-    first = "wait " + " ".join(f"{n}:5%9" for n in range(4))
-    story.plan(first)
-    story.core.policy.on_end(story.jobs[3], 0.0)
-    story.core.policy.on_arrival(story.jobs[3])
-    story.plan(first)
-    for number in range(4, 200):
-        story.view(f"gone {number}:5%9v5")
-        story.core.policy.on_end(story.jobs[number], 0.0)
-    story.plan(f"{first}; served 980")
-    assert story.jobs[3].goes_first
-
-
 def test_work_for_a_job_that_was_retracted_while_no_plan_was_made_counts() -> None:
     story = Story("sage")
     story.plan("wait 0:100%5000<9000 1:100%5000<9000; noswap")
@@ -152,16 +138,16 @@ def test_a_job_that_meets_another_policy_keeps_its_other_promise_alone() -> None
         story.plan(situation.replace("5:10", "8:100~<1000+5"))
     story.jobs[8].pass_starvation_bound()
     for job in story.jobs.values():
-        job.revision, job.ranked_at, job.memo, job.is_ranked = 3, 2, "other", False
+        job.revision, job.ranked_at, job.memo, job.starts_now = 3, 2, "other", True
         job.forget_policy()
     assert (story.jobs[9].goes_first, story.jobs[8].goes_first) == (False, True)
     job = story.jobs[9]
-    assert (job.revision, job.ranked_at, job.watch, job.memo, job.is_ranked) == (
+    assert (job.revision, job.ranked_at, job.watch, job.memo, job.starts_now) == (
         0,
         0,
         None,
         None,
-        True,
+        False,
     )
 
 

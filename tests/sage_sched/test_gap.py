@@ -32,7 +32,7 @@ def view(*running: Job, steps: StepTime = STEPS, mixes_steps: bool = False) -> S
 
 
 def of_ms(max_gap_ms: float) -> Limit:
-    return SageConfig(decode=DecodeConfig(max_gap_ms)).limits(named("sage")).bounds[0]
+    return SageConfig(decode=DecodeConfig(max_gap_ms)).limits(named("sage")).bounds[1]
 
 
 TPOT = runs(10_000.0), runs(230.0), runs()

@@ -13,15 +13,14 @@ from hypothesis import strategies as st
 
 from bench.simulator.presets import H800_QWEN3_32B, PRESETS
 from sage_sched.app.registry import policy_names
-from sage_sched.distribution import LengthDistribution
+from sage_sched.distribution import UNKNOWN, LengthDistribution
 from sage_sched.job import Job
 from sage_sched.policies.sage import Sage
-from sage_sched.policy import Policy
 from sage_sched.preemption_cost import retention_order
+from sage_sched.scheduler import Scheduler
 from sage_sched.view import SchedulerView
 from sage_sched.waiting_queue import NUM_RANKED_ANEW
-from tests.sage_sched.situations import order_of
-from tests.sage_sched.strategies import IDLE, decide, distributions, named, waiting
+from tests.sage_sched.strategies import IDLE, core_of, distributions, named, waiting
 
 
 @st.composite
@@ -29,30 +28,27 @@ def queues(draw: st.DrawFn, with_levels: bool = True) -> list[Job]:
     policy, queue, served = named("sage"), list[Job](), 0
     for arrival in range(draw(st.integers(0, 12))):
         served += draw(st.integers(0, 5000))
-        lengths = draw(st.none() | distributions(max_size=5))
+        lengths = draw(st.just(UNKNOWN) | distributions(max_size=5))
         one = Job(arrival, draw(st.integers(1, 2000)), 4096, lengths, served)
         one.grow(draw(st.sampled_from([0, 0, 150, 900])))
         if with_levels:
             one.level = draw(st.integers(-1, 1))
             one.goes_first = draw(st.booleans())
-        one.is_ranked = policy.on_arrival(one)
+        policy.rank(one)
         queue.append(one)
     return draw(st.permutations(queue))
 
 
 def served(queue: list[Job]) -> list[Job]:
-    policy = named("sage")
-    return [queue[position] for position in policy.queue.order(waiting(*queue), policy)]
+    return [queue[position] for position in core_of(named("sage")).queue.order(waiting(*queue))]
 
 
 @given(queues(with_levels=False))
-def test_ranked_jobs_are_sorted_and_others_keep_their_places(queue: list[Job]) -> None:
+def test_jobs_are_sorted_by_key_and_arrival(queue: list[Job]) -> None:
     order = served(queue)
     assert {*order} == {*queue}
-    for position, one in enumerate(order):
-        assert one.is_ranked or position == one.arrival  # all that have come wait
     policy = named("sage")
-    keys = [(policy.key(one, IDLE), one.arrival) for one in order if one.is_ranked]
+    keys = [(policy.key(one, IDLE), one.arrival) for one in order]
     assert keys == sorted(keys)
 
 
@@ -65,55 +61,42 @@ def test_how_the_queue_was_ordered_before_does_not_matter(queue: list[Job], rand
 @given(queues())
 def test_levels_come_first_and_within_a_level_it_is_what_it_would_be(jobs: list[Job]) -> None:
     order = served(jobs)
-    kept = [jobs[p] for p in retention_order(jobs, range(len(jobs)), named("sage"), IDLE)]
+    kept = [jobs[p] for p in retention_order(jobs, named("sage"), IDLE)]
     assert len(order) == len(kept) == len(jobs)
     for found in (order, kept):
         assert [one.level for one in found] == sorted(one.level for one in jobs)
     for level in (-1, 0, 1):
         alone = served([one for one in jobs if one.level == level])
-        ranked = [one for one in order if one.level == level and one.is_ranked]
-        assert ranked == [one for one in alone if one.is_ranked]
-
-
-@pytest.mark.parametrize(
-    ("num_left", "order"),
-    [
-        (7, "0 1 2 3 4 5 6"), (6, "0 1 3 2 4 5"), (5, "0 3 1 2 4"), (4, "3 0 1 2"), (3, "3 0 1"),
-    ],
-)  # fmt: skip
-def test_an_unranked_job_moves_up_with_each_that_leaves(num_left: int, order: str) -> None:
-    """The last to come leave first."""
-    ranked = [f"{arrival}:100%{100 + arrival}" for arrival in (0, 1, 2, 4, 5, 6)]
-    situation = f"wait 3:100? {' '.join(ranked[: num_left - 1])}; come 7"
-    assert order_of(situation, "sage") == order
+        assert [one for one in order if one.level == level] == alone
 
 
 BEFORE = H800_QWEN3_32B.server_facts()
 AFTER = replace(BEFORE, step_time=PRESETS["a100-qwen1.5-7b"].step_time)
 
 
-def jobs(policy: Policy) -> list[Job]:
-    """Ranked by the policy; every third has begun to answer."""
+def jobs(core: Scheduler) -> list[Job]:
+    """Ranked by its policy; every third has begun to answer."""
     rng, found = np.random.default_rng(0), list[Job]()
     for arrival in range(90):
         lengths = (rng.lognormal(4.5, 1.0) * rng.lognormal(0, 0.7, 32) + 1).astype(int)
         known = LengthDistribution.from_samples(lengths, "history")
         input_tokens = int(rng.lognormal(6.0, 1.2)) + 1
-        job = Job(arrival, input_tokens, 4096, known, 0, ranked_at=policy.queue.revision)
-        job.is_ranked = policy.on_arrival(job)
+        job = Job(arrival, input_tokens, 4096, known, 0)
+        core.arrived(job)
         job.grow(250 if arrival % 3 == 0 else 0)
         found.append(job)
     return found
 
 
-def decided(policy: Policy, among: list[Job]) -> Any:
+def decided(core: Scheduler, among: list[Job]) -> Any:
     """All that comparisons of a policy decide."""
+    policy = core.policy
     view: SchedulerView = replace(
         waiting(*among[:60]), running=among[60:], server=policy.server, num_arrivals=90
     )
     for _ in range(6):  # a plan ranks a part of 90 jobs, and makespan may rank all twice
-        order = decide(replace(view), policy).order
-    kept = retention_order(among[60:], range(30), policy, view)
+        order = core.plan(replace(view)).order
+    kept = retention_order(among[60:], policy, view)
     yields = [
         policy.key(job, view) > policy.key(among[0], view)
         and policy.should_preempt(job, among[0], 0.01, view)
@@ -124,37 +107,37 @@ def decided(policy: Policy, among: list[Job]) -> Any:
 
 @pytest.mark.parametrize("name", policy_names())
 def test_all_are_ranked_as_if_it_had_been_known_from_the_start(name: str) -> None:
-    policy = named(name, server=BEFORE)
-    among = jobs(policy)
-    before = decided(policy, among)
-    policy.on_server(AFTER)
-    from_the_start = named(name, server=AFTER)
-    after = decided(policy, among)
+    core = core_of(named(name, server=BEFORE))
+    among = jobs(core)
+    before = decided(core, among)
+    core.updated(AFTER)
+    from_the_start = core_of(named(name, server=AFTER))
+    after = decided(core, among)
     assert after == decided(from_the_start, jobs(from_the_start))
     assert name != "sage" or after != before
 
 
 def test_a_job_is_ranked_anew_once_and_running_ones_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy, ranked = named("sage", server=BEFORE, ttft_ms=math.inf), list[Job]()
-    among = jobs(policy)
+    core, ranked = core_of(named("sage", server=BEFORE, ttft_ms=math.inf)), list[Job]()
+    among = jobs(core)
     facts = {"running": among[1:20], "chunked": among[0], "num_arrivals": 90}
     view = replace(waiting(*among[20:]), **facts)  # type: ignore[arg-type]
-    decide(view, policy)
-    policy.on_server(AFTER)
-    monkeypatch.setattr(Sage, "on_prediction", lambda self, job: ranked.append(job))
-    order = decide(replace(view), policy).order
+    core.plan(view)
+    core.updated(AFTER)
+    monkeypatch.setattr(Sage, "rank", lambda self, job: ranked.append(job))
+    order = core.plan(replace(view)).order
     first = [*among[1:20], among[0], *(view.waiting[position] for position in order)]
     assert ranked == first[:NUM_RANKED_ANEW]
     for _ in range(4):
-        decide(replace(view), policy)
+        core.plan(replace(view))
     assert sorted(ranked, key=lambda job: job.arrival) == among
 
 
 def test_a_policy_that_cannot_rank_anew_costs_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = named("sage", server=BEFORE)
-    (job, *_) = jobs(policy)
-    policy.on_server(AFTER)
-    monkeypatch.setattr(Sage, "on_prediction", lambda self, job: 1 // 0)
+    core = core_of(named("sage", server=BEFORE))
+    (job, *_) = jobs(core)
+    core.updated(AFTER)
+    monkeypatch.setattr(Sage, "rank", lambda self, job: 1 // 0)
     with pytest.raises(ZeroDivisionError):
-        decide(waiting(job), policy)
-    assert decide(waiting(job), policy).order == [0]
+        core.plan(waiting(job))
+    assert core.plan(waiting(job)).order == [0]

@@ -43,7 +43,6 @@ STARVED = "wait 0:100%2000 1:100%10s30000; served"
 
 @pytest.mark.parametrize("name", policy_names())
 def test_the_shorter_or_longer_goes_first_and_equals_by_arrival(name: str) -> None:
-    assert named(name).on_arrival(job()) == (name in NEEDS_NONE)  # has no prediction
     assert can_preempt(named(name)) == (name not in RUN_TO_THE_END)
     assert order_of("wait 2:100%100 0:100%100 1:100%100", name) == "0 1 2"
     if name not in NEEDS_NONE | BY_ARRIVAL:
@@ -102,7 +101,7 @@ def test_trail_goes_by_hidden_states_and_yields_while_young() -> None:
         weights = np.array([1 - second, second])
         running.revise(Refined(age, age + np.array([50.0, 250.0]), weights))
         running.generated_tokens = age
-        policy.on_prediction(running)
+        policy.rank(running)
         assert policy.key(running, IDLE) == left
         assert yields(policy, running, shorter, age)
     # The limit is that of the first prediction, 250.
@@ -141,10 +140,10 @@ def test_a_batch_that_is_aborted_leaves_nothing_behind(num_going_on: int) -> Non
     others = [job(n, 100, lengths=(4000,)) for n in range(2000)]
     story = Story("makespan")
     for one in (*others, *(job(2000 + n, 100, lengths=(20,)) for n in range(num_going_on))):
-        story.core.policy.on_arrival(one)
+        story.core.policy.rank(one)
     for one in others[:100]:
         one.grow(640)
-    story.core.policy.on_pass(replace(IDLE, running=others[:100]))
+    story.core.policy.on_pass(replace(IDLE, running=others[:100]), story.core.queue)
     for one in others:
         story.core.policy.on_end(one, 0.0)
     assert story.plan("wait 3000:100%300 3001:100%50x19,2000") == "+3001 +3000"

@@ -36,9 +36,9 @@ from sage_sched.app.registry import policy_names, policy_type, section_of
 from sage_sched.fields import ConfigError
 from sage_sched.job import LEAST_SLO_MS, LEAST_WEIGHT, MOST_SLO_MS, MOST_WEIGHT, Hints, Job
 from sage_sched.overload.config import OverloadConfig
-from sage_sched.plan import NextPlan
-from sage_sched.policies.sage import Sage
+from sage_sched.plan import Plan
 from sage_sched.policy import Policy
+from sage_sched.scheduler import Scheduler
 from sage_sched.steps import StepTime
 from sage_sched.view import SchedulerView
 from tests.bench.simulator.invariants import check_promises, check_state
@@ -218,7 +218,7 @@ def _hints(rng: random.Random, number: int) -> Hints:
 
 @dataclass(slots=True)
 class Account:
-    """All jobs that have come, and those whose bound was passed at a pass of sage."""
+    """All jobs that have come, and those whose bound was passed at a pass."""
 
     jobs: dict[int, Job] = field(default_factory=dict)
     passed: set[Job] = field(default_factory=set)
@@ -227,17 +227,17 @@ class Account:
     since_tokens: int = -1
     regret: float = math.nan
 
-    def audit(self, policy: Policy) -> None:
-        """Compare each of a policy's passes with this account. It begins at the first one, or at
-        that of the policy whose counts this one takes over."""
-        regret = policy.parameters.regret if isinstance(policy, Sage) else math.nan
-        if regret != self.regret:
-            self.regret, self.since_tokens = regret, -1
-        if not 0 < regret < math.inf:
-            return
-        original = policy.on_pass
+    def audit(self, core: Scheduler) -> None:
+        """Compare each pass with this account. It begins at the first pass with a starvation bound,
+        and anew if a policy with another bound takes over."""
+        original = core.plan
 
-        def on_pass(view: SchedulerView) -> NextPlan:
+        def plan(view: SchedulerView) -> Plan:
+            regret = core.policy.traits.regret
+            if regret != self.regret:
+                self.regret, self.since_tokens = regret, -1
+            if not 0 < regret < math.inf:
+                return original(view)
             promised = {job for job in self.jobs.values() if job.passed_starvation_bound}
             here = (*view.waiting, *view.running, *view.chunked_jobs)
             for job in here:
@@ -254,13 +254,13 @@ class Account:
             batch_tokens = max(1, view.locked_tokens)
             passed = behind > regret * before + batch_tokens
             self.passed.update(compress(jobs, passed))
-            next_plan = original(view)
+            found = original(view)
             for job in here:
                 is_promised = job in self.passed or job in promised
                 assert job.passed_starvation_bound == is_promised, f"{job} is promised"
-            return next_plan
+            return found
 
-        policy.on_pass = on_pass  # type: ignore[method-assign]
+        core.plan = plan  # type: ignore[method-assign]
 
     def watch(
         self,
@@ -298,13 +298,13 @@ def run(case: Case) -> Result:
     def policy_of(name: str) -> Policy:
         _, policy = engine_and_policy(case.engine, name, case.config)
         assert isinstance(policy, Policy)
-        account.audit(policy)
         return policy
 
     num_tokens = sum(request.input_tokens + request.output_tokens for request in case.requests)
     watch = partial(account.watch, 1000 + _EVENTS_PER_TOKEN * num_tokens)
     options = Options(preempt=case.preempt, watch=watch)
     node = make_node(case.engine, policy_of(case.policy), case.config, options, on_finish)
+    account.audit(node.state.core)
     for index in followers[None]:
         node.submit(case.requests[index], index)
     for when_s, name in case.switches.items():

@@ -8,6 +8,7 @@ import pytest
 from bench.simulator.presets import H800_QWEN3_32B
 from bench.simulator.run import simulate
 from sage_sched.backlog import backlog_s, expected_left_tokens
+from sage_sched.distribution import UNKNOWN
 from sage_sched.job import Job
 from tests.bench.simulator.traffic import CONFIG, known, request
 
@@ -38,8 +39,8 @@ def test_a_backlog_ends_with_nine_in_ten(number: int, mean_tokens: float, policy
         (Job(0, 100, 1000, known(*[200] * 9), 0), 150, 50, 2.052255),
         (Job(0, 100, 1000, known(*[200] * 9), 0), 300, 300, 12.32706),  # longer than any alike
         (Job(0, 100, 1000, known(*[200] * 9), 0), 999, 1, 0.041180236),
-        (Job(0, 5000, 1000, None, 0, prefilled_tokens=2000), 0, 300, 13.11638),
-        (Job(0, 10, 1000, None, 0, has_fixed_length=True), 0, 1000, 41.12638),
+        (Job(0, 5000, 1000, UNKNOWN, 0, prefilled_tokens=2000), 0, 300, 13.11638),
+        (Job(0, 10, 1000, UNKNOWN, 0, has_fixed_length=True), 0, 1000, 41.12638),
     ],
 )
 def test_each_token_done_makes_it_less(job: Job, grown: int, left: int, takes_s: float) -> None:

@@ -39,7 +39,7 @@ PURE = SrptOracleParameters(preempt_margin=0.0)  # no hysteresis
 def _without_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests yield as often as they should, by indices that are nearly always new."""
     monkeypatch.setattr(Policy, "traits", Traits(max_preemptions=1_000_000))
-    monkeypatch.setattr(Policy, "on_pass", lambda self, view: NextPlan(interval_tokens=10))
+    monkeypatch.setattr(Policy, "on_pass", lambda self, view, queue: NextPlan(interval_tokens=10))
 
 
 def traffic(num_requests: int, load: float, seed: int) -> tuple[float, list[SimRequest]]:

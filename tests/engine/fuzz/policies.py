@@ -12,6 +12,7 @@ from sage_sched.job import Job
 from sage_sched.plan import Budget
 from sage_sched.policy import Traits
 from sage_sched.view import SchedulerView
+from sage_sched.waiting_queue import MovingKeys, WaitingQueue
 
 # Of served work, a phase each.
 _PHASE_TOKENS = 96
@@ -22,16 +23,18 @@ _BUDGETS = (
 
 
 class Picky(FastServe):
-    """FastServe that cannot rank some requests, which are then served by arrival."""
+    """FastServe that fails to rank some requests, which then go first."""
 
-    def on_arrival(self, job: Job) -> bool:
-        return job.input_tokens % 3 != 0 and super().on_arrival(job)
+    def rank(self, job: Job) -> None:
+        if job.input_tokens % 3 == 0:
+            raise ValueError("picky")
+        super().rank(job)
 
 
 class Fickle(FastServe):
     """FastServe with another budget in each phase, which also holds some requests back."""
 
-    traits = Traits(moves=True)
+    traits = Traits(moving=MovingKeys)
 
     def key(self, job: Job, view: SchedulerView) -> float:
         held_back = (job.arrival + _phase(view)) % 4 == 0
@@ -43,7 +46,7 @@ class Fickle(FastServe):
         # A request that is held back while it waits is not the first to go while it runs.
         return FastServe.key(self, waiting, view) < FastServe.key(self, running, view)
 
-    def budget(self, view: SchedulerView) -> Budget | None:
+    def budget(self, view: SchedulerView, queue: WaitingQueue) -> Budget | None:
         return _BUDGETS[_phase(view) % len(_BUDGETS)]
 
 

@@ -85,7 +85,7 @@ def test_scores_of_many_requests_are_sent_every_few_passes(
     assert rank.probing.polled() is None
     # The policy hears that scores by old weights no longer count.
     told: list[Any] = []
-    monkeypatch.setattr(rank.server.state.core.policy, "on_prediction", told.append)
+    monkeypatch.setattr(rank.server.state.core.policy, "rank", told.append)
     rank.probing.weights_updated()
     assert (told, rank.job.refined) == ([rank.job], None)
     # With few requests they are sent at once.

@@ -102,7 +102,7 @@ def test_a_pass_keeps_to_its_budget_in_whole_units(
     scheduler, limit = roomy.scheduler, roomy.hooks["shortest_prefill_chunk_limit"]
     vars(scheduler).update(attributes)
     roomy.state.core.limits = Limits()  # no gap bound
-    monkeypatch.setattr(Sage, "budget", lambda self, view: budget)
+    monkeypatch.setattr(Sage, "budget", lambda self, view, queue: budget)
     seen: list[Any] = []
 
     def note(batch: Any = None) -> None:
@@ -121,7 +121,7 @@ def test_a_pass_keeps_to_its_budget_in_whole_units(
 def test_a_chunk_goes_on_without_room_and_if_ranks_wait_for_each_other(
     roomy: FullServer, has_room: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Sage, "budget", lambda self, view: Budget(prefill_tokens=0))
+    monkeypatch.setattr(Sage, "budget", lambda self, view, queue: Budget(prefill_tokens=0))
     roomy.scheduler.chunked_req = roomy.waiting.pop()
     roomy.batch.check_decode_mem = lambda: has_room
     roomy.scheduler.prefill_delayer = object() if has_room else None

@@ -55,7 +55,7 @@ def test_a_policy_that_returns_no_next_plan_fails_in_each_pass(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = server.queue(make_request(LONG), make_request(SHORT))
-    monkeypatch.setattr(Sage, "on_pass", lambda policy, view: None)
+    monkeypatch.setattr(Sage, "on_pass", lambda policy, view, queue: None)
     for num_errors in (1, 2):
         assert server.ordered(queue) == queue
         assert server.stats()["num_policy_errors"] == num_errors
@@ -68,7 +68,7 @@ def test_if_the_policy_fails_plans_are_first_come_first_served(
     long_one, short_one = queue = server.queue(make_request(LONG), make_request(SHORT))
     assert server.ordered() == [short_one, long_one]
     assert server.state.retention_order(queue, [0, 1]) == [1, 0]
-    for name in ("key", "on_arrival", "on_server", "on_end"):
+    for name in ("key", "rank", "on_server", "on_end"):
         monkeypatch.setattr(Sage, name, fail)
     for req in queue:
         req.output_ids = array("q", [1])  # retracted, so ranked anew
@@ -78,7 +78,7 @@ def test_if_the_policy_fails_plans_are_first_come_first_served(
     assert server.stats()["num_policy_errors"] == 4
     assert len(caplog.records) == 1
     (newcomer,) = server.arrive(make_request([10]))
-    assert not newcomer.sage.job.is_ranked
+    assert newcomer.sage.job.goes_first
     server.state.updated(StepTimes(seconds=[1.0] * 7, source="learned"))
     server.state.end(newcomer, was_aborted=False)
     assert server.stats()["num_policy_errors"] == 7

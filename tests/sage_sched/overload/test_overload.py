@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sage_sched.app.config import SageConfig
-from sage_sched.distribution import LengthDistribution
+from sage_sched.distribution import UNKNOWN, LengthDistribution
 from sage_sched.job import BEHIND, NO_HINTS, Hints, Job
 from sage_sched.overload import OverloadConfig, Refusal
 from sage_sched.overload.overload import FLOOR, NUM_WITHIN, STRICT
@@ -46,7 +46,7 @@ class Door:
         self, *lengths: int, hints: Hints = NO_HINTS, source: str = "history", **about: Any
     ) -> tuple[Job, Newcomer, Refusal | None]:
         """about: may_refuse, others_wait, and the prompt's tokens, also cached and shared ones."""
-        known = LengthDistribution.from_samples(list(lengths) * 100, source) if lengths else None
+        known = LengthDistribution.from_samples(list(lengths) * 100, source) if lengths else UNKNOWN
         about = {"input_tokens": 100, "may_refuse": True} | about
         job = Job(self.num_asked, about.pop("input_tokens"), 4096, known, 0, hints=hints)
         self.num_asked += 1

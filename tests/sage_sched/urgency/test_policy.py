@@ -15,19 +15,19 @@ from sage_sched.best_effort import Qllm
 from sage_sched.job import Hints
 from sage_sched.urgency import Urgency
 from tests.bench.simulator.traffic import CONFIG, SMALL, mixed
-from tests.sage_sched.strategies import SERVER, decide, job, named, waiting
+from tests.sage_sched.strategies import SERVER, core_of, job, named, waiting
 
 
 def test_prefills_of_the_less_urgent_leave_decode_steps_their_share() -> None:
     runs = job(0, 100, lengths=(150,), age=5, hints=Hints(urgency=2))
     later = job(1, 100, lengths=(150,), hints=Hints(urgency=4))
-    policy = named("urgency", runs, later, decode_share=0.75)
+    core = core_of(named("urgency", runs, later, decode_share=0.75))
     view, served, passes = replace(waiting(later), running=[runs]), 1000, list[bool]()
     # Once no urgent one runs, no steps are owed to the next.
     for facts in (view, replace(view, served_tokens=400), waiting(later, served_tokens=500)):
-        decide(facts, policy)
+        core.plan(facts)
     for _ in range(40):
-        passes.append(decide(replace(view, served_tokens=served), policy).decode_only)
+        passes.append(core.plan(replace(view, served_tokens=served)).decode_only)
         served += 1 if passes[-1] else 400
     decode_s = (passes.index(False, 1) - 1) * SERVER.step_time.decode_s(1, 105)
     prefill_s = SERVER.step_time.prefill_s(1, 400, 0)
@@ -52,8 +52,7 @@ def test_no_request_is_overtaken_by_more_than_the_bound(
         state: EngineState, before: list[Progress], after: list[Progress], num_outstanding: int
     ) -> None:
         nonlocal num_overtaken
-        ranked = [progress for progress in before if progress.job.is_ranked]
-        for admitted, waits in product({*ranked}.difference(after), {*ranked}.intersection(after)):
+        for admitted, waits in product({*before}.difference(after), {*before}.intersection(after)):
             later = admitted.job.served_at_arrival_tokens - waits.job.served_at_arrival_tokens
             assert later <= (made.level(waits.job) - (policy is Qllm) * 2) * piece_tokens
             num_overtaken += later > 0
