@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +12,6 @@ from fastapi.responses import JSONResponse
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
-from patches.http.refused import HTTP_SERVER
 from patches.http.settings_route import refused
 from sage_sched.job import MAX_NAME_CHARACTERS, BatchPart
 
@@ -66,10 +64,8 @@ def _number(text: str) -> float | str:
     return value if math.isfinite(value) else text
 
 
-def add_batches_route(manager: TokenizerManager) -> None:
-    """Add the route to the HTTP server, if this program has one."""
-    if HTTP_SERVER not in sys.modules:
-        return
+def add_batches_route(app: Any, manager: TokenizerManager) -> None:
+    """Add the route to SGLang's app."""
 
     @auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator]
     async def batches(request: Request) -> JSONResponse:
@@ -82,7 +78,7 @@ def add_batches_route(manager: TokenizerManager) -> None:
         ]
         return JSONResponse({"batches": found})
 
-    sys.modules[HTTP_SERVER].app.add_route(PATH, batches, methods=["GET"])
+    app.add_route(PATH, batches, methods=["GET"])
 
 
 def shown(batch: Mapping[str, Any], now: float) -> dict[str, Any]:

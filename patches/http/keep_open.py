@@ -14,14 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
-import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
-
-from starlette.middleware import Middleware
-
-from patches.http.refused import HTTP_SERVER
 
 _STREAM = "sage.stream"
 _COMMENT = b": waiting\n\n"
@@ -145,21 +139,6 @@ class _Stream:
             head = (b"content-type", _EVENT_STREAM + b"; charset=utf-8")
             await self._send({"type": "http.response.start", "status": 200, "headers": [head]})
         await self._send({"type": "http.response.body", "body": _COMMENT, "more_body": True})
-
-
-def add_comments(interval_s: float) -> None:
-    """Add the middleware to the HTTP server, if this program has one. It may be serving its warm-up
-    already.
-
-    It goes behind all others, which then treat a comment as a part of SGLang's answer: a held head
-    goes first, with its headers.
-    """
-    if math.isinf(interval_s) or (server := sys.modules.get(HTTP_SERVER)) is None:
-        return
-    app = server.app
-    app.user_middleware.append(Middleware(KeepsOpen, interval_s))
-    if app.middleware_stack is not None:
-        app.middleware_stack = app.build_middleware_stack()
 
 
 def note_stream(obj: Any, request: Any) -> None:

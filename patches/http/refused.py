@@ -10,19 +10,16 @@ answer therefore waits for the first token. Otherwise it goes at once, as withou
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from typing import Any
 
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
-from starlette.middleware import Middleware
 
 from patches.http.incoming import incoming, route_of
 from patches.messages import REFUSED, TOO_LATE, refusal_in
 
 DRY_RUN_HEADER = "x-sage-dry-run"
-HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 _TOLD = "sage.told"
 _REFUSAL, _ROUTE = "refusal", "route"
 # A stream of /v1/responses has these events before SGLang begins with the request.
@@ -141,17 +138,6 @@ def _json_response(
         headers.append((b"retry-after", str(retry_after_s).encode()))
     start = {"type": "http.response.start", "status": status, "headers": headers}
     return start, {"type": "http.response.body", "body": body}
-
-
-def add_refused_responses(may_refuse: Callable[[], bool], may_end: Collection[str]) -> None:
-    """Add the middleware to the HTTP server, if this program has one. It may be serving its warm-up
-    already."""
-    if (server := sys.modules.get(HTTP_SERVER)) is None:
-        return
-    app = server.app
-    app.user_middleware.insert(0, Middleware(RefusedResponses, may_refuse, may_end))
-    if app.middleware_stack is not None:
-        app.middleware_stack = app.build_middleware_stack()
 
 
 def note_request(obj: Any, request: Any) -> None:

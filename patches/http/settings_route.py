@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,7 +16,6 @@ from sglang.srt.utils.auth import AuthLevel, auth_level, decide_request_auth
 from sglang.utils import TypeBasedDispatcher
 
 from patches.carrier import CLOCK
-from patches.http.refused import HTTP_SERVER
 from patches.messages import SetSettings, SettingsNow
 
 PATH = "/sage/settings"
@@ -25,9 +23,9 @@ _MAX_BYTES = 65_536
 
 
 def add_settings_route(
-    manager: TokenizerManager, switched: Callable[[Mapping[str, Any]], None]
+    app: Any, manager: TokenizerManager, switched: Callable[[Mapping[str, Any]], None]
 ) -> None:
-    """Add the route to the HTTP server; a program without one gets no route.
+    """Add the route to SGLang's app.
 
     switched: is told the schedulers' settings whenever this process asks for them.
 
@@ -35,8 +33,6 @@ def add_settings_route(
     new settings, or with a refusal and its reason (400). It is open to clients that may call
     /set_internal_state.
     """
-    if HTTP_SERVER not in sys.modules:
-        return
     schedulers: FanOutCommunicator[Any] = FanOutCommunicator(
         manager._dispatch_to_scheduler, get_parallel().num_dp_ranks
     )
@@ -60,7 +56,7 @@ def add_settings_route(
         switched(found)
         return JSONResponse(found)
 
-    sys.modules[HTTP_SERVER].app.add_route(PATH, settings, methods=["GET", "POST"])
+    app.add_route(PATH, settings, methods=["GET", "POST"])
 
 
 async def body_of(request: Request) -> bytes:

@@ -114,13 +114,12 @@ def test_batches_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     serving = SimpleNamespace(api_key="k", admin_api_key=None)
     monkeypatch.setattr(settings_route, "get_serving", lambda: serving)
     app = Starlette()
-    monkeypatch.setitem(sys.modules, HTTP_SERVER, SimpleNamespace(app=app))
     found = [{"batch": "b", "num_ended": 3, "done_in_s": 60.0, "predicted_in_s": 50.0}]
 
     async def states() -> list[dict[str, Any]]:
         return [{"sage": {"batches": found}}, {"sage": {}}]
 
-    batches.add_batches_route(SimpleNamespace(get_internal_state=states))
+    batches.add_batches_route(app, SimpleNamespace(get_internal_state=states))
     browser = TestClient(app)
     assert browser.get("/sage/batches").status_code == 401
     (shown,) = browser.get("/sage/batches", headers={"Authorization": "Bearer k"}).json()["batches"]

@@ -7,15 +7,17 @@ import json
 import math
 import selectors
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from starlette.applications import Starlette
 
-from patches.http.keep_open import KeepsOpen, add_comments, note_stream
+from patches.http import state
+from patches.http.keep_open import KeepsOpen, note_stream
 from patches.http.refused import RefusedResponses
-from tests.patches.http.conftest import HTTP_SERVER
+from tests.patches.http.conftest import HTTP_SERVER, Manager
 
 SSE = b"text/event-stream; charset=utf-8"
 JSON = b"application/json"
@@ -159,13 +161,14 @@ def test_a_crash_after_a_comment_ends_the_stream_with_an_event() -> None:
     assert client_gets(RuntimeError("crash")) == [(0, "crash")]  # SGLang's app answers
 
 
-def test_comments_are_added_to_a_server_that_wants_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    add_comments(15.0)  # a program without an HTTP server
+@pytest.mark.parametrize(("every_ms", "interval_s"), [(math.inf, []), (500.0, [(0.5,)])])
+def test_comments_are_added_to_a_server_that_wants_some(
+    make_manager: Callable[..., Manager], every_ms: float, interval_s: list[tuple[float]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     app = Starlette()
-    app.middleware_stack = app.build_middleware_stack()
     monkeypatch.setitem(sys.modules, HTTP_SERVER, SimpleNamespace(app=app))
-    add_comments(math.inf)
-    assert app.user_middleware == []
-    add_comments(15.0)
-    assert [each.args for each in app.user_middleware] == [(15.0,)]
+    monkeypatch.setattr(state, "add_settings_route", lambda *given: None)
+    make_manager(http={"comment_every_ms": every_ms})
+    assert [each.args for each in app.user_middleware if each.cls is KeepsOpen] == interval_s
     note_stream(SimpleNamespace(stream=True), None)  # the Engine API
