@@ -75,7 +75,6 @@ class Batch(Protocol):
 
     reqs: list[Req]
     batch_is_full: bool
-    extend_num_tokens: int
     prefix_lens: Sequence[int]
     extend_lens: Sequence[int]
     forward_mode: Any
@@ -152,7 +151,6 @@ class Scheduler(Protocol):
     schedule_low_priority_values_first: bool
     priority_scheduling_preemption_threshold: int
     future_map: Any
-    schedule_stream: Any
     forward_stream: Any
     _request_dispatcher: Any
     metrics_collector_context: Any
@@ -171,5 +169,4 @@ class Scheduler(Protocol):
     def is_fully_idle(self, *, ignore_waiting: bool) -> bool: ...
     def _collect_inflight_batches(self) -> Sequence[Batch | None]: ...
     def _reqs_finishing_inflight(self, batch: Batch) -> Sequence[Req]: ...
-    def get_new_batch_prefill(self, running_batch: Batch) -> Any: ...
     def get_num_allocatable_reqs(self, running_bs: int, *, running_batch: Batch) -> int: ...

@@ -67,7 +67,6 @@ class StandInBatch:
         self.forward_mode = SimpleNamespace(is_extend_without_speculative=lambda: prefills)
         self.prefix_lens = [0] * len(self.reqs)
         self.extend_lens = [len(req.origin_input_ids) for req in self.reqs]
-        self.extend_num_tokens = sum(self.extend_lens)
 
     def is_empty(self) -> bool:
         return not self.reqs
