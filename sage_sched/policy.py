@@ -25,7 +25,7 @@ class NoParameters:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Traits:
-    """What a policy declares about itself. Most policies need none of it.
+    """The facts that a policy declares about itself. Most policies need none.
 
     uses_clock: whether it reads SchedulerView.now_s or Job.arrival_s, which rank 0 then broadcasts.
     moving: makes a sage_sched.waiting_queue.MovingKeys from the policy, if a waiting job's key may

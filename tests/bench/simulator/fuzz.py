@@ -227,16 +227,19 @@ class Account:
     since_tokens: int = -1
     regret: float = math.nan
 
+    def switched(self, policy: Policy) -> None:
+        """Begin anew if this policy, which takes over, has another starvation bound."""
+        if policy.traits.regret != self.regret:
+            self.regret, self.since_tokens = policy.traits.regret, -1
+
     def audit(self, core: Scheduler) -> None:
-        """Compare each pass with this account. It begins at the first pass with a starvation bound,
-        and anew if a policy with another bound takes over."""
+        """Compare each pass with this account. It begins at the first pass with a starvation
+        bound."""
+        self.switched(core.policy)
         original = core.plan
 
         def plan(view: SchedulerView) -> Plan:
-            regret = core.policy.traits.regret
-            if regret != self.regret:
-                self.regret, self.since_tokens = regret, -1
-            if not 0 < regret < math.inf:
+            if not 0 < self.regret < math.inf:
                 return original(view)
             promised = {job for job in self.jobs.values() if job.passed_starvation_bound}
             here = (*view.waiting, *view.running, *view.chunked_jobs)
@@ -252,7 +255,7 @@ class Account:
             behind = np.cumsum(served[::-1])[::-1]
             before = view.served_tokens - came_at - behind
             batch_tokens = max(1, view.locked_tokens)
-            passed = behind > regret * before + batch_tokens
+            passed = behind > self.regret * before + batch_tokens
             self.passed.update(compress(jobs, passed))
             found = original(view)
             for job in here:
@@ -309,7 +312,8 @@ def run(case: Case) -> Result:
         node.submit(case.requests[index], index)
     for when_s, name in case.switches.items():
         node.advance(when_s)
-        node.switch_to(policy_of(name))
+        node.switch_to(policy := policy_of(name))
+        account.switched(policy)
     node.advance(math.inf)
     return result_of(case.engine, case.requests, finished, [node])
 
