@@ -18,9 +18,6 @@ from sage_sched.view import SchedulerView
 _INTERVAL_S, _MANY = 0.25, 500
 # Weight of the latest interval in moving averages.
 _RECENT = 0.1
-# The time from token to token is measured over this long. A prompt of a second, which comes between
-# two tokens, would look like a slow server if one interval counted much.
-_MEASURED_S = 10.0
 # Number of batches that are remembered.
 _MOST = 100
 # Times are the same if they differ by less: each request tells its own time left.
@@ -73,8 +70,7 @@ class Batches(Limit):
         self._batches: dict[Key, Batch] = {}
         # Refused batches: when they should have been done, how long they take, and their sizes.
         self._refused: dict[Key, tuple[float, float, int]] = {}
-        # The time from token to token, and over how many tokens it was measured.
-        self._token_s = self._num_tokens = 0.0
+        self._token_s = 0.0
         self._ages: tuple[float, dict[Job, int]] = math.inf, {}
         self._looked_s = -math.inf
         self._has_changed = False
@@ -162,8 +158,7 @@ class Batches(Limit):
             predicted_in_s = batch.least_s(server, now_s)
         name, num_requests = batch.part.name, batch.part.num_requests
         return Report(
-            name, num_requests, batch.num_arrived, batch.num_ended,
-            min(batch.num_due, len(batch.jobs)),
+            name, num_requests, batch.num_arrived, batch.num_ended, batch.num_due,
             done_in_s, predicted_in_s, predicted_in_s <= done_in_s,
         )  # fmt: skip
 
@@ -186,24 +181,20 @@ class Batches(Limit):
         return (batch := self.of(job)) is not None and job in batch.jobs
 
     def _measure(self, view: SchedulerView, numbers: Counter[Key]) -> None:
-        """Measure the time from token to token, by the job that has grown most. Until there is a
-        measurement, it is that of a decode step.
+        """Measure the time from token to token, by the job that ran longest.
 
         numbers: how many jobs of each batch run.
         """
         at_s, ages = self._ages
         seconds = view.now_s - at_s
-        if 0 <= seconds < _INTERVAL_S:
+        if 0 <= seconds < _INTERVAL_S and self._token_s:
             return
-        if not self._token_s:
-            step_s = view.server.step_time.decode_s(len(view.running), view.running_kv_tokens)
-            self._token_s, self._num_tokens = step_s, _MEASURED_S / step_s
-        grown = [job.generated_tokens - ages[job] for job in view.running if job in ages]
-        if grown and 0 < seconds < 60:
-            kept = math.exp(-seconds / _MEASURED_S)
-            num_tokens = kept * self._num_tokens + max(grown)
-            self._token_s = (kept * self._num_tokens * self._token_s + seconds) / num_tokens
-            self._num_tokens = num_tokens
+        num_tokens = max(
+            (job.generated_tokens - ages.get(job, math.inf) for job in view.running), default=0
+        )
+        if num_tokens > 0 and 0 < seconds < 60:
+            latest_s = seconds / num_tokens
+            self._token_s += (_RECENT if self._token_s else 1.0) * (latest_s - self._token_s)
         self._ages = view.now_s, {job: job.generated_tokens for job in view.running}
         for key, batch in self._batches.items():
             if batch.jobs:

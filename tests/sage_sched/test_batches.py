@@ -190,20 +190,6 @@ def test_jobs_beyond_the_size_of_a_batch_do_not_count_as_running() -> None:
     assert batch.num_running == 2
 
 
-def test_a_long_prefill_does_not_make_a_batch_hurry() -> None:
-    made = Story("sage")
-    running = " ".join(f"{n}:10%100+9" for n in range(3))
-    made.view(f"run 9:10%900+9 {running}")
-    for n in range(3):
-        made.jobs[n].batch = part_of(1e3 * STEP_S, 3)
-        made.core.limits.arrived(made.jobs[n])
-    made.plan(f"run 9:10+9 {running}; wait 8:10")
-    now_s = 100 * STEP_S  # in which each of them gets one token
-    made.plan(f"run 9:10+10 {running.replace('+9', '+10')}; wait 8:10; now {now_s}")
-    (report,) = made.core.limits.batches.reports(SERVER, now_s)
-    assert report.num_first <= 1
-
-
 def test_prefills_take_time_first() -> None:
     found = []
     for input_tokens in (10, 8000):
