@@ -8,8 +8,8 @@ logger = logging.getLogger(__name__)
 
 
 class Failures:
-    """Counts a policy's errors. After an error, one pass serves requests by arrival; nothing else
-    is lost. Only the first error is logged."""
+    """Counts a policy's errors. If it cannot plan a pass, that pass serves requests by arrival. If
+    it cannot rank a request, the request goes first. Only the first error is logged."""
 
     def __init__(self) -> None:
         self.num_failures = 0

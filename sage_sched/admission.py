@@ -51,7 +51,8 @@ class Candidates:
 
         def is_held_back(position: int) -> bool:
             job = view.waiting[position]
-            return job.is_held or policy.key(job, view) == math.inf
+            is_ranked = not job.passed_starvation_bound
+            return job.is_held or (is_ranked and policy.key(job, view) == math.inf)
 
         if not self.order or not is_held_back(self.order[-1]):
             return self

@@ -186,7 +186,10 @@ class Indices:
         """Return the index of a job at its present age."""
         state, age_tokens = job.index_state, job.generated_tokens
         # Called for each running job in each plan, so this does without another call.
-        assert isinstance(state, IndexState)
+        if not isinstance(state, IndexState):  # its policy failed as the job arrived
+            self.rank(job)
+            state = job.index_state
+            assert isinstance(state, IndexState)
         interval = age_tokens // self.interval_tokens
         if state.interval != interval:
             state.interval = interval

@@ -150,8 +150,8 @@ class Job:
         The sum over all jobs is SchedulerView.served_tokens.
     num_preemptions: how often it was preempted for other jobs.
     goes_first: whether no other job may overtake it: permanently, because it has passed the
-        starvation bound, or temporarily, because it has passed the swap-out bound or its batch
-        needs it.
+        starvation bound or its policy could not rank it, or temporarily, because it has passed the
+        swap-out bound or its batch needs it.
     starts_now: whether its policy says that its start is due. It may then be admitted to a full
         batch without preempting another job.
     refined: the prediction of its length, refined by its answer so far; None until it is refined.

@@ -108,8 +108,8 @@ class Policy(ABC):
         """Compute the facts behind a job's key: as it arrives, and again if its prediction
         (Job.refined), its cached tokens, or the server's step times have changed.
 
-        If this raises as the job arrives, the job goes before all others of its level, and its key
-        is not asked for.
+        If this raises, the job goes before all others of its level from then on, and its key is
+        not asked for.
         """
         if self._kept is not None:
             self._kept.rank(job)

@@ -184,6 +184,7 @@ class Scheduler:
             plan = self._planned(view)
         except Exception as error:
             self._failed("plan a pass", error)
+            self.queue.take_joined()  # or a policy that always fails would keep them alive
             # A new policy each time: a kept one would keep the jobs of this pass alive.
             policy = FcfsFill(NoParameters(), self.policy.server)
             spare = Scheduler(policy, Limits(), self.headroom)

@@ -50,6 +50,10 @@ class SwapOutBound(Limit):
         """Whether any job is swapped out, so that its time must be measured."""
         return bool(self._away)
 
+    def arrived(self, job: Job) -> None:
+        if job.passed_swap_out_bound:  # of the bound that this one replaces
+            job.pass_swap_out_bound(False)
+
     def look(self, view: SchedulerView, begun: Collection[Job]) -> None:
         """Find the jobs that have passed the bound."""
         if self._most_s == math.inf:

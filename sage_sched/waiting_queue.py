@@ -235,7 +235,9 @@ class WaitingQueue:
             num_left -= 1
 
     def settle(self, view: SchedulerView) -> None:
-        """Place the jobs whose places have changed."""
+        """Place the jobs whose places have changed. A job that goes first joins at once."""
+        for job in [job for job in self._changed if job.goes_first]:
+            self._join(job)
         for job in [job for job in self._changed if job in self._entries]:
             if self._keys is not None and not job.goes_first and self._keys.has(job):
                 self._take_out(job)

@@ -96,7 +96,7 @@ class Batch:
     def add(self, job: Job) -> None:
         left = self.jobs[job] = left_of(job)
         if not self.num_arrived:
-            self.new_share = 1 - job.cached_input_tokens / job.input_tokens
+            self.new_share = 1 - job.cached_input_tokens / max(1, job.input_tokens)
         if due_s(job) > self.done_s:
             self.latest = job
         self.num_arrived += 1
@@ -117,11 +117,11 @@ class Batch:
         self.num_arrived -= 1
 
     def look(self) -> None:
-        """Predict again what is left of answers that have grown, and what is cached of prompts."""
+        """Predict the rest of answers that have grown, and the cached part of prompts, again."""
         asked = [job for job in self.jobs if job.was_looked_up and not job.generated_tokens]
         if asked:
             cached_tokens = sum(job.cached_input_tokens for job in asked)
-            self.new_share = 1 - cached_tokens / sum(job.input_tokens for job in asked)
+            self.new_share = 1 - cached_tokens / max(1, sum(job.input_tokens for job in asked))
         for job, left in self.jobs.items():
             if job.generated_tokens >= left.age_tokens + _INTERVAL_TOKENS:
                 self.jobs[job] = left_of(job)

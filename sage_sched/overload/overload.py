@@ -117,12 +117,13 @@ class Overload(Limit):
 
     def newcomer(self, job: Job, policy: Policy, server: ServerFacts, now_s: float) -> Newcomer:
         """Return the latest job with the facts for its predicted times. The job has been ranked."""
-        before, self._step_time = self._step_time, server.step_time
+        before = self._step_time
         if before is not None and before is not server.step_time:
             rise = self._unfinished.revise(policy, server.step_time)
             for arrivals in (self._offered, self._admitted):
                 arrivals.revise(rise, server.step_time)
             self._situation = None
+        self._step_time = server.step_time
         column = column_of(job, policy, server.step_time, now_s)
         own = work_of(column)
         situation = self._situation_at(now_s, job, own, policy, server)

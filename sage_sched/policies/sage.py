@@ -154,12 +154,14 @@ class Starts:
         """Decide which jobs are held, which start, and when to look again (next_s)."""
         held, due = self._held, self._due
         self._held, self._due, self.next_s = set(), {}, math.inf
-        if view.running and view.may_preempt:
-            self._gather(view)
-        for job in {*held, *due, *self._held, *self._due}:
-            if (job in held, due.get(job)) != (job in self._held, self._due.get(job)):
-                job.starts_now = job in self._due
-                job.changes()
+        try:
+            if view.running and view.may_preempt:
+                self._gather(view)
+        finally:
+            for job in {*held, *due, *self._held, *self._due}:
+                if (job in held, due.get(job)) != (job in self._held, self._due.get(job)):
+                    job.starts_now = job in self._due
+                    job.changes()
 
     def _gather(self, view: SchedulerView) -> None:
         step_time, now_s = view.server.step_time, view.now_s

@@ -146,7 +146,7 @@ class Proserve(Policy):
             insort(self._patient, (job.arrival, job))
 
     def _left(self, job: Job) -> None:
-        if (state := slo_state_of(job)) is not None:
+        if (state := slo_state_of(job)) is not None and state.column is not None:
             self._waiting.remove(state)
             return
         place = bisect_left(self._patient, (job.arrival,))
@@ -315,7 +315,8 @@ class _WithSlo(MovingKeys):
 
     def has(self, job: Job) -> bool:
         is_pick = any(starved.first is job for starved in self._starved)
-        return slo_state_of(job) is not None and not is_pick
+        state = slo_state_of(job)
+        return state is not None and state.column is not None and not is_pick
 
     def first(self, jobs: Collection[Job], num: int, view: SchedulerView) -> list[Entry]:
         waiting, picks = self._waiting, self._picks()

@@ -187,12 +187,13 @@ class Waiting:
     def remove(self, p: SloState) -> None:
         """Remove a job. The last job takes its column."""
         column, p.column = p.column, None
-        if column is not None and (group := self.jobs[column].group) is not None:
+        assert column is not None
+        if (group := self.jobs[column].group) is not None:
             number, num_jobs = self._groups.pop(group)
             if num_jobs > 1:  # clients may name any number of tenants
                 self._groups[group] = number, num_jobs - 1
         last = self.jobs.pop()
-        if column is not None and column < len(self.jobs):
+        if column < len(self.jobs):
             self.jobs[column] = last
             self._table[:, column] = self._table[:, len(self.jobs)]
             moved = slo_state_of(last)

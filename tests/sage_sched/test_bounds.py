@@ -19,7 +19,7 @@ from sage_sched.swap_out_bound import SwapOutBound
 from tests.bench.simulator.fuzz import Case, run
 from tests.bench.simulator.traffic import MANY_SLOTS, SMALL, mixed
 from tests.sage_sched.situations import Story, decided
-from tests.sage_sched.strategies import named
+from tests.sage_sched.strategies import job, named
 
 
 @pytest.mark.slow
@@ -137,12 +137,12 @@ def test_a_job_that_meets_another_policy_keeps_its_other_promise_alone() -> None
     for situation, _ in DUE:
         story.plan(situation.replace("5:10", "8:100~<1000+5"))
     story.jobs[8].pass_starvation_bound()
-    for job in story.jobs.values():
-        job.revision, job.ranked_at, job.memo, job.starts_now = 3, 2, "other", True
-        job.forget_policy()
+    for one in story.jobs.values():
+        one.revision, one.ranked_at, one.memo, one.starts_now = 3, 2, "other", True
+        one.forget_policy()
     assert (story.jobs[9].goes_first, story.jobs[8].goes_first) == (False, True)
-    job = story.jobs[9]
-    assert (job.revision, job.ranked_at, job.watch, job.memo, job.starts_now) == (
+    one = story.jobs[9]
+    assert (one.revision, one.ranked_at, one.watch, one.memo, one.starts_now) == (
         0,
         0,
         None,
@@ -174,3 +174,10 @@ def test_others_yield_to_one_that_is_due_under_a_policy_whose_jobs_never_yield()
     story = away()
     for now_s, plan in ((0.0, "9"), (1.0, "9"), (61.0, "9"), (61.1, "-2 -1 ^9")):
         assert story.plan(f"{RUN}; wait 9:100~<1000+5; now {now_s}") == plan
+
+
+def test_a_promise_of_another_swap_out_bound_ends_with_it() -> None:
+    away, bound = job(0, age=5), SwapOutBound(60.0)
+    away.pass_swap_out_bound(True)
+    bound.arrived(away)
+    assert not away.goes_first
