@@ -51,8 +51,8 @@ class Candidates:
 
         def is_held_back(position: int) -> bool:
             job = view.waiting[position]
-            is_ranked = not job.passed_starvation_bound
-            return job.is_held or (is_ranked and policy.key(job, view) == math.inf)
+            has_key = not job.passed_starvation_bound  # its policy may have failed to rank it
+            return job.is_held or (has_key and policy.key(job, view) == math.inf)
 
         if not self.order or not is_held_back(self.order[-1]):
             return self

@@ -144,7 +144,7 @@ def _predict(
     kept = incoming(obj)
     if kept.is_internal or not ours.predicts:
         return
-    if text is None:  # without the prior, clients could keep requests unranked
+    if text is None:  # without the prior, clients could keep requests unpredicted
         kept.prediction = asyncio.get_running_loop().create_future()
         kept.prediction.set_result(Prediction(None, ours.client.prior))
         return

@@ -1,5 +1,5 @@
 """Implements ProServe, which serves requests with deadlines and priorities in one queue, by
-SlideBatching. Requests without an SLO follow in the order of sage."""
+SlideBatching. Requests without an SLO follow by their Gittins indices."""
 
 from __future__ import annotations
 

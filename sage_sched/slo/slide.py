@@ -82,7 +82,7 @@ class StarvedShare:
     ) -> None:
         """Give starved jobs a share of the server's work, in [0, 1).
 
-        pool_tokens: the most credit that can be saved up. is_starved: whether a ranked job without
+        pool_tokens: the most credit that can be saved up. is_starved: whether a job without
         a token starves.
         """
         self._share = share

@@ -121,7 +121,7 @@ Pair = tuple[Job, SloState]
 
 
 def slo_state_of(job: Job) -> SloState | None:
-    """Return the job's state; None if the job has no SLO, or is not ranked."""
+    """Return the job's state; None if the job has no SLO, or could not be ranked."""
     return job.memo if isinstance(job.memo, SloState) else None
 
 
