@@ -104,17 +104,21 @@ class Batch:
         self._input_tokens += job.input_tokens
 
     def end(self, job: Job, now_s: float) -> None:
-        del self.jobs[job]
+        self._remove(job)
         self.num_ended += 1
         self.ended_s = now_s
 
     def withdraw(self, job: Job) -> None:
         """Note that a job was aborted or refused. It may come again."""
-        del self.jobs[job]
+        self._remove(job)
         share = 1 - 1 / self.num_arrived
         self._known_tokens *= share
         self._input_tokens *= share
         self.num_arrived -= 1
+
+    def _remove(self, job: Job) -> None:
+        del self.jobs[job]
+        self.num_due = min(self.num_due, len(self.jobs))
 
     def look(self) -> None:
         """Predict the rest of answers that have grown, and the cached part of prompts, again."""

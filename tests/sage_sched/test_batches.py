@@ -109,6 +109,18 @@ def test_progress_and_the_predicted_end_are_known() -> None:
     assert (report.num_ended, report.predicted_in_s, report.in_time) == (2, -1.0, True)
 
 
+def test_no_more_go_first_than_are_left() -> None:
+    batches, jobs = Batches(), [job_of(part_of(9.0, 3), n) for n in range(3)]
+    for job in jobs:
+        batches.arrived(job)
+    batch = batches.of(jobs[0])
+    assert batch is not None
+    batch.num_due = 3
+    batches.withdrawn(jobs[0])
+    batches.ended(jobs[1], 1.0)
+    assert batches.reports(SERVER, 1.0)[0].num_first == 1
+
+
 def test_a_report_changes_nothing() -> None:  # only one rank makes some of them
     batches, job = Batches(), job_of(part_of(9.0, 1))
     batches.arrived(job)
