@@ -79,6 +79,7 @@ def test_a_job_ranked_at_its_look_up_takes_no_other_from_the_order_as_it_leaves(
     server.order(replace(waiting(*jobs), kv=kv))
     for _ in range(2):
         assert server.order(replace(waiting(*jobs[1:]), kv=kv)) == [1, 2, 3]
+    assert server.failed == ["rank a request"]
 
 
 def test_newcomers_that_a_policy_failed_to_take_in_stay_in_the_order(
