@@ -7,6 +7,8 @@ so the schedulers keep aborts that may have come too early for a while.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from sglang.srt.managers.io_struct import AbortReq, TokenizedGenerateReqInput
 
 from patches.carrier import decode_asked
@@ -23,16 +25,20 @@ class EarlyAborts:
     same order, and use the times in them."""
 
     def __init__(self) -> None:
-        # When each was sent, by the beginning of the ids that it is for; the oldest comes first.
         self._sent_s: dict[str, float] = {}
+        # The number of aborts by the length of their ids. SGLang aborts all requests whose ids
+        # begin with a given id.
+        self._num_of_length: Counter[int] = Counter()
 
     def __len__(self) -> int:
         return len(self._sent_s)
 
     def add(self, abort: EarlyAbort) -> None:
         """Keep an abort, whose request may still come."""
-        self._sent_s.pop(abort.begins, None)
+        if abort.begins in self._sent_s:
+            self._forget(abort.begins)
         self._sent_s[abort.begins] = abort.sent_s
+        self._num_of_length[len(abort.begins)] += 1
         self._expire(abort.sent_s)
 
     def after(self, scheduler: Scheduler, request: TokenizedGenerateReqInput) -> None:
@@ -48,11 +54,11 @@ class EarlyAborts:
             return
         rid, came_s, begun_s = asked
         self._expire(begun_s)
-        # SGLang aborts all requests whose ids begin with a given id.
+        beginnings = (rid[:length] for length in self._num_of_length)
         if any(
-            (came_s if begins else begun_s) <= sent_s
-            for begins, sent_s in self._sent_s.items()
-            if rid.startswith(begins)
+            (came_s if begins else begun_s) <= self._sent_s[begins]
+            for begins in beginnings
+            if begins in self._sent_s
         ):
             scheduler.abort_request(AbortReq(rid=request.rid))
 
@@ -61,4 +67,10 @@ class EarlyAborts:
             oldest = next(iter(self._sent_s))
             if len(self) <= _MOST and self._sent_s[oldest] >= now_s - _KEPT_S:
                 return
-            del self._sent_s[oldest]
+            self._forget(oldest)
+
+    def _forget(self, begins: str) -> None:
+        del self._sent_s[begins]
+        self._num_of_length[len(begins)] -= 1
+        if not self._num_of_length[len(begins)]:
+            del self._num_of_length[len(begins)]
