@@ -22,7 +22,9 @@ class BatchGate(Listener):
         and the caller must release the request."""
         state, job = self._scheduler.sage, req.sage.job
         core: Core = state.core
-        if job.batch is None or state.settings.is_stock or req.output_ids or req.finished():
+        if state.settings.is_stock or req.output_ids or req.finished():
+            return False
+        if not core.limits.batches.may_refuse(job):
             return False
         mode: str = self._scheduler.server_args.disaggregation_mode
         if mode != "null" or not state.calibration.are_own:

@@ -117,15 +117,20 @@ class Batches(Limit):
         """Return the batch of a job, or None."""
         return None if job.batch is None else self._batches.get(_key(job))
 
+    def may_refuse(self, job: Job) -> bool:
+        """Whether the latest job is the first of its batch. No other is refused."""
+        batch = self.of(job)
+        return batch is not None and batch.num_arrived == 1 and job in batch.jobs
+
     def refuses(self, job: Job, server: ServerFacts, now_s: float) -> TooLate | None:
         """Decide about the latest job; None admits it.
 
         If it is the first of its batch, the batch is refused if the whole server could not serve it
         in time, beside batches that are due before.
         """
-        batch = self.of(job)
-        if batch is None or [*batch.jobs] != [job] or batch.num_arrived > 1:
+        if not self.may_refuse(job):
             return None
+        batch = self._batches[_key(job)]
         batch.look()
         key, done_s, size = _key(job), batch.done_s, batch.part.num_requests
         others = (b for b in self._batches.values() if b is not batch and b.jobs)

@@ -63,3 +63,11 @@ def test_a_batch_is_refused_as_it_comes(
     else:
         assert (reports[0]["num_requests"], reports[0]["num_arrived"]) == (9, 1)
         assert req.sage.job.level == BEHIND
+
+
+def test_only_the_first_request_of_a_batch_is_looked_up_as_it_comes() -> None:
+    server = Server(schedule_policy="sage", sections=SLOW)
+    for rid, is_first in (("a", True), ("b", False)):
+        (req,) = server.arrive(part_of_batch(900.0, rid))
+        refuses(server, req)
+        assert req.sage.job.was_looked_up == is_first
