@@ -108,8 +108,9 @@ class Policy(ABC):
         """Compute the facts behind a job's key: as it arrives, and again if its prediction
         (Job.refined), its cached tokens, or the server's step times have changed.
 
-        If this raises, the job goes before all others of its level from then on, and its key is
-        not asked for.
+        If this raises as the job arrives, or as its prediction or cached tokens change, the job
+        goes before all others of its level from then on, and its key is not asked for. If it raises
+        because of step times, one pass goes by arrival, and the old key stands.
         """
         if self._kept is not None:
             self._kept.rank(job)

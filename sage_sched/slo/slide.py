@@ -82,8 +82,8 @@ class StarvedShare:
     ) -> None:
         """Give starved jobs a share of the server's work, in [0, 1).
 
-        pool_tokens: the most credit that can be saved up. is_starved: whether a job without
-        a token starves.
+        pool_tokens: the most credit that can be saved up. is_starved: whether a job without a token
+        starves.
         """
         self._share = share
         self._pool_tokens = pool_tokens
