@@ -142,9 +142,10 @@ def shared_prefix_followers(order: Sequence[int], view: SchedulerView) -> list[i
 
 
 def _shares_prefix(job: Job, computing: Iterable[Job], view: SchedulerView) -> bool:
-    """Whether the job shares a long prefix with one of the jobs that are being computed."""
+    """Whether the job shares a long prefix with one of the jobs that are being computed. The last
+    token of a prompt is always computed."""
     return any(
-        (num_tokens := view.kv.common_tokens(job, other))
+        (num_tokens := min(view.kv.common_tokens(job, other), job.input_tokens - 1))
         and _is_long(num_tokens, other, view)
         and _is_long(num_tokens, job, view)
         for other in computing
