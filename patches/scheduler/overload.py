@@ -171,9 +171,9 @@ class OverloadGate(Listener):
         return None
 
     def look_up(self, req: Req) -> None:
-        """Look a request up in the cache, as a plan does (sage_sched.scheduler)."""
+        """Look a new request up in the cache, as a plan does (sage_sched.scheduler), once."""
         state, job = self._scheduler.sage, req.sage.job
-        if job.keeps_memory or queues.only_decodes(self._scheduler):
+        if job.was_looked_up or job.keeps_memory or queues.only_decodes(self._scheduler):
             return
         kv = ServerKv(self._scheduler, {job: req}, ())
         found = kv.cached(job)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from patches.carrier import encode_batch
+from patches.scheduler.view import ServerKv
 from sage_sched.job import BEHIND, BatchPart
 from tests.patches.scheduler.test_overload import refuses
 from tests.patches.scheduler.test_state import fail
@@ -71,3 +72,13 @@ def test_only_the_first_request_of_a_batch_is_looked_up_as_it_comes() -> None:
         (req,) = server.arrive(part_of_batch(900.0, rid))
         refuses(server, req)
         assert req.sage.job.was_looked_up == is_first
+
+
+def test_all_who_may_refuse_a_request_look_it_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up: list[Any] = []
+    monkeypatch.setattr(ServerKv, "cached", lambda kv, job: (looked_up.append(job), (0, 0))[1])
+    protected = {"overload": {"enabled": True, "max_queued_tokens": 900}}
+    server = Server(schedule_policy="sage", sections=SLOW | protected)
+    (req,) = server.arrive(part_of_batch(900.0))
+    assert not refuses(server, req)
+    assert looked_up == [req.sage.job]
