@@ -16,7 +16,7 @@ from sage_sched.overload.returns import Returns
 from sage_sched.overload.situation import Situation
 from sage_sched.overload.trust import Trust
 from sage_sched.overload.waits import Newcomer
-from sage_sched.overload.work import FEW, Unfinished, column_of, unfilled_tokens, work_of
+from sage_sched.overload.work import FEW, KEPT_S, Unfinished, column_of, unfilled_tokens, work_of
 from sage_sched.policy import Policy
 from sage_sched.steps import ServerFacts, StepTime
 
@@ -32,8 +32,6 @@ _NUM_LATEST, _LEAST_PREDICTED = 64, 0.5
 _MOST_SLOWDOWN = 2.0
 # Weight of the latest prefill step in the mean number of requests that share one.
 _RECENT = 1 / 64
-# The next newcomers meet the same situation for this long, unless many come.
-_KEPT_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +138,7 @@ class Overload(Limit):
         if self._situation is not None:
             situation, at_s, most_offered, most_admitted = self._situation
             is_few = self._num_offered <= most_offered and self._num_taken <= most_admitted
-            if is_few and 0 <= now_s - at_s < _KEPT_S:
+            if is_few and 0 <= now_s - at_s < KEPT_S:
                 return situation
         table = self._unfinished.table(now_s, policy, server.step_time, but=job)
         if not table.size:

@@ -30,8 +30,9 @@ NUM_ROWS = 13
 STARTS, TO_END = slice(PROMPT, _PREFILLS + 1), slice(PROMPT, _KV_STEPS + 1)
 NUM_BUSY = 4
 # A column is made again after this many more tokens of the answer, if more of the prompt is cached
-# or prefilled, or if the level changes. All are looked at again after this many seconds.
-_INTERVAL_TOKENS, _KEPT_S = 128, 0.25
+# or prefilled, or if the level changes. Newcomers meet what was seen last for this many seconds,
+# unless many come.
+_INTERVAL_TOKENS, KEPT_S = 128, 0.25
 # Bounds the logarithm of the ratio of two indices, and a key, which may be infinite.
 _MOST_RISE, _LEAST_KEY = 100.0, -1e300
 # The number of columns for unfinished jobs.
@@ -164,7 +165,7 @@ class Unfinished:
         for job in [*self._new]:
             if job is not but:
                 self.put(job, column_of(job, policy, step_time))
-        if not 0 <= now_s - self._looked_s < _KEPT_S:
+        if not 0 <= now_s - self._looked_s < KEPT_S:
             self._looked_s = now_s
             self._look(policy, step_time)
             self._merged, self._in_place = (0, self._table), None
