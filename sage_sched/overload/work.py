@@ -137,7 +137,10 @@ class Unfinished:
         self._new: dict[Job, None] = {}
         self._changed: dict[Job, None] = {}
         self._looked_s = -math.inf
-        self._merged: tuple[int, Floats] = 0, self._table
+        # If there are too many jobs: the columns of several each, how many jobs have changed since
+        # these were made, and the latest order.
+        self._merged = self._table
+        self._num_changed = 0
         self._order: NDArray[np.int64] = np.zeros(0, np.int64)
         self._in_place: Work | None = None
 
@@ -151,6 +154,7 @@ class Unfinished:
         if (place := self._place_of.pop(job, None)) is None:
             return
         job.column_watch = None
+        self._num_changed += 1
         if self._in_place is not None:
             self._in_place -= work_of(self._table[:, place])
         last = self._jobs.pop()
@@ -168,15 +172,18 @@ class Unfinished:
         if not 0 <= now_s - self._looked_s < KEPT_S:
             self._looked_s = now_s
             self._look(policy, step_time)
-            self._merged, self._in_place = (0, self._table), None
+            if len(self._jobs) <= _MOST:
+                self._in_place = None
         number = len(self._jobs)
+        table = self._table[:, :number]
         if number <= _MOST:
-            return self._table[:, :number]
-        if abs(number - self._merged[0]) > FEW * number:
-            table = self._table[:, :number]
+            self._num_changed = number
+            return table
+        if self._num_changed > FEW * number:
+            self._num_changed, self._in_place = 0, None
             self._order = _ordered(table, self._order)
-            self._merged = number, _merged(table, self._order)
-        return self._merged[1]
+            self._merged = _merged(table, self._order)
+        return self._merged
 
     @property
     def in_place(self) -> Work:
@@ -189,12 +196,15 @@ class Unfinished:
         """Set the column of a job that is not new any more."""
         place = self._place_of.setdefault(job, len(self._jobs))
         if place == len(self._jobs):
-            if self._in_place is not None:
-                self._in_place += work_of(column)
             self._new.pop(job, None)
             self._jobs.append(job)
             if place == self._table.shape[1]:
                 self._table = np.concatenate((self._table, np.zeros_like(self._table)), axis=1)
+        elif self._in_place is not None:
+            self._in_place -= work_of(self._table[:, place])
+        self._num_changed += 1
+        if self._in_place is not None:
+            self._in_place += work_of(column)
         self._table[:, place] = column
         self._made_with[job] = _made_with(job)
 
@@ -222,7 +232,7 @@ class Unfinished:
                 rises.append(policy.lasting(job).key - float(table[KEY, self._place_of[job]]))
         rise = sorted(rises)[len(rises) // 2] if rises else 0.0
         revise(table, rise, step_time)
-        self._merged, self._in_place = (0, self._table), None
+        self._num_changed, self._in_place = number, None
         return rise
 
 
