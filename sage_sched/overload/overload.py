@@ -20,8 +20,8 @@ from sage_sched.overload.work import FEW, KEPT_S, Unfinished, column_of, unfille
 from sage_sched.policy import Policy
 from sage_sched.steps import ServerFacts, StepTime
 
-# One that would be refused is admitted after this many others, while limits are stricter. So the
-# history learns even of requests that seem hopeless.
+# A request that would be refused is admitted after this many others, while limits are stricter. So
+# the history learns even of requests that seem hopeless.
 FLOOR = 50
 # After a refusal, limits are multiplied by STRICT until NUM_WITHIN requests in a row were within
 # them.

@@ -14,24 +14,31 @@ from sage_sched.overload.pace import Work
 from sage_sched.policy import Policy, can_preempt
 from sage_sched.steps import StepTime
 
-# The rows of a table, which has a column for each job: level and key, as in
-# sage_sched.waiting_queue; the seconds that its prompt adds to a prefill; the number of prefills to
-# come, 1 or 0; the decode steps to its end, and the KV tokens times these steps; the decode steps
-# while it keeps its place; its tokens so far, without those that it shares; the number of jobs,
-# because one column may stand for many that are alike; the tokens that it shares, the cached and
-# the other tokens of its prompt; and when it came.
+# The rows of a table, which has a column for each job, or for several that are alike. Level and key
+# are as in sage_sched.waiting_queue.
 NUM_ROWS = 13
 (
-    LEVEL, KEY, PROMPT, _PREFILLS, _MEAN, _KV_STEPS, _QUANTUM, _TOKENS, JOBS, _SHARED, _CACHED,
-    _NEW, CAME,
-) = range(NUM_ROWS)  # fmt: skip
+    LEVEL,
+    KEY,
+    PROMPT,  # the seconds that its prompt adds to a prefill
+    _PREFILLS,  # the number of prefills to come, 1 or 0
+    _MEAN,  # the decode steps to its end
+    _KV_STEPS,  # its KV tokens times these steps
+    _QUANTUM,  # the decode steps while it keeps its place
+    _TOKENS,  # its tokens so far, except shared ones
+    JOBS,  # the number of jobs
+    _SHARED,  # the tokens that it shares
+    _CACHED,  # the cached tokens of its prompt
+    _NEW,  # the other tokens of its prompt
+    CAME,  # when it came
+) = range(NUM_ROWS)
 # The rows of one job's prefills, and of its work to its end as far as Pace.busy_s needs it: the
 # first fields of Work.
 STARTS, TO_END = slice(PROMPT, _PREFILLS + 1), slice(PROMPT, _KV_STEPS + 1)
 NUM_BUSY = 4
 # A column is made again after this many more tokens of the answer, if more of the prompt is cached
-# or prefilled, or if the level changes. Newcomers meet what was seen last for this many seconds,
-# unless many come.
+# or prefilled, or if the level changes. Columns are looked at again after this many seconds, or if
+# many requests have come.
 _INTERVAL_TOKENS, KEPT_S = 128, 0.25
 # Bounds the logarithm of the ratio of two indices, and a key, which may be infinite.
 _MOST_RISE, _LEAST_KEY = 100.0, -1e300
