@@ -80,7 +80,8 @@ class Batches(Limit):
 
     @property
     def needs_clock(self) -> bool:
-        return any(batch.jobs for batch in self._batches.values())
+        # While none is here too: its time passes, and the next batch may have the same name.
+        return bool(self._batches)
 
     def arrived(self, job: Job) -> None:
         if job.batch is None:
@@ -169,9 +170,10 @@ class Batches(Limit):
 
     def look(self, view: SchedulerView, begun: Collection[Job]) -> None:
         self.next_s = math.inf
-        if not self.needs_clock:
+        number = sum(len(batch.jobs) for batch in self._batches.values())
+        if not number:
             return
-        times = max(1.0, sum(len(batch.jobs) for batch in self._batches.values()) / _MANY)
+        times = max(1.0, number / _MANY)
         at_s = self._looked_s + times * _INTERVAL_S
         if view.now_s >= at_s or (self._has_changed and times == 1.0):
             in_batches = [job for job in view.running if self._counts(job)]
