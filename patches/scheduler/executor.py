@@ -4,7 +4,6 @@ SGLang's own code a part of the queue."""
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -202,7 +201,7 @@ def _has_room_for_chunk(scheduler: Scheduler, running_batch: Batch, budget: Budg
 
 
 def timed_out(scheduler: Scheduler, poll: Callable[[], list[Any]]) -> list[Any]:
-    """Return the aborts for SGLang's timeouts.
+    """Return the aborts for SGLang's timeouts, and note their reasons.
 
     A preempted request neither waits for its start nor runs, so its time off the device counts as
     neither. Only one rank calls this; its result is broadcast.
@@ -214,10 +213,16 @@ def timed_out(scheduler: Scheduler, poll: Callable[[], list[Any]]) -> list[Any]:
     if not aborts:
         return []
     # SGLang's running timeout counts from the start of a request.
-    running = [batch for batch in scheduler._collect_inflight_batches() if batch is not None]
-    ran_s = {req.rid: req.sage.waits.ran_s() for batch in running for req in batch.reqs}
+    batches = [batch for batch in scheduler._collect_inflight_batches() if batch is not None]
+    running = {req.rid: req for batch in batches for req in batch.reqs}
     limit_s = envs.SGLANG_REQ_RUNNING_TIMEOUT.get()
-    return [abort for abort in aborts if ran_s.get(abort.rid, math.inf) > limit_s]
+    reqs = {req.rid: req for req in scheduler.waiting_queue} | running
+    found = []
+    for abort in aborts:
+        if abort.rid not in running or running[abort.rid].sage.waits.ran_s() > limit_s:
+            reqs[abort.rid].sage.refusal = abort.abort_message
+            found.append(abort)
+    return found
 
 
 def without_started(scheduler: Scheduler, call: Callable[[], Any]) -> Any:

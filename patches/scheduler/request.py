@@ -119,7 +119,7 @@ class RequestState:
     token_times: None without an SLO.
     was_checked: whether it was ever chosen to be preempted.
     why_not_preemptible: the feature that rules preemption out, or None.
-    refusal: why it was turned away, or ended while it waited; "" if it was not.
+    refusal: why it was turned away, or ended before its answer did; "" if it was not.
     shared_nodes: the nodes of the radix tree with its KV when it left the device, and how many
         tokens end with each.
     """

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import gc
+import time
 from array import array
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.managers.io_struct import AbortReq
 
 from patches.scheduler import kv_copy
-from patches.scheduler.executor import without_started
+from patches.scheduler.executor import timed_out, without_started
 from patches.scheduler.preemption import Preemption
+from patches.scheduler.request import Waits
 from sage_sched.limits import Limits
 from sage_sched.plan import Budget
 from sage_sched.policies.sage import Sage
@@ -83,6 +86,19 @@ def test_the_limit_counts_neither_swapped_requests_nor_the_first_on_an_idle_serv
     dropped = without_started(full.scheduler, lambda: full.waiting.pop(1))
     assert dropped is seen[1]
     assert full.waiting == [request for request in before if request is not dropped]
+
+
+def test_a_timeout_is_the_reason_for_which_a_request_ends(
+    full: FullServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_REQ_RUNNING_TIMEOUT", "1000")
+    waits, late, in_time = full.waiting[0], *full.batch.reqs[:2]
+    waits.rid = "waits"
+    for req, rid, came_s in ((late, "late", -2000.0), (in_time, "in time", 0.0)):
+        req.rid, req.sage.waits = rid, Waits(time.monotonic() + came_s)
+    aborts = [AbortReq(rid=req.rid, abort_message="late") for req in (waits, late, in_time)]
+    assert timed_out(full.scheduler, lambda: aborts) == aborts[:2]
+    assert [req.sage.refusal for req in (waits, late, in_time)] == ["late", "late", ""]
 
 
 @pytest.mark.parametrize(
