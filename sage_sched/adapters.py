@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sage_sched.job import Job
@@ -82,14 +82,16 @@ class Adapters(Limit):
     def concerns(self, job: Job) -> bool:
         return bool(job.adapter)
 
-    def queued(self, job: Job) -> None:
-        self._waiting.setdefault(job.adapter, {})[job] = None
+    def queued(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            self._waiting.setdefault(job.adapter, {})[job] = None
 
-    def dequeued(self, job: Job) -> None:
-        jobs = self._waiting.get(job.adapter, {})
-        jobs.pop(job, None)
-        if not jobs:
-            self._waiting.pop(job.adapter, None)
+    def dequeued(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            others = self._waiting.get(job.adapter, {})
+            others.pop(job, None)
+            if not others:
+                self._waiting.pop(job.adapter, None)
 
     def open(self, view: SchedulerView) -> Callable[[Job], bool]:
         """Start a walk through the order. Return a function to call with each job in turn. It

@@ -1,163 +1,31 @@
-"""Narrows down the waiting jobs that a pass may admit, in the steps of sage_sched.scheduler, and
-completes its plan with the jobs that are admitted, and those that are preempted for them."""
+"""Decides which waiting jobs are admitted, and completes a plan with them and with the jobs that
+are preempted for them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import replace
+from itertools import takewhile
+from typing import NamedTuple
 
+from sage_sched.candidates import Candidates, pass_limit
 from sage_sched.followed import in_front
 from sage_sched.headroom import Headroom
 from sage_sched.job import Job
-from sage_sched.plan import WINDOW, Action, Admit, Budget, Plan, Preempt, Resume
+from sage_sched.plan import Action, Admit, Budget, Plan, Preempt, Resume
 from sage_sched.policy import Policy
-from sage_sched.preemption import Admission, admissions_of
+from sage_sched.preemption import Preemptible, Victim, any_is_preemptible
 from sage_sched.view import SchedulerView
-from sage_sched.waiting_queue import most_ordered, place_of
-
-# This many jobs at the head of the order are compared for shared prefixes.
-_NUM_COMPARED = 16
+from sage_sched.waiting_queue import most_ordered
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """Waiting jobs in order, by their positions in SchedulerView.waiting.
+class Admission(NamedTuple):
+    """A waiting job that is admitted, and the running jobs preempted for it (none if there is
+    room). The newcomer may be a job that was swapped out and comes back."""
 
-    order: first the jobs that may be admitted, then the others.
-    num_open: how many jobs of the order the engine may admit if it finds room.
-    num_first: how many of these the plan itself considers: while a prompt is chunked, only the
-        piggybacked jobs.
-    num_too_long: how many jobs go before the chunked prompt but have to wait for its end, because
-        the engine chunks one prompt at a time and their prompts are too long to fit beside a chunk.
-    has_followers: whether a job waits for another job's prefix.
-    """
-
-    order: list[int]
-    num_open: int
-    num_first: int
-    num_too_long: int = 0
-    has_followers: bool = False
-
-    def window(self, view: SchedulerView) -> list[Job]:
-        """Return the jobs for which others may be preempted."""
-        positions = self.order[: min(self.num_first, WINDOW)]
-        return [view.waiting[position] for position in positions]
-
-    def without_held_back(self, policy: Policy, view: SchedulerView) -> Self:
-        """Put the jobs that the policy holds back (Policy.key) last. If there is no other job, all
-        may be admitted: a server must not stand still."""
-
-        def is_held_back(position: int) -> bool:
-            job = view.waiting[position]
-            has_key = not job.passed_starvation_bound  # its policy may have failed to rank it
-            return job.is_held or (has_key and policy.key(job, view) == math.inf)
-
-        if not self.order or not is_held_back(self.order[-1]):
-            return self
-        held_back = [position for position in self.order if is_held_back(position)]
-        if len(held_back) == len(self.order) and not view.running and view.chunked is None:
-            return self
-        return self._last(held_back)
-
-    def without_followers(self, view: SchedulerView) -> Self:
-        """Put jobs that wait for another job's prefix last (shared_prefix_followers)."""
-        followers = shared_prefix_followers(self.order[: self.num_open], view)
-        return replace(self._last(followers), has_followers=True) if followers else self
-
-    def _last(self, positions: Sequence[int]) -> Self:
-        """Put these jobs, which are open, behind the other open jobs. They may not be admitted."""
-        last = set(positions)
-        others = [position for position in self.order[: self.num_open] if position not in last]
-        order = [*others, *positions, *self.order[self.num_open :]]
-        return replace(self, order=order, num_open=len(others), num_first=len(others))
-
-    def beside_chunk(
-        self, chunked: Job | None, budget: Budget, policy: Policy, view: SchedulerView
-    ) -> Self:
-        """While a prompt is being chunked, put the jobs that are piggybacked on its next chunk
-        first.
-
-        These are jobs with KV in host memory, which need no prefill, and jobs that go before the
-        chunked prompt, if all fit and leave it a page. Jobs that may preempt no other job wait. No
-        job overtakes a job that goes first.
-        """
-        if chunked is None:
-            return self
-        behind = place_of(chunked, policy, view)
-        most_tokens = left_tokens = view.pass_limit(budget) - view.page_size
-        chosen: list[int] = []
-        num_too_long = 0
-        for position in self.order[: self.num_open]:
-            job = view.waiting[position]
-            may_preempt = job.may_preempt_others
-            num_tokens = 0 if job in view.swapped else view.uncached_tokens(job)
-            if num_tokens and may_preempt and place_of(job, policy, view) >= behind:
-                break
-            if may_preempt and num_tokens <= left_tokens:
-                left_tokens -= num_tokens
-                chosen.append(position)
-            elif job.goes_first:
-                break
-            else:
-                num_too_long += may_preempt and num_tokens > most_tokens
-        first = set(chosen)
-        others = [position for position in self.order if position not in first]
-        return replace(
-            self, order=chosen + others, num_first=len(chosen), num_too_long=num_too_long
-        )
-
-    def num_before_swapped(self, view: SchedulerView) -> int:
-        """Return how many jobs may be admitted if swapped jobs are passed over. Jobs behind a
-        swapped job that goes first may not be admitted."""
-        for number, position in enumerate(self.order[: self.num_open]):
-            job = view.waiting[position]
-            if not job.goes_first:
-                break
-            if job in view.swapped:
-                return number
-        return self.num_open
-
-
-def shared_prefix_followers(order: Sequence[int], view: SchedulerView) -> list[int]:
-    """Return the positions of waiting jobs that should wait for one more pass.
-
-    Another job computes the beginning of their prompt first, and computing it twice would take
-    longer than one more prefill step. That job is chunked, comes earlier in the order, or runs and
-    has no token yet. (Under overlap SGLang plans a pass before the KV of the previous pass is in
-    the radix tree.) A job that goes first never waits.
-    """
-    computing = [job for job in view.running if not job.generated_tokens] + view.chunked_jobs
-    waits: list[int] = []
-    for position in order[:_NUM_COMPARED]:
-        job = view.waiting[position]
-        if job in view.swapped or job.keeps_memory or not _is_long(job.input_tokens, job, view):
-            continue
-        if not job.goes_first and _shares_prefix(job, computing, view):
-            waits.append(position)
-        else:
-            computing.append(job)
-    return waits
-
-
-def _shares_prefix(job: Job, computing: Iterable[Job], view: SchedulerView) -> bool:
-    """Whether the job shares a long prefix with one of the jobs that are being computed. The last
-    token of a prompt is always computed."""
-    return any(
-        (num_tokens := min(view.kv.common_tokens(job, other), job.input_tokens - 1))
-        and _is_long(num_tokens, other, view)
-        and _is_long(num_tokens, job, view)
-        for other in computing
-    )
-
-
-def _is_long(num_tokens: int, job: Job, view: SchedulerView) -> bool:
-    """Whether the uncached part of these tokens takes longer than the fixed time of a prefill
-    step."""
-    new_tokens = num_tokens - max(job.cached_tokens, job.prefilled_tokens)
-    step_time = view.server.step_time
-    return new_tokens * step_time.prefill_token_s > step_time.prefill_base_s
+    newcomer: Job
+    victims: tuple[Victim, ...] = ()
 
 
 def with_admissions(
@@ -172,8 +40,8 @@ def with_admissions(
     """Return the plan with the jobs that are admitted and preempted."""
     in_order = replace(view, waiting=_in_order(candidates.order, view))
     window = candidates.window(view)
-    admissions, num_without_host_room = admissions_of(
-        window, view.pass_limit(budget), policy, headroom, in_order, room
+    admissions, num_without_host_room = _admissions(
+        window, pass_limit(budget, view), policy, headroom, in_order, room
     )
     budget = _shortened(budget, admissions, view)
     if not view.can_swap or not window:
@@ -190,6 +58,138 @@ def with_admissions(
         is_new=view.chunked is None and not candidates.has_followers,
         num_without_host_room=num_without_host_room,
     )
+
+
+def _admissions(
+    window: Sequence[Job],
+    prefill_tokens: int,
+    policy: Policy,
+    headroom: Headroom,
+    view: SchedulerView,
+    room: float,
+) -> tuple[list[Admission], int]:
+    """Return the admissions of a pass, and how many more jobs would have been preempted if host
+    memory had room for them.
+
+    window: the first waiting jobs, in order.
+    prefill_tokens: the maximum number of tokens that the pass prefills.
+    room: see SwapOutBound.
+
+    If KV cannot be swapped, this plans admissions only while a prompt is being chunked. Otherwise
+    the engine itself finds out how many jobs have room.
+    """
+    chunked = view.chunked
+    if not window or (not view.can_swap and (chunked is None or view.batch_is_full)):
+        return [], 0
+    first = window[0]
+    has_cause = policy.can_preempt or view.server.level_gap < math.inf or first.goes_first
+    preempts = view.may_preempt and has_cause and len(view.running) > 0
+    if view.batch_is_full and not (
+        first.starts_now or (preempts and any_is_preemptible(first, policy, view))
+    ):
+        return [], 0
+    aside_tokens = headroom.set_aside_tokens(view.running)
+    free_tokens = view.room_tokens - sum(aside_tokens) - headroom.kept_tokens
+    free_slots = view.free_slots
+    if chunked is not None:
+        free_slots -= 1
+        free_tokens -= headroom.needed_tokens(chunked) - chunked.prefilled_tokens
+    preemptible = Preemptible(policy, view, aside_tokens, room) if preempts else None
+    admissions = plan_admissions(
+        (
+            (job, headroom.needed_tokens(job) - view.kv.shared_tokens(job))
+            # Others are not preempted for a job that keeps its memory after its answer. They might
+            # never get theirs back.
+            for job in takewhile(lambda job: not job.keeps_memory or job in view.swapped, window)
+        ),
+        free_slots=free_slots,
+        free_tokens=free_tokens,
+        prefill_tokens=prefill_tokens,
+        preemptible=preemptible,
+        view=view,
+    )
+    if view.batch_is_full:
+        admissions = [*takewhile(_enters_full, admissions)]
+    without_host_room = set() if preemptible is None else preemptible.without_host_room
+    admissions = _within_host_memory(admissions, without_host_room, view)
+    if not admissions and not view.running and chunked is None and first in view.swapped:
+        # There is no other job to keep room for.
+        admissions = [Admission(first)]
+    return admissions, len(without_host_room)
+
+
+def _enters_full(admission: Admission) -> bool:
+    """Whether a job enters a batch that is marked as full."""
+    newcomer = admission.newcomer
+    return bool(admission.victims) or newcomer.goes_first or newcomer.starts_now
+
+
+def _within_host_memory(
+    admissions: Sequence[Admission], without_host_room: set[Job], view: SchedulerView
+) -> list[Admission]:
+    """Return the first admissions whose victims together have room in host memory."""
+    host_free_tokens = view.host_free_tokens
+    kept: list[Admission] = []
+    for one in admissions:
+        host_free_tokens -= sum(victim.cost.host_tokens for victim in one.victims)
+        if host_free_tokens < 0:
+            without_host_room.update(victim.job for victim in one.victims)
+            break
+        kept.append(one)
+    return kept
+
+
+def plan_admissions(
+    candidates: Iterable[tuple[Job, int]],
+    *,
+    free_slots: int,
+    free_tokens: int,
+    prefill_tokens: int,
+    preemptible: Preemptible | None,
+    view: SchedulerView,
+) -> list[Admission]:
+    """Return the admissions of the candidates, in their order, up to the first that finds no room.
+
+    A candidate is admitted if a slot and more tokens than it needs are free, or if enough running
+    jobs may be preempted for it.
+
+    The candidate that uses up prefill_tokens is the last to be admitted. The engine leaves the next
+    prompts in its queue, and a swapped job behind them would overtake them.
+
+    candidates: the waiting jobs, each with the number of tokens that its admission needs.
+    preemptible: None if no job is preempted.
+    """
+    admissions = []
+    extra_reserved_tokens = 0
+    for newcomer, needed_tokens in candidates:
+        # SGLang reserves more tokens for prompts than they need. A swapped job behind them must not
+        # take that room, or it would overtake a prompt for which no room is left.
+        if newcomer in view.swapped:
+            needed_tokens += extra_reserved_tokens
+        short_slots, short_tokens = 1 - free_slots, needed_tokens + 1 - free_tokens
+        victims: list[Victim] = []
+        if short_slots > 0 or short_tokens > 0:
+            if preemptible is None:
+                break
+            victims = preemptible.enough(newcomer, short_slots, short_tokens)
+            if not victims:
+                break
+        free_slots += len(victims) - 1
+        free_tokens += sum(victim.cost.freed_tokens for victim in victims) - needed_tokens
+        admissions.append(Admission(newcomer, tuple(victims)))
+        if newcomer in view.swapped:
+            extra_reserved_tokens = 0  # now subtracted from free_tokens
+            continue
+        # As in SGLang's PrefillAdder._update_prefill_budget, which rounds up to whole pages, and
+        # counts the tokens of a begun answer twice.
+        begun_tokens = newcomer.generated_tokens
+        uncached_tokens = newcomer.input_tokens + begun_tokens - newcomer.cached_tokens
+        paged_tokens = -(-uncached_tokens // view.page_size) * view.page_size
+        extra_reserved_tokens += begun_tokens + paged_tokens - uncached_tokens
+        prefill_tokens -= paged_tokens
+        if prefill_tokens <= 0:
+            break
+    return admissions
 
 
 def _in_order(order: Sequence[int], view: SchedulerView) -> list[Job]:
@@ -211,7 +211,7 @@ def _shortened(budget: Budget, admissions: Sequence[Admission], view: SchedulerV
     reserved_tokens = sum(map(view.uncached_tokens, newcomers))
     if not reserved_tokens:
         return budget
-    chunk_tokens = max(view.page_size, view.pass_limit(budget) - reserved_tokens)
+    chunk_tokens = max(view.page_size, pass_limit(budget, view) - reserved_tokens)
     return replace(budget, chunk_tokens=min(chunk_tokens, budget.chunk_tokens or chunk_tokens))
 
 

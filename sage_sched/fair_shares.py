@@ -40,12 +40,14 @@ class FairShares(Limit):
     def concerns(self, job: Job) -> bool:
         return job.hints.shares_fairly
 
-    def queued(self, job: Job) -> None:
-        self._service.joined(job)
+    def queued(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            self._service.joined(job)
 
-    def dequeued(self, job: Job) -> None:
-        self._service.left(job)
-        self._costs.pop(job, None)
+    def dequeued(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            self._service.left(job)
+            self._costs.pop(job, None)
 
     def look(self, view: SchedulerView, begun: Collection[Job]) -> None:
         """Count the tenants' service, before they take turns."""

@@ -25,7 +25,7 @@ class Headroom:
     """Room for some decode steps of all running jobs, and of jobs that are admitted or resumed.
 
     Nothing else is reserved for answers, so admission needs no predicted lengths. Once the room is
-    used up, the last job of the order is preempted (sage_sched.preemption_cost). Only for pinned
+    used up, the last job of the order is preempted (sage_sched.preemption). Only for pinned
     jobs (Job.is_pinned), which cannot be preempted, the rest of the answer is reserved.
 
     pool_tokens: the size of the KV pool.
@@ -127,7 +127,7 @@ def _kept_tokens(view: SchedulerView, sessions: SessionReturns | None) -> int:
 
 def _price_s(view: SchedulerView, kv_tokens: int) -> float:
     """Return the seconds that the server takes to preempt a job with this much KV when memory runs
-    out, and to resume it. Its KV is swapped or recomputed as sage_sched.preemption_cost decides, or
+    out, and to resume it. Its KV is swapped or recomputed as sage_sched.preemption decides, or
     else lost as SGLang retracts the job."""
     if view.may_preempt and kv_tokens <= view.host_free_tokens:
         return view.server.swap_s(kv_tokens)

@@ -220,16 +220,6 @@ class Job:
             self.prefilled_tokens = num_tokens
             self.changes()
 
-    def find(self, cached_tokens: int, recall_tokens: int = 0) -> bool:
-        """Set how many tokens of its sequence the radix tree has; return whether that has changed.
-        The caller reports a change to the job's policy (Policy.rank)."""
-        self.was_looked_up = True
-        if (cached_tokens, recall_tokens) == (self.cached_tokens, self.recall_tokens):
-            return False
-        self.cached_tokens, self.recall_tokens = cached_tokens, recall_tokens
-        self.changes()
-        return True
-
     @property
     def is_predicted(self) -> bool:
         """Whether anything is known of its answer's length."""
@@ -269,12 +259,6 @@ class Job:
         self.index_state = self.evidence = self.memo = None
         self.passed_swap_out_bound = False
         self.goes_first = self.passed_starvation_bound or self.is_due
-
-    @property
-    def may_preempt_others(self) -> bool:
-        """Whether others may be preempted for it. If it keeps its memory after its answer, they
-        might never get theirs back."""
-        return not self.keeps_memory
 
     def put(self, level: int, is_due: bool, is_held: bool) -> None:
         """Set its level, whether its batch needs it now, and whether it waits for others of it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from sage_sched.job import Job
 from sage_sched.plan import Budget
@@ -42,11 +42,11 @@ class Limit:
     def arrived(self, job: Job) -> None:
         """Note that a job has arrived, or is here as this limit begins to hold."""
 
-    def queued(self, job: Job) -> None:
-        """Note that a job begins to wait: it is new, or has run."""
+    def queued(self, jobs: Iterable[Job]) -> None:
+        """Note that these jobs begin to wait: they are new, or have run."""
 
-    def dequeued(self, job: Job) -> None:
-        """Note that a job waits no more."""
+    def dequeued(self, jobs: Iterable[Job]) -> None:
+        """Note that these jobs wait no more."""
 
     def ended(self, job: Job, now_s: float) -> None:
         """Note that a job has ended, was aborted, or was refused."""

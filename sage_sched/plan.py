@@ -96,7 +96,7 @@ class Plan:
     is_new: whether candidates were looked at; if not, the last plan still stands.
     num_without_host_room: how many jobs were not preempted because host memory has no room for
         their KV.
-    num_too_long: see sage_sched.admission.
+    num_too_long: see sage_sched.candidates.
     places: how many jobs are ahead of each job that is ordered for the first time, by its position.
     """
 

@@ -81,17 +81,20 @@ class Policy(ABC):
     Parameters: its settings in the section `[policy.NAME]`: a frozen dataclass whose fields all
     have defaults.
     traits: what it declares.
+    can_preempt: whether should_preempt can ever be true.
     server: the present facts of its server.
     """
 
     Parameters: ClassVar[type[Any]] = NoParameters
     traits: Traits = Traits()
+    can_preempt: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         # Until there were traits these were attributes of the class. Now they would be ignored.
         for trait in dataclasses.fields(Traits):
             if trait.name in vars(cls):
                 raise TypeError(f"{cls.__name__}.{trait.name} has no effect, allowed: in traits")
+        cls.can_preempt = cls.should_preempt is not Policy.should_preempt
 
     def __init__(
         self, parameters: Any, server: ServerFacts, indices: Indices | None = None
@@ -161,11 +164,6 @@ class Policy(ABC):
     def budget(self, view: SchedulerView, queue: WaitingQueue) -> Budget | None:
         """Return how much this pass may prefill; None leaves it to SGLang."""
         return None
-
-
-def can_preempt(policy: Policy) -> bool:
-    """Whether should_preempt can ever be true."""
-    return type(policy).should_preempt is not Policy.should_preempt
 
 
 class FcfsFill(Policy):

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from sage_sched.admission import Candidates, with_admissions
+from sage_sched.admission import with_admissions
+from sage_sched.candidates import Candidates, may_enter_full
 from sage_sched.headroom import Headroom
 from sage_sched.job import Job
 from sage_sched.limits import Limits
 from sage_sched.overload import Newcomer, Refusal
 from sage_sched.plan import UNLIMITED, Budget, NextPlan, Plan
 from sage_sched.policy import FcfsFill, NoParameters, Policy
-from sage_sched.preemption import may_enter_full
-from sage_sched.preemption_cost import preempt_for_memory, retention_order
+from sage_sched.preemption import lacks_memory, preempt_for_memory, retention_order
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
 from sage_sched.waiting_queue import WaitingQueue
@@ -79,11 +79,14 @@ class Scheduler:
     def found(self, job: Job, cached_tokens: int, host_tokens: int, server: ServerFacts) -> bool:
         """Note what the radix tree has of a job's prompt (Kv.cached); return whether that has
         changed."""
+        job.was_looked_up = True
         recall_tokens = server.recall_tokens(host_tokens) if host_tokens else 0
-        has_changed = job.find(cached_tokens, recall_tokens)
-        if has_changed:
-            self._rank(job)
-        return has_changed
+        if (cached_tokens, recall_tokens) == (job.cached_tokens, job.recall_tokens):
+            return False
+        job.cached_tokens, job.recall_tokens = cached_tokens, recall_tokens
+        job.changes()
+        self._rank(job)
+        return True
 
     def newcomer(self, job: Job, server: ServerFacts) -> Newcomer:
         """Return the latest job with the facts for its predicted times."""
@@ -226,7 +229,7 @@ class Scheduler:
         self.next_plan = wanted = self._wanted(view)
         headroom = policy.traits.headroom(view, sessions)
         self.headroom = replace(headroom, kept_tokens=0)
-        if view.is_short and view.may_preempt:
+        if view.running and view.may_preempt and lacks_memory(view):
             preempted = preempt_for_memory(view, policy, headroom)
             if preempted:
                 return Plan((), tuple(preempted), budget=self._within(UNLIMITED, view))
@@ -308,15 +311,14 @@ class Scheduler:
 
     def _places(self, joined: Sequence[Job], order: Sequence[int]) -> dict[int, int]:
         """Return Plan.places."""
-        if not joined:
-            return {}
-        queue = self.queue
-        number_of = {position: number for number, position in enumerate(order)}
-        positions = {queue.positions[job]: job for job in joined}
-        return {
-            position: number_of.get(position, max(len(order), queue.num_ahead(job)))
-            for position, job in positions.items()
-        }
+        queue, places = self.queue, dict[int, int]()
+        number_of = {position: number for number, position in enumerate(order)} if joined else {}
+        for job in joined:
+            position = queue.positions[job]
+            if (number := number_of.get(position)) is None:
+                number = max(len(order), queue.num_ahead(job))
+            places[position] = number
+        return places
 
     def retention_order(
         self, jobs: Sequence[Job], default: Sequence[int], view: SchedulerView

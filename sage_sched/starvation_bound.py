@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
@@ -34,7 +34,7 @@ class StarvationBound(Limit):
     earlier one had seen j past its bound. Then j would go first, because this is never taken back.
     Jobs past their bound are first in the order, by arrival, so j is ahead of k whether k is past
     its own bound or not. A pass admits the first jobs of its order, up to one for which there is no
-    room, or after which the pass prefills no more (sage_sched.preemption). So k is not admitted
+    room, or after which the pass prefills no more (sage_sched.admission). So k is not admitted
     while j waits. Once past its bound, j does not begin to wait by being preempted for another job.
     If it is preempted because memory runs out, all jobs behind it that can be preempted were
     preempted before it, and wait behind it now. It remains to show that the bound is computed
@@ -78,9 +78,10 @@ class StarvationBound(Limit):
         self._owns.append(job.served_tokens)
         self._extras.append(extra)
 
-    def queued(self, job: Job) -> None:
-        if job.served_tokens:
-            self._served(job)
+    def queued(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            if job.served_tokens:
+                self._served(job)
 
     def _served(self, job: Job) -> None:
         """Note that the server has worked for a job: it runs, or has run and waits again."""

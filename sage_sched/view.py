@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 from sage_sched.job import Job
-from sage_sched.plan import UNLIMITED, Budget, Preempt
+from sage_sched.plan import Preempt
 from sage_sched.steps import ServerFacts
 
 
@@ -66,8 +66,7 @@ class SchedulerView:
     running: jobs that decode. chunked: the job in the middle of its prefill.
     batch_is_full: SGLang's mark: no request is admitted until one leaves.
     free_slots: how many more jobs may run.
-    free_tokens, evictable_tokens, locked_tokens: the parts of the KV pool, which add up to all of
-        it.
+    room_tokens, locked_tokens: the parts of the KV pool: free or evictable, and in use.
     host_free_tokens: KV for which host memory has room.
     page_size: tokens of a page of KV.
     step_tokens: KV that the next decode step takes, in whole pages. It may be too large as long as
@@ -87,8 +86,7 @@ class SchedulerView:
     chunked: Job | None
     batch_is_full: bool
     free_slots: int
-    free_tokens: int
-    evictable_tokens: int
+    room_tokens: int
     locked_tokens: int
     host_free_tokens: int
     page_size: int
@@ -108,7 +106,7 @@ class SchedulerView:
             running=[job for job in self.running if job not in gone],
             batch_is_full=False,
             free_slots=self.free_slots + len(gone),
-            free_tokens=self.free_tokens + freed_tokens,
+            room_tokens=self.room_tokens + freed_tokens,
             locked_tokens=self.locked_tokens - freed_tokens,
             host_free_tokens=self.host_free_tokens - sum(holding.kv_tokens for _, holding in moved),
         )
@@ -117,22 +115,6 @@ class SchedulerView:
     def chunked_jobs(self) -> list[Job]:
         """Return the chunked job in a list, or an empty list."""
         return [] if self.chunked is None else [self.chunked]
-
-    @property
-    def is_short(self) -> bool:
-        """Whether memory runs out at the next step, which may include the next chunk."""
-        chunk_tokens = 0
-        if (job := self.chunked) is not None:
-            left_tokens = job.input_tokens + job.generated_tokens - job.prefilled_tokens
-            chunk_tokens = UNLIMITED.next_chunk_tokens(
-                left_tokens, self.pass_tokens, self.page_size
-            )
-        return self.step_tokens + chunk_tokens > self.room_tokens
-
-    def pass_limit(self, budget: Budget) -> int:
-        """Return the most that the pass prefills within a budget."""
-        given_tokens = budget.prefill_tokens
-        return self.pass_tokens if given_tokens is None else min(given_tokens, self.pass_tokens)
 
     def uncached_tokens(self, job: Job) -> int:
         """Return the tokens that a prefill computes for a waiting job, in whole pages."""
@@ -143,7 +125,3 @@ class SchedulerView:
     def running_kv_tokens(self) -> int:
         """Return the KV of the running jobs; shared tokens count for each job."""
         return sum([job.input_tokens + job.generated_tokens for job in self.running])
-
-    @property
-    def room_tokens(self) -> int:
-        return self.free_tokens + self.evictable_tokens

@@ -140,8 +140,7 @@ class WaitingQueue:
         if followers is not self._followers:
             for limit in followers:
                 if limit not in self._followers:
-                    for job in self._entries:
-                        limit.queued(job)
+                    limit.queued(self._entries)
             self._followers = followers
         self._fair_shares, self._adapters = fair_shares, adapters
 
@@ -161,53 +160,52 @@ class WaitingQueue:
         ran = [job for job in self._changed if job.generated_tokens != self.begun.get(job, 0)]
         again = {job for job in ran if job in self._entries}.difference(gone)
         came = sorted([*came, *again], key=_arrival)
-        for job in sorted([*gone, *again], key=_arrival):
-            self._remove(job)
+        self._remove(sorted([*gone, *again], key=_arrival))
         for job in came:
             if job.watch is None:
                 job.watch = self._changed
         self._coming.update(dict.fromkeys(came))
         begun = [job for job in came if job.generated_tokens]
         changed = [job for job in self._changed if job in self._coming]
-        for job in [*begun, *changed, *islice(self._coming, NUM_JOINING)]:
-            self._join(job)
+        self._join([*begun, *changed, *islice(self._coming, NUM_JOINING)])
 
-    def _join(self, job: Job) -> None:
-        if job not in self._coming:
-            return
-        del self._coming[job]
-        self._entries[job] = None
-        self._changed[job] = self.came[job] = None
-        self.joined.append(job)
-        if job.generated_tokens:
-            self.begun[job] = job.generated_tokens
-        if job.ranked_at != self.revision:
-            self._outdated.append(job)
-        for limit in self._followers:
-            limit.queued(job)
-
-    def _remove(self, job: Job) -> None:
-        if job.watch is self._changed:
-            job.watch = None
-        self._changed.pop(job, None)
-        if job not in self._entries:
+    def _join(self, jobs: Sequence[Job]) -> None:
+        """Let those of the jobs join the order that have not."""
+        joining = [job for job in dict.fromkeys(jobs) if job in self._coming]
+        for job in joining:
             del self._coming[job]
-            return
-        self._take_out(job)
-        del self._entries[job]
-        self.begun.pop(job, None)
-        if job in self.came:
-            del self.came[job]
-        else:
-            self.left[job] = None
-        for limit in self._followers:
-            limit.dequeued(job)
+            self._entries[job] = None
+            self._changed[job] = self.came[job] = None
+            if job.generated_tokens:
+                self.begun[job] = job.generated_tokens
+            if job.ranked_at != self.revision:
+                self._outdated.append(job)
+        self.joined += joining
+        for limit in self._followers if joining else ():
+            limit.queued(joining)
+
+    def _remove(self, jobs: Collection[Job]) -> None:
+        leaving = [job for job in jobs if job in self._entries]
+        for job in jobs:
+            if job.watch is self._changed:
+                job.watch = None
+            self._changed.pop(job, None)
+            self._coming.pop(job, None)
+        for job in leaving:
+            self._take_out(job)
+            del self._entries[job]
+            self.begun.pop(job, None)
+            if job in self.came:
+                del self.came[job]
+            else:
+                self.left[job] = None
+        for limit in self._followers if leaving else ():
+            limit.dequeued(leaving)
 
     def disband(self) -> None:
         """Let all jobs go, because another queue takes them. The limits that follow the queue, and
         may stay, forget them."""
-        for job in [*self._entries, *self._coming]:
-            self._remove(job)
+        self._remove([*self._entries, *self._coming])
 
     def take_joined(self) -> list[Job]:
         """Return the jobs that have joined since the last call and still wait."""
@@ -236,8 +234,7 @@ class WaitingQueue:
 
     def settle(self, view: SchedulerView) -> None:
         """Place the jobs whose places have changed. A job that goes first joins at once."""
-        for job in [job for job in self._changed if job.goes_first]:
-            self._join(job)
+        self._join([job for job in self._changed if job.goes_first])
         for job in [job for job in self._changed if job in self._entries]:
             if self._keys is not None and not job.goes_first and self._keys.has(job):
                 self._take_out(job)

@@ -203,7 +203,6 @@ class EngineState:
 
     def view(self) -> SchedulerView:
         """Return what a policy may see in a pass."""
-        evictable_tokens = self.pool.evictable_pages * self.pool.page_size
         if self.chunked is not None:
             self.chunked.job.prefill(self.chunked.prefilled_tokens)
         waiting = [progress.job for progress in self.queue]
@@ -217,8 +216,7 @@ class EngineState:
             chunked=None if self.chunked is None else self.chunked.job,
             batch_is_full=self.is_full,
             free_slots=self.free_slots,
-            free_tokens=self.pool.room_tokens - evictable_tokens,
-            evictable_tokens=evictable_tokens,
+            room_tokens=self.pool.room_tokens,
             locked_tokens=self.pool.held_pages * self.pool.page_size,
             host_free_tokens=self.engine.host_pool_tokens - self.host_tokens,
             page_size=self.pool.page_size,

@@ -24,8 +24,7 @@ def view_of(scheduler: Scheduler, running_batch: Batch) -> SchedulerView:
     preemption: Preemption | None = state.preemption
     waiting, chunked = queues.waiting(scheduler), scheduler.chunked_req
     running = state.jobs.running([*running_batch.reqs, *queues.held(scheduler)])
-    free_tokens = scheduler.token_to_kv_pool_allocator.available_size()
-    evictable_tokens = scheduler.tree_cache.evictable_size()
+    room = room_tokens(scheduler)
     if chunked is not None:
         chunked.sage.job.prefill(chunked.prefix_len)
     state.waiting.look(waiting)
@@ -42,12 +41,11 @@ def view_of(scheduler: Scheduler, running_batch: Batch) -> SchedulerView:
         chunked=None if chunked is None else chunked.sage.job,
         batch_is_full=is_full(scheduler, running_batch),
         free_slots=free_slots(scheduler, running_batch),
-        free_tokens=free_tokens,
-        evictable_tokens=evictable_tokens,
-        locked_tokens=scheduler.max_total_num_tokens - free_tokens - evictable_tokens,
+        room_tokens=room,
+        locked_tokens=scheduler.max_total_num_tokens - room,
         host_free_tokens=0 if preemption is None else preemption.host_free_tokens(in_host_memory),
         page_size=scheduler.page_size,
-        step_tokens=_most_step_tokens(scheduler, running_batch, free_tokens + evictable_tokens),
+        step_tokens=_most_step_tokens(scheduler, running_batch, room),
         pass_tokens=pass_tokens(scheduler, running_batch),
         server=state.server,
         can_swap=preemption is not None,

@@ -74,7 +74,7 @@ class Qllm(Urgency):
         prompts = [view.uncached_tokens(job) for job in ahead if job not in view.swapped]
         if not prompts:
             return None
-        # One page is left for the chunk of another prompt in this pass (sage_sched.admission).
+        # One page is left for the chunk of another prompt in this pass (sage_sched.candidates).
         return Budget(prefill_tokens=sum(prompts) + view.page_size)
 
     def ahead(self, view: SchedulerView, queue: WaitingQueue, others: Sequence[Job]) -> list[int]:

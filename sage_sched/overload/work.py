@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sage_sched.distribution import Floats
 from sage_sched.job import Job
 from sage_sched.overload.pace import Work
-from sage_sched.policy import Policy, can_preempt
+from sage_sched.policy import Policy
 from sage_sched.steps import StepTime
 
 # The rows of a table, which has a column for each job, or for several that are alike. Level and key
@@ -57,7 +57,7 @@ def column_of(job: Job, policy: Policy, step_time: StepTime, now_s: float = 0.0)
     level, key = float(job.level), lasting.key
     steps = lasting.steps
     has_begun = job.generated_tokens > 0
-    if job.is_due or (has_begun and not can_preempt(policy)):
+    if job.is_due or (has_begun and not policy.can_preempt):
         level = key = -math.inf
     cached_tokens = _done_tokens(job)
     new_tokens = unfilled_tokens(job)

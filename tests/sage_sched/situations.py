@@ -49,7 +49,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "P": {"is_pinned": True},
 }
 _NUMBERS = {
-    "free": "free_tokens", "slots": "free_slots", "host": "host_free_tokens",
+    "free": "room_tokens", "slots": "free_slots", "host": "host_free_tokens",
     "page": "page_size", "pass": "pass_tokens", "served": "served_tokens", "come": "num_arrivals",
     "locked": "locked_tokens",
 }  # fmt: skip
@@ -145,9 +145,9 @@ def view_of(situation: str, met: dict[int, Job] | None = None) -> SchedulerView:
         )
     )
     if "full" in said:
-        about |= {"batch_is_full": True, "free_slots": 0, "free_tokens": 0}
+        about |= {"batch_is_full": True, "free_slots": 0, "room_tokens": 0}
     if "short" in said:
-        about |= {"free_tokens": 0, "step_tokens": len(running)}
+        about |= {"room_tokens": 0, "step_tokens": len(running)}
     about |= {field: int(said[name]) for name, field in _NUMBERS.items() if name in said}
     if "now" in said:
         about["now_s"] = float(said["now"])

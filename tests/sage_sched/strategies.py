@@ -17,6 +17,7 @@ from sage_sched.job import Job
 from sage_sched.limits import Limits
 from sage_sched.plan import Plan
 from sage_sched.policy import Policy
+from sage_sched.preemption import lacks_memory
 from sage_sched.scheduler import Scheduler
 from sage_sched.starvation_bound import StarvationBound
 from sage_sched.steps import ServerFacts
@@ -67,8 +68,7 @@ IDLE = SchedulerView(
     chunked=None,
     batch_is_full=False,
     free_slots=SERVER.max_running_requests,
-    free_tokens=SERVER.kv_pool_tokens,
-    evictable_tokens=0,
+    room_tokens=SERVER.kv_pool_tokens,
     locked_tokens=0,
     host_free_tokens=1 << 40,
     page_size=1,
@@ -95,7 +95,7 @@ def decide(view: SchedulerView, by: Policy | Scheduler, limits: Limits | None = 
 def planned(core: Scheduler, view: SchedulerView) -> Plan | None:
     """The plan of a pass, if an engine asks for one. Sets what the scheduler counts."""
     core.now_s, core.served_tokens = view.now_s, view.served_tokens
-    if view.chunked is None and not view.is_short:
+    if view.chunked is None and not lacks_memory(view):
         if not view.waiting or (view.batch_is_full and not view.can_swap):
             return None
         ages = [job.generated_tokens for job in view.running]

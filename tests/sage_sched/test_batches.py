@@ -185,7 +185,8 @@ def test_cached_prompts_take_no_time() -> None:
     assert batch is not None
     prompt_s = SERVER.step_time.prompt_s
     assert batch.prompts_s(0.0, SERVER.step_time) == pytest.approx(4 * prompt_s(0, 10))
-    jobs[1].find(9)  # as others have the same prefix, so may those that have not been looked up
+    # As others have the same prefix, so may those that have not been looked up.
+    jobs[1].cached_tokens, jobs[1].was_looked_up = 9, True
     batch.look()
     assert batch.prompts_s(0.0, SERVER.step_time) == pytest.approx(4 * prompt_s(9, 1))
 

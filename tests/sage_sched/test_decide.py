@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sage_sched.adapters import Adapters
+from sage_sched.admission import Admission, plan_admissions
 from sage_sched.job import Job
-from sage_sched.plan import Budget, Plan, PreemptionMode
+from sage_sched.plan import Budget, Plan
 from sage_sched.policy import NoParameters, Policy
-from sage_sched.preemption import Admission, plan_admissions
-from sage_sched.preemption_cost import PreemptionCost
+from sage_sched.preemption import Preemptible
 from sage_sched.view import Holding, SchedulerView
 from sage_sched.waiting_queue import WaitingQueue
 from tests.sage_sched.situations import ByInput, HoldsLeastUrgent, Story, decided, view_of
@@ -94,9 +94,9 @@ def test_a_turn_of_an_adapter_ends_once_all_have_slots() -> None:
         nonlocal now_s
         now_s += 0.3
         if left is not None:
-            adapters.dequeued(left)
+            adapters.dequeued([left])
         if joined is not None:
-            adapters.queued(joined)
+            adapters.queued([joined])
         view = replace(
             IDLE, now_s=now_s, running=running, kv=StandInKv(
                 fits_adapters=lambda names: len(names) <= 2,
@@ -162,7 +162,8 @@ def test_new_jobs_and_the_first_to_serve_are_looked_up() -> None:
 
 @given(st.integers(0, 10**9))
 def test_ranks_admit_alike_and_no_job_is_preempted_in_vain(seed: int) -> None:
-    script, policy, most = random.Random(seed), ByInput(NoParameters(), SERVER), 3
+    script, policy = random.Random(seed), ByInput(NoParameters(), SERVER)
+    most = policy.traits.max_preemptions
     running = [
         job(number, script.randrange(6), num_preemptions=script.randint(0, most))
         for number in range(script.randint(0, 5))
@@ -173,10 +174,12 @@ def test_ranks_admit_alike_and_no_job_is_preempted_in_vain(seed: int) -> None:
     free_slots, free_tokens = script.randint(0, 2), script.randint(0, 300)
 
     def planned(batch: Sequence[Job]) -> list[Admission]:
+        kv = StandInKv(holding=lambda each: Holding(0, 0, freed[each], stays_whole=False))
+        view = replace(IDLE, running=batch, kv=kv)
         return plan_admissions(
-            batch, candidates, free_slots=free_slots, free_tokens=free_tokens, policy=policy,
-            prefill_tokens=IDLE.pass_tokens, view=IDLE, max_preemptions=most, room=math.inf,
-            cost_of=lambda each: PreemptionCost(PreemptionMode.SWAP, 0.0, freed[each]),
+            candidates, free_slots=free_slots, free_tokens=free_tokens,
+            prefill_tokens=IDLE.pass_tokens, view=view,
+            preemptible=Preemptible(policy, view, [0] * len(batch), math.inf),
         )  # fmt: skip
 
     # The order in which a batch holds its requests differs between ranks.

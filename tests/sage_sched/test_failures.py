@@ -99,7 +99,7 @@ def test_a_start_is_no_longer_due_after_a_pass_that_failed(monkeypatch: pytest.M
     server.come(*running, new)
 
     def view(now_s: float) -> SchedulerView:
-        about: dict[str, Any] = {"running": running, "free_tokens": 0, "free_slots": 0}
+        about: dict[str, Any] = {"running": running, "room_tokens": 0, "free_slots": 0}
         return replace(waiting(new), now_s=now_s, batch_is_full=True, **about)
 
     server.order(view(0.5))

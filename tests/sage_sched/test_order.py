@@ -16,7 +16,7 @@ from sage_sched.app.registry import policy_names
 from sage_sched.distribution import UNKNOWN, LengthDistribution
 from sage_sched.job import Job
 from sage_sched.policies.sage import Sage
-from sage_sched.preemption_cost import retention_order
+from sage_sched.preemption import retention_order
 from sage_sched.scheduler import Scheduler
 from sage_sched.view import SchedulerView
 from sage_sched.waiting_queue import NUM_RANKED_ANEW

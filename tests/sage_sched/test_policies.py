@@ -21,7 +21,7 @@ from sage_sched.app.registry import (
 )
 from sage_sched.distribution import Refined
 from sage_sched.job import Job
-from sage_sched.policy import Policy, can_preempt
+from sage_sched.policy import Policy
 from sage_sched.slo import Proserve, ProserveParameters
 from tests.sage_sched.situations import Story, decided, order_of
 from tests.sage_sched.strategies import IDLE, SERVER, job, named
@@ -43,7 +43,7 @@ STARVED = "wait 0:100%2000 1:100%10s30000; served"
 
 @pytest.mark.parametrize("name", policy_names())
 def test_the_shorter_or_longer_goes_first_and_equals_by_arrival(name: str) -> None:
-    assert can_preempt(named(name)) == (name not in RUN_TO_THE_END)
+    assert named(name).can_preempt == (name not in RUN_TO_THE_END)
     assert order_of("wait 2:100%100 0:100%100 1:100%100", name) == "0 1 2"
     if name not in NEEDS_NONE | BY_ARRIVAL:
         expected = "0 2 1" if name in LONGEST_FIRST else "1 2 0"

@@ -167,7 +167,7 @@ def test_no_job_enters_for_kv_that_is_worth_more_unless_none_runs(
     sessions.is_engaged = True
     runs, new = job(0, 400, 100, lengths=(30, 40), age=1), job(1, 400, 100, lengths=(30, 40))
     view = replace(
-        waiting(new), now_s=ended_s + 5, running=[runs], free_tokens=300, evictable_tokens=800,
+        waiting(new), now_s=ended_s + 5, running=[runs], room_tokens=1100,
         locked_tokens=8900, kv=StandInKv(kept_for=lambda: {"a": 700, "here": 50, "": 50}),
     )  # fmt: skip
     limits = Limits(sessions=sessions)

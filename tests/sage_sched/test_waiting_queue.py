@@ -49,7 +49,7 @@ class Server:
         running = [self.job() for _ in range(NUM_RUNNING)]
         for one in running:
             one.grow(50)
-        self.view = replace(IDLE, running=running, free_tokens=0, locked_tokens=10_000)
+        self.view = replace(IDLE, running=running, room_tokens=0, locked_tokens=10_000)
         self.come(num_waiting)
 
     def job(self) -> Job:

@@ -13,6 +13,7 @@ from patches.scheduler import request
 from patches.scheduler.request import Waits
 from patches.scheduler.view import is_short
 from sage_sched.policies.sage import Sage
+from sage_sched.preemption import lacks_memory
 from tests.patches.schedulers import Server, StandInBatch, make_request
 
 LONG, SHORT = [900] * 9, [10] * 9
@@ -114,7 +115,7 @@ def test_memory_is_not_short_if_a_last_token_is_on_its_way(server: Server) -> No
     scheduler.token_to_kv_pool_allocator.available_size = lambda: 1
     for in_flight, expected in (([], True), ([ending], False)):
         scheduler._reqs_finishing_inflight = lambda batch, found=in_flight: found
-        assert is_short(scheduler, batch) is server.state.view(batch).is_short is expected
+        assert is_short(scheduler, batch) is lacks_memory(server.state.view(batch)) is expected
     # Drafts take more than a token.
     scheduler._reqs_finishing_inflight = lambda batch: []
     scheduler.token_to_kv_pool_allocator.available_size = lambda: 2

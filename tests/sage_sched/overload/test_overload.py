@@ -152,7 +152,8 @@ def test_prompts_that_are_cached_or_prefilled_take_less_time() -> None:
     crowd = [door.ask(50, may_refuse=False, input_tokens=1000)[0] for _ in range(30)]
     assert door.refusal(50) is not None
     for job in crowd[:15]:
-        job.find(1000)
+        job.cached_tokens = 1000
+        job.changes()
     for job in crowd[15:]:
         job.prefill(1000)
     door.now_s += 1.0
