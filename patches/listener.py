@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any, TypeVar, cast
 
 from patches.engine_types import Batch, Req
-from sage_sched.job import Job
-from sage_sched.plan import Action, Plan
 
 
 class Listener:
@@ -20,15 +18,6 @@ class Listener:
 
     def arrived(self, req: Req) -> None:
         """A new request has arrived."""
-
-    def planned(self, plan: Plan, seconds: float) -> None:
-        """A pass was planned in this many seconds. The queue still has its old order."""
-
-    def carried_out(
-        self, actions: Sequence[Action], requests: Mapping[Job, Req], left: Sequence[Req]
-    ) -> None:
-        """These actions of a plan were carried out. left: requests that were to enter but found no
-        room."""
 
     def ran(self, batch: Batch) -> None:
         """A batch is about to run."""
@@ -86,8 +75,6 @@ class Listeners(list[Listener], Listener):
         return self._of[name]
 
     arrived = _to_all(Listener.arrived)
-    planned = _to_all(Listener.planned)
-    carried_out = _to_all(Listener.carried_out)
     ran = _to_all(Listener.ran)
     stepped = _to_all(Listener.stepped)
     ended = _to_all(Listener.ended)

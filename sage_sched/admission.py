@@ -7,13 +7,14 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import takewhile
+from operator import sub
 from typing import NamedTuple
 
-from sage_sched.candidates import Candidates, pass_limit
+from sage_sched.candidates import Candidates
 from sage_sched.followed import in_front
 from sage_sched.headroom import Headroom
 from sage_sched.job import Job
-from sage_sched.plan import Action, Admit, Budget, Plan, Preempt, Resume
+from sage_sched.plan import WINDOW, Action, Admit, Budget, Plan, Preempt, Resume
 from sage_sched.policy import Policy
 from sage_sched.preemption import Preemptible, Victim, any_is_preemptible
 from sage_sched.view import SchedulerView
@@ -32,19 +33,21 @@ def with_admissions(
     plan: Plan,
     candidates: Candidates,
     budget: Budget,
+    pass_tokens: int,
     policy: Policy,
     headroom: Headroom,
     view: SchedulerView,
     room: float,
 ) -> Plan:
-    """Return the plan with the jobs that are admitted and preempted."""
-    in_order = replace(view, waiting=_in_order(candidates.order, view))
-    window = candidates.window(view)
+    """Return the plan with the jobs that are admitted and preempted.
+
+    pass_tokens: the most that the pass prefills. room: see SwapOutBound.
+    """
     admissions, num_without_host_room = _admissions(
-        window, pass_limit(budget, view), policy, headroom, in_order, room
+        candidates, pass_tokens, policy, headroom, view, room
     )
-    budget = _shortened(budget, admissions, view)
-    if not view.can_swap or not window:
+    budget = _shortened(budget, pass_tokens, admissions, view)
+    if not view.can_swap or not candidates.num_first:
         num_open = candidates.num_before_swapped(view)
         return replace(plan, budget=budget, num_open=num_open, swapped_go_first=False)
     return replace(
@@ -61,8 +64,8 @@ def with_admissions(
 
 
 def _admissions(
-    window: Sequence[Job],
-    prefill_tokens: int,
+    candidates: Candidates,
+    pass_tokens: int,
     policy: Policy,
     headroom: Headroom,
     view: SchedulerView,
@@ -71,19 +74,18 @@ def _admissions(
     """Return the admissions of a pass, and how many more jobs would have been preempted if host
     memory had room for them.
 
-    window: the first waiting jobs, in order.
-    prefill_tokens: the maximum number of tokens that the pass prefills.
-    room: see SwapOutBound.
-
     If KV cannot be swapped, this plans admissions only while a prompt is being chunked. Otherwise
     the engine itself finds out how many jobs have room.
     """
-    chunked = view.chunked
+    chunked, order = view.chunked, candidates.order
+    window = [view.waiting[position] for position in order[: min(candidates.num_first, WINDOW)]]
     if not window or (not view.can_swap and (chunked is None or view.batch_is_full)):
         return [], 0
     first = window[0]
     has_cause = policy.can_preempt or view.server.level_gap < math.inf or first.goes_first
     preempts = view.may_preempt and has_cause and len(view.running) > 0
+    if preempts:
+        view = replace(view, waiting=_in_order(order, view))
     if view.batch_is_full and not (
         first.starts_now or (preempts and any_is_preemptible(first, policy, view))
     ):
@@ -95,16 +97,16 @@ def _admissions(
         free_slots -= 1
         free_tokens -= headroom.needed_tokens(chunked) - chunked.prefilled_tokens
     preemptible = Preemptible(policy, view, aside_tokens, room) if preempts else None
+    # Others are not preempted for a job that keeps its memory after its answer: they might never
+    # get theirs back.
+    window = [*takewhile(lambda job: not job.keeps_memory or job in view.swapped, window)]
+    needed = [*map(headroom.needed_tokens, window)]
+    shared = map(view.kv.shared_tokens, window)  # takes long: only as far as jobs are admitted
     admissions = plan_admissions(
-        (
-            (job, headroom.needed_tokens(job) - view.kv.shared_tokens(job))
-            # Others are not preempted for a job that keeps its memory after its answer. They might
-            # never get theirs back.
-            for job in takewhile(lambda job: not job.keeps_memory or job in view.swapped, window)
-        ),
+        zip(window, map(sub, needed, shared), strict=False),
         free_slots=free_slots,
         free_tokens=free_tokens,
-        prefill_tokens=prefill_tokens,
+        prefill_tokens=pass_tokens,
         preemptible=preemptible,
         view=view,
     )
@@ -203,7 +205,9 @@ def _in_order(order: Sequence[int], view: SchedulerView) -> list[Job]:
     return in_front(view.waiting, order)
 
 
-def _shortened(budget: Budget, admissions: Sequence[Admission], view: SchedulerView) -> Budget:
+def _shortened(
+    budget: Budget, pass_tokens: int, admissions: Sequence[Admission], view: SchedulerView
+) -> Budget:
     """Return the budget with a chunk that is shorter by the prompts piggybacked on it."""
     if view.chunked is None:
         return budget
@@ -211,7 +215,7 @@ def _shortened(budget: Budget, admissions: Sequence[Admission], view: SchedulerV
     reserved_tokens = sum(map(view.uncached_tokens, newcomers))
     if not reserved_tokens:
         return budget
-    chunk_tokens = max(view.page_size, pass_limit(budget, view) - reserved_tokens)
+    chunk_tokens = max(view.page_size, pass_tokens - reserved_tokens)
     return replace(budget, chunk_tokens=min(chunk_tokens, budget.chunk_tokens or chunk_tokens))
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from sage_sched.job import Job
-from sage_sched.plan import WINDOW, Budget
 from sage_sched.policy import Policy
 from sage_sched.view import SchedulerView
 from sage_sched.waiting_queue import place_of
@@ -36,12 +35,25 @@ class Candidates:
     num_too_long: int = 0
     has_followers: bool = False
 
-    def window(self, view: SchedulerView) -> list[Job]:
-        """Return the jobs for which others may be preempted."""
-        positions = self.order[: min(self.num_first, WINDOW)]
-        return [view.waiting[position] for position in positions]
+    @classmethod
+    def of(
+        cls,
+        order: list[int],
+        chunked: Job | None,
+        pass_tokens: int,
+        policy: Policy,
+        view: SchedulerView,
+    ) -> Self:
+        """Narrow down the waiting jobs in this order.
 
-    def without_held_back(self, policy: Policy, view: SchedulerView) -> Self:
+        chunked: the prompt whose next chunk the pass prefills. pass_tokens: the most that the pass
+            prefills.
+        """
+        found = cls(order, len(order), len(order))
+        found = found._without_held_back(policy, view)._without_followers(view)
+        return found if chunked is None else found._beside(chunked, pass_tokens, policy, view)
+
+    def _without_held_back(self, policy: Policy, view: SchedulerView) -> Self:
         """Put the jobs that the policy holds back (Policy.key) last. If there is no other job, all
         may be admitted: a server must not stand still."""
 
@@ -57,7 +69,7 @@ class Candidates:
             return self
         return self._last(held_back)
 
-    def without_followers(self, view: SchedulerView) -> Self:
+    def _without_followers(self, view: SchedulerView) -> Self:
         """Put jobs that wait for another job's prefix last (shared_prefix_followers)."""
         followers = shared_prefix_followers(self.order[: self.num_open], view)
         return replace(self._last(followers), has_followers=True) if followers else self
@@ -69,20 +81,15 @@ class Candidates:
         order = [*others, *positions, *self.order[self.num_open :]]
         return replace(self, order=order, num_open=len(others), num_first=len(others))
 
-    def beside_chunk(
-        self, chunked: Job | None, budget: Budget, policy: Policy, view: SchedulerView
-    ) -> Self:
-        """While a prompt is being chunked, put the jobs that are piggybacked on its next chunk
-        first.
+    def _beside(self, chunked: Job, pass_tokens: int, policy: Policy, view: SchedulerView) -> Self:
+        """Put the jobs that are piggybacked on the next chunk of a prompt first.
 
         These are jobs with KV in host memory, which need no prefill, and jobs that go before the
         chunked prompt, if all fit and leave it a page. Jobs that may preempt no other job wait. No
         job overtakes a job that goes first.
         """
-        if chunked is None:
-            return self
         behind = place_of(chunked, policy, view)
-        most_tokens = left_tokens = pass_limit(budget, view) - view.page_size
+        most_tokens = left_tokens = pass_tokens - view.page_size
         chosen: list[int] = []
         num_too_long = 0
         for position in self.order[: self.num_open]:
@@ -124,7 +131,9 @@ def shared_prefix_followers(order: Sequence[int], view: SchedulerView) -> list[i
     has no token yet. (Under overlap SGLang plans a pass before the KV of the previous pass is in
     the radix tree.) A job that goes first never waits.
     """
-    computing = [job for job in view.running if not job.generated_tokens] + view.chunked_jobs
+    computing = [job for job in view.running if not job.generated_tokens]
+    if view.chunked is not None:
+        computing.append(view.chunked)
     waits: list[int] = []
     for position in order[:_NUM_COMPARED]:
         job = view.waiting[position]
@@ -154,12 +163,6 @@ def _is_long(num_tokens: int, job: Job, view: SchedulerView) -> bool:
     new_tokens = num_tokens - max(job.cached_tokens, job.prefilled_tokens)
     step_time = view.server.step_time
     return new_tokens * step_time.prefill_token_s > step_time.prefill_base_s
-
-
-def pass_limit(budget: Budget, view: SchedulerView) -> int:
-    """Return the most tokens that a pass prefills within a budget."""
-    given_tokens = budget.prefill_tokens
-    return view.pass_tokens if given_tokens is None else min(given_tokens, view.pass_tokens)
 
 
 def may_enter_full(waiting: Iterable[Job], policy: Policy, view: SchedulerView) -> bool:

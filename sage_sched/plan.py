@@ -97,7 +97,7 @@ class Plan:
     num_without_host_room: how many jobs were not preempted because host memory has no room for
         their KV.
     num_too_long: see sage_sched.candidates.
-    places: how many jobs are ahead of each job that is ordered for the first time, by its position.
+    places: how many jobs are ahead of each job that is ordered for the first time.
     """
 
     order: Sequence[int]
@@ -110,7 +110,7 @@ class Plan:
     is_new: bool = False
     num_without_host_room: int = 0
     num_too_long: int = 0
-    places: Mapping[int, int] = field(default_factory=dict)
+    places: Mapping[Job, int] = field(default_factory=dict)
 
 
 class NextPlan(NamedTuple):

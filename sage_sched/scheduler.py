@@ -254,15 +254,17 @@ class Scheduler:
             return Plan(order, is_new=True, places=self._places(joined, order))
         if self._look_up(first[:_NUM_LOOKED_UP], view):
             order = queue.order(view)
-        candidates = Candidates(order, len(order), len(order))
-        candidates = candidates.without_held_back(policy, view)
-        places = self._places(joined, candidates.order)
-        candidates = candidates.without_followers(view)
-        budget = self._within(policy.budget(view, queue) or UNLIMITED, view)
+        has_budget = type(policy).budget is not Policy.budget
+        budget = policy.budget(view, queue) if has_budget else None
+        budget = self._within(budget or UNLIMITED, view)
+        pass_tokens = view.pass_tokens
+        if budget.prefill_tokens is not None:
+            pass_tokens = min(pass_tokens, budget.prefill_tokens)
         decode_only = budget.prefill_tokens == 0 and bool(view.running)
-        if not decode_only:
-            candidates = candidates.beside_chunk(view.chunked, budget, policy, view)
+        chunked = None if decode_only else view.chunked
+        candidates = Candidates.of(order, chunked, pass_tokens, policy, view)
         queue.ordered(candidates.order)
+        places = self._places(joined, order)
         if decode_only:
             return Plan(candidates.order, decode_only=True, budget=budget, places=places)
         self.headroom = headroom
@@ -274,7 +276,7 @@ class Scheduler:
             places=places,
         )
         room = min(limit.room for limit in limits.all)
-        return with_admissions(plan, candidates, budget, policy, headroom, view, room)
+        return with_admissions(plan, candidates, budget, pass_tokens, policy, headroom, view, room)
 
     def _wanted(self, view: SchedulerView) -> NextPlan:
         """Tell the policy of a pass, and return when it wants the next plan."""
@@ -309,16 +311,15 @@ class Scheduler:
         changed = [self.found(job, *tokens, view.server) for job, tokens in found]
         return any(changed)
 
-    def _places(self, joined: Sequence[Job], order: Sequence[int]) -> dict[int, int]:
+    def _places(self, joined: Sequence[Job], order: Sequence[int]) -> dict[Job, int]:
         """Return Plan.places."""
-        queue, places = self.queue, dict[int, int]()
+        queue = self.queue
         number_of = {position: number for number, position in enumerate(order)} if joined else {}
-        for job in joined:
-            position = queue.positions[job]
-            if (number := number_of.get(position)) is None:
-                number = max(len(order), queue.num_ahead(job))
-            places[position] = number
-        return places
+        numbers = {job: number_of.get(queue.positions[job]) for job in joined}
+        return {
+            job: max(len(order), queue.num_ahead(job)) if number is None else number
+            for job, number in numbers.items()
+        }
 
     def retention_order(
         self, jobs: Sequence[Job], default: Sequence[int], view: SchedulerView

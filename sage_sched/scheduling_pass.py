@@ -84,8 +84,8 @@ def run_pass(engine: Engine[Request]) -> None:
         return
     was_full = engine.is_full
     entering, preempted = _make_room(plan, engine)
-    fresh = [request for request in entering if not engine.is_swapped(request)]
     back = [request for request in entering if engine.is_swapped(request)]
+    fresh = [request for request in entering if request not in back]
     left = engine.resume(back) if back else []
     if left:
         _plan_again(engine)

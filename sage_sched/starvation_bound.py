@@ -114,7 +114,7 @@ class StarvationBound(Limit):
         if not self._jobs:
             return
         owns, place_of = self._owns, self._places.get
-        for job in (*view.running, *view.chunked_jobs):
+        for job in view.running if view.chunked is None else (*view.running, view.chunked):
             if (place := place_of(job)) is not None:
                 owns[place] = job.served_tokens
         own = np.frombuffer(self._owns, np.int64)

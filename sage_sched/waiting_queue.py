@@ -138,7 +138,7 @@ class WaitingQueue:
         """Let these engaged limits follow the queue, and so count its jobs. Of these, fair_shares
         and adapters change its order; None: not engaged."""
         if followers is not self._followers:
-            for limit in followers:
+            for limit in followers if self._entries else ():
                 if limit not in self._followers:
                     limit.queued(self._entries)
             self._followers = followers

@@ -22,7 +22,7 @@ def add(
     calculation, which ignores the cap. It reserves at most CLIP_MAX_NEW_TOKENS for an answer, so
     the rest is taken from its budget.
     """
-    if state.settings.is_stock:
+    if state.is_stock:
         return original(adder, req, *args, **kw)
     others = adder.can_run_list
     if others and (others[0].input_embeds is None) != (req.input_embeds is None):
@@ -46,7 +46,7 @@ def add(
 
 def correct(state: SchedulerState, adder: Any) -> None:
     """Replace a new PrefillAdder's reserve for the running requests by our headroom."""
-    if adder.running_batch is None or state.settings.is_stock:
+    if adder.running_batch is None or state.is_stock:
         return
     reqs = adder.running_batch.reqs
     theirs = sum(adder._get_running_request_total_token_offset(req) for req in reqs)

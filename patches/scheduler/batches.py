@@ -22,7 +22,7 @@ class BatchGate(Listener):
         and the caller must release the request."""
         state, job = self._scheduler.sage, req.sage.job
         core: Core = state.core
-        if state.settings.is_stock or req.output_ids or req.finished():
+        if state.is_stock or req.output_ids or req.finished():
             return False
         if not core.limits.batches.may_refuse(job):
             return False

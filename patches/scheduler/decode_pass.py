@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from patches.engine_types import Req, Scheduler
-from patches.scheduler import queues
-from patches.scheduler.executor import Pass, has_nothing_to_plan
-from patches.scheduler.kv_copy import has_adapter, is_swapped
+from patches.scheduler.executor import Pass, drop_ended, has_nothing_to_plan
+from patches.scheduler.kv_copy import has_adapter
+from patches.scheduler.view import held, is_swapped, waiting
 from sage_sched import scheduling_pass
 from sage_sched.plan import UNLIMITED, Budget
 
@@ -21,7 +21,8 @@ def run_decode_pass(scheduler: Scheduler, original: Callable[[], None]) -> None:
         scheduler.disagg_decode_prealloc_queue.num_reserved_decode_tokens = theirs
         original()
         return
-    queues.drop_ended(scheduler, scheduler.running_batch)
+    if scheduler.sage.any_has_ended:
+        drop_ended(scheduler, scheduler.running_batch)
     this = _DecodePass(scheduler, original)
     if has_nothing_to_plan(scheduler, scheduler.running_batch):
         this.admit([], UNLIMITED)
@@ -37,29 +38,16 @@ class _DecodePass(Pass):
     def __init__(self, scheduler: Scheduler, original: Callable[[], None]) -> None:
         super().__init__(scheduler, lambda _: original(), scheduler.running_batch)
         self._prealloc: Any = scheduler.disagg_decode_prealloc_queue
-        self._queue = queues.waiting(scheduler)
-
-    @property
-    def queue(self) -> list[Req]:
-        return self._queue
-
-    @queue.setter
-    def queue(self, queue: list[Req]) -> None:
-        self._queue = queue
-        places = {id(req): place for place, req in enumerate(queue)}
-        if self._preemption is not None:
-            self._prealloc.retracted_queue = [req for req in queue if is_swapped(req)]
-        # Requests that no plan has seen come last.
-        self._prealloc.queue.sort(key=lambda entry: places.get(id(entry.req), len(places)))
+        self.queue = waiting(scheduler)
 
     @property
     def runs_any(self) -> bool:
-        return not self.running.is_empty() or bool(queues.held(self._scheduler))
+        return not self.running.is_empty() or bool(held(self._scheduler))
 
     def resume(self, requests: Sequence[Req]) -> list[Req]:
         assert self._preemption is not None
         scheduler = self._scheduler
-        beside, fitting = [*self.running.reqs, *queues.held(scheduler)], 0
+        beside, fitting = [*self.running.reqs, *held(scheduler)], 0
         # SGLang does not check adapters here, because it admits nothing else meanwhile. Trap: too
         # many adapters end the scheduler.
         for req in requests:
@@ -76,14 +64,16 @@ class _DecodePass(Pass):
         room = self._state.room
         room.open_to(visible)
         self._prealloc.num_reserved_decode_tokens = self._state.core.headroom.num_steps
-        swapped_out = self._prealloc.retracted_queue
+        # Requests that no plan has seen come last.
+        places = {id(req): place for place, req in enumerate(self.queue)}
+        self._prealloc.queue.sort(key=lambda entry: places.get(id(entry.req), len(places)))
         if self._preemption is not None:  # if it is off, SGLang resumes them first
             self._prealloc.retracted_queue = []
         try:
             self._original(self.running)
         finally:
             if self._preemption is not None:
-                self._prealloc.retracted_queue = swapped_out
+                self._prealloc.retracted_queue = [req for req in self.queue if is_swapped(req)]
         if any(entry.req is room.refused for entry in self._prealloc.queue):
             self.is_full = self.runs_any
 

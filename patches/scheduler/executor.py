@@ -1,29 +1,32 @@
 """Runs a scheduling pass on SGLang: implements the engine of sage_sched.scheduling_pass, and shows
-SGLang's own code a part of the queue."""
+SGLang's own code a part of the queue and of the plan's budget."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from sglang.srt.environ import envs
 from sglang.srt.managers.scheduler import NextBatchPlan
+from sglang.srt.utils.rank_consensus_checker import rank_consensus
 
 from patches.engine_types import Batch, Req, Scheduler
-from patches.scheduler import queues
-from patches.scheduler.kv_copy import frees_memory, is_swapped, retract, retract_chunked, swapped
+from patches.scheduler.kv_copy import frees_memory, retract, retract_chunked
 from patches.scheduler.preemption import Preemption
-from patches.scheduler.stage import unit_tokens, without
 from patches.scheduler.state import SchedulerState
 from patches.scheduler.survival import why_not_retractable
 from patches.scheduler.view import (
+    held,
     is_full,
     is_short,
+    is_swapped,
     num_arrivals,
     pass_tokens,
     room_tokens,
     step_tokens,
+    waiting,
 )
 from sage_sched import scheduling_pass
 from sage_sched.plan import Budget, Plan, Preempt
@@ -34,24 +37,36 @@ logger = logging.getLogger(__name__)
 def run_pass(scheduler: Scheduler, original: Callable[[Batch], Any], running_batch: Batch) -> Any:
     """Run Scheduler.get_new_batch_prefill by the policy's plan. Under one of SGLang's own policies
     (sage_sched.app.switch) SGLang's pass sees all requests."""
-    preemption: Preemption | None = scheduler.sage.last_preemption
-    if preemption is not None:
+    state: SchedulerState = scheduler.sage
+    preemption: Preemption | None = state.last_preemption
+    if preemption is not None and preemption.returning:
         running_batch = preemption.join(running_batch)
-    if not scheduler.sage.plans():
+    if not state.plans():
         return original(running_batch)
-    queues.drop_ended(scheduler, running_batch)
-    if has_nothing_to_plan(scheduler, running_batch):
-        return scheduler.sage.stage.showing([], lambda: original(running_batch))
-    this = Pass(scheduler, original, running_batch)
-    scheduling_pass.run_pass(this)
+    if state.any_has_ended:
+        drop_ended(scheduler, running_batch)
+    this = state.this_pass = Pass(scheduler, original, running_batch)
+    try:
+        if has_nothing_to_plan(scheduler, running_batch):
+            this.show([])
+        else:
+            scheduling_pass.run_pass(this)
+    finally:
+        state.this_pass = None
+    scheduler.waiting_queue = this.queue
     if preemption is not None and preemption.returning:
         # Where SGLang looks for requests to abort.
-        scheduler.waiting_queue = [*scheduler.waiting_queue, *preemption.returning]
+        scheduler.waiting_queue = [*this.queue, *preemption.returning]
     return this.done
 
 
 class Pass:
-    """A pass of SGLang's scheduler. done: the return value of SGLang's own part."""
+    """A pass of SGLang's scheduler. While it runs, it is SchedulerState.this_pass.
+
+    queue: SGLang's queue, which gets this order as soon as SGLang's part begins.
+    done: the return value of SGLang's part.
+    chunk_limit_tokens: the largest chunk of a prompt; None: no limit.
+    """
 
     def __init__(
         self, scheduler: Scheduler, original: Callable[[Batch], Any], running: Batch
@@ -59,18 +74,14 @@ class Pass:
         """running: the running batch, which changes during the pass."""
         self.running = running
         self.done: Any = None
+        self.queue = scheduler.waiting_queue
+        self.chunk_limit_tokens: int | None = None
         self._scheduler, self._original = scheduler, original
         self._state: SchedulerState = scheduler.sage
         self.core = self._state.core
         self._preemption: Preemption | None = self._state.preemption
-
-    @property
-    def queue(self) -> list[Req]:
-        return self._scheduler.waiting_queue
-
-    @queue.setter
-    def queue(self, queue: list[Req]) -> None:
-        self._scheduler.waiting_queue = queue
+        self._num_visible: int | None = None
+        self._unplanned: list[Req] = []
 
     @property
     def is_full(self) -> bool:
@@ -108,8 +119,13 @@ class Pass:
     def carried_out(
         self, plan: Plan, entering: list[Req], left: list[Req], preempted: list[Req]
     ) -> None:
-        if self._preemption is not None:
-            self._preemption.carried_out(plan, self.queue, entering, left, preempted)
+        if self._preemption is None:
+            return
+        self._preemption.counts["num_without_host_room"] += plan.num_without_host_room
+        if (trace := self._state.trace) is not None:
+            done = plan.actions[: len(entering) + len(preempted)]
+            trace.carried_out(done, [*self.queue[: len(plan.actions)], *preempted], left)
+        _agree(*([req.rid for req in reqs] for reqs in (entering, left, preempted)))
 
     def admit(self, visible: Sequence[Req], budget: Budget) -> None:
         retracted = self._retract_for_chunk(budget) if self.is_chunking else []
@@ -117,20 +133,67 @@ class Pass:
             # SGLang does not see the adapters of requests that are about to join.
             visible = []
             self.core.plan_again()
-        with self._state.stage.within(budget, self.running):
-            self.done = self._state.stage.showing(visible, lambda: self._original(self.running))
+        with self._within(budget):
+            self.show(visible)
         self.running = self.done.running_batch
         if retracted:
             self.queue = [*self.queue, *retracted]
 
     def decode_only(self) -> None:
         if not self.is_chunking:
-            self.done = self._state.stage.showing([], lambda: self._original(self.running))
+            self.show([])
         elif _can_park(self._scheduler, self.running):
             # SGLang's pass would prefill the next chunk.
             self.done = NextBatchPlan(batch_to_run=None, running_batch=self.running)
         else:
             self.admit([], Budget(prefill_tokens=0))
+
+    def show(self, visible: Sequence[Req]) -> None:
+        """Let SGLang make its part of the pass. It sees only these of the waiting requests.
+        Requests that it appends meanwhile, because their grammars are ready, wait for the next
+        plan."""
+        scheduler, hidden = self._scheduler, self.queue
+        if visible:
+            shown = {id(req) for req in visible}
+            end = hidden.index(visible[-1]) + 1
+            hidden = [*(req for req in hidden[:end] if id(req) not in shown), *hidden[end:]]
+        scheduler.waiting_queue = list(visible)
+        self._num_visible = len(visible)
+        try:
+            self.done = self._original(self.running)
+        finally:
+            self.queue = [*scheduler.waiting_queue, *hidden, *self._unplanned]
+            scheduler.waiting_queue = self.queue
+            self._num_visible = None
+            self._unplanned.clear()
+
+    def hide_unplanned(self, visible: list[Req]) -> None:
+        """Remove requests that joined the queue after the plan, before SGLang walks through it."""
+        if self._num_visible is not None:
+            self._unplanned += visible[self._num_visible :]
+            del visible[self._num_visible :]
+
+    @contextmanager
+    def _within(self, budget: Budget) -> Iterator[None]:
+        """Limit SGLang's prefills to the budget within this context. The limit is rounded down to
+        units at which this server can cut prompts, but is at least one unit."""
+        scheduler = self._scheduler
+        prefill_tokens, chunk_tokens = scheduler.max_prefill_tokens, scheduler.chunked_prefill_size
+        unit = _unit_tokens(scheduler)
+        self.chunk_limit_tokens = _units(budget.chunk_tokens, unit)
+        limit_tokens = _units(budget.prefill_tokens, unit)
+        if limit_tokens is not None:
+            if scheduler.is_mixed_chunk:  # PrefillAdder subtracts a token per decoding request
+                limit_tokens += len(self.running.reqs)
+            scheduler.max_prefill_tokens = min(prefill_tokens, limit_tokens)
+            if chunk_tokens is not None:
+                scheduler.chunked_prefill_size = min(chunk_tokens, limit_tokens)
+        try:
+            yield
+        finally:
+            scheduler.max_prefill_tokens = prefill_tokens
+            scheduler.chunked_prefill_size = chunk_tokens
+            self.chunk_limit_tokens = None
 
     def _retract_for_chunk(self, budget: Budget) -> list[Req]:
         """Retract requests until the next chunk has room, and return those that wait again.
@@ -166,16 +229,27 @@ def has_nothing_to_plan(scheduler: Scheduler, running_batch: Batch) -> bool:
         return False
     if state.preemption is not None and is_short(scheduler, running_batch):
         return False
-    if not queues.waiting(scheduler):
-        state.waiting.look(())  # drop old references, which would keep requests alive
+    if not waiting(scheduler):
+        state.jobs.follow(())  # drop old references, which would keep requests alive
         return True
     if not is_full(scheduler, running_batch):
         return False
     return state.preemption is None or not state.core.may_have_changed(
         num_arrivals(scheduler),
-        (len(req.output_ids) for req in (*running_batch.reqs, *queues.held(scheduler))),
+        (len(req.output_ids) for req in (*running_batch.reqs, *held(scheduler))),
         state.reserve_tokens,
     )
+
+
+def drop_ended(scheduler: Scheduler, running_batch: Batch) -> None:
+    """Remove the requests that have ended since the last pass from the running batch. They hold no
+    KV to free, and a policy that has just taken over does not know them. SGLang removes them before
+    a prefill pass (since 0.5.23), but only after the pass of a decode server."""
+    scheduler.sage.any_has_ended = False
+    num_reqs = len(running_batch.reqs)
+    running_batch.filter_batch()
+    if len(running_batch.reqs) < num_reqs:
+        running_batch.batch_is_full = False
 
 
 def _can_park(scheduler: Scheduler, running_batch: Batch) -> bool:
@@ -195,44 +269,24 @@ def _has_room_for_chunk(scheduler: Scheduler, running_batch: Batch, budget: Budg
     assert chunked is not None
     left_tokens = len(chunked.origin_input_ids) + len(chunked.output_ids) - chunked.prefix_len
     chunk_tokens = budget.next_chunk_tokens(
-        left_tokens, pass_tokens(scheduler, running_batch), unit_tokens(scheduler)
+        left_tokens, pass_tokens(scheduler, running_batch), _unit_tokens(scheduler)
     )
     return step_tokens(scheduler, running_batch) + chunk_tokens <= room_tokens(scheduler)
 
 
-def timed_out(scheduler: Scheduler, poll: Callable[[], list[Any]]) -> list[Any]:
-    """Return the aborts for SGLang's timeouts, and note their reasons.
+def _unit_tokens(scheduler: Scheduler) -> int:
+    """Return the unit at which this server can cut prompts, in tokens."""
+    return math.lcm(scheduler.page_size, scheduler.truncation_align_size or 1)
 
-    A preempted request neither waits for its start nor runs, so its time off the device counts as
-    neither. Only one rank calls this; its result is broadcast.
+
+def _units(num_tokens: int | None, unit: int) -> int | None:
+    return None if num_tokens is None else max(1, num_tokens // unit) * unit
+
+
+@rank_consensus(same_params=True)  # type: ignore[untyped-decorator]
+def _agree(entering: list[str], left: list[str], preempted: list[str]) -> None:
+    """Pass the outcome of a plan, by request id, to SGLang's check that ranks agree
+    (SGLANG_ENABLE_RANK_CONSENSUS_CHECKER).
+
+    left: requests that were to enter but found no room.
     """
-    preempted: list[Req] = []
-    if envs.SGLANG_REQ_WAITING_TIMEOUT.get() > 0:  # scanning a long queue takes a while
-        preempted = [req for req in scheduler.waiting_queue if req.sage.is_preempted]
-    aborts: list[Any] = without(scheduler, preempted, poll)
-    if not aborts:
-        return []
-    # SGLang's running timeout counts from the start of a request.
-    batches = [batch for batch in scheduler._collect_inflight_batches() if batch is not None]
-    running = {req.rid: req for batch in batches for req in batch.reqs}
-    limit_s = envs.SGLANG_REQ_RUNNING_TIMEOUT.get()
-    reqs = {req.rid: req for req in scheduler.waiting_queue} | running
-    found = []
-    for abort in aborts:
-        if abort.rid not in running or running[abort.rid].sage.waits.ran_s() > limit_s:
-            reqs[abort.rid].sage.refusal = abort.abort_message
-            found.append(abort)
-    return found
-
-
-def without_started(scheduler: Scheduler, call: Callable[[], Any]) -> Any:
-    """Call a function that counts queued requests, and hide the requests that do not count.
-
-    Swapped-out requests do not count. Nor does the first request on an idle server: SGLang would
-    start it before the next arrives, but ours may wait for its prediction and arrive together with
-    the next.
-    """
-    hidden = swapped(scheduler.waiting_queue)
-    if not hidden and scheduler.is_fully_idle(ignore_waiting=True):
-        hidden = scheduler.waiting_queue[:1]
-    return without(scheduler, hidden, call)

@@ -18,11 +18,12 @@ from patches.probe.setup import install_tap
 from patches.refusals import refuse_model
 from patches.scheduler.admission import add, correct
 from patches.scheduler.decode_pass import order_arrived, run_decode_pass
-from patches.scheduler.executor import run_pass, timed_out, without_started
-from patches.scheduler.kv_copy import is_swapped
+from patches.scheduler.executor import run_pass
+from patches.scheduler.hidden import timed_out, without_started
 from patches.scheduler.penalties import count_again
 from patches.scheduler.state import SchedulerState
 from patches.scheduler.switch import switch
+from patches.scheduler.view import is_swapped
 from sage_sched.app.config import SageConfig
 from sage_sched.app.registry import policy_names
 
@@ -149,12 +150,14 @@ def _passes(hooks: Hooks, process: _Process) -> None:
 
     @hooks.at(f"{_POLICY}.calc_priority", BEFORE, "waiting_queue")
     def before_calc_priority(self: object, waiting_queue: list[Req], *args: Any, **kw: Any) -> None:
-        process.state.stage.hide_unplanned(waiting_queue)
+        if (this := process.state.this_pass) is not None:
+            this.hide_unplanned(waiting_queue)
 
     @hooks.at(f"{_POLICY}.shortest_prefill_chunk_limit", AROUND)
     def around_chunk_limit(original: Any, *args: Any, **kw: Any) -> int | None:
         theirs: int | None = original(*args, **kw)
-        limits = (theirs, process.state.stage.chunk_limit_tokens)
+        this = process.state.this_pass
+        limits = (theirs, None if this is None else this.chunk_limit_tokens)
         return min((limit for limit in limits if limit is not None), default=None)
 
     @hooks.at(f"{_BATCH}._get_decode_retraction_order", AROUND, "reqs")
@@ -231,7 +234,7 @@ def _admission(hooks: Hooks, process: _Process) -> None:
     @hooks.at(f"{_ADDER}._select_prefill_admission", AROUND, "req", "has_chunked_req")
     def around_select_admission(original: Any, self: object, req: Req, **kw: Any) -> Any:
         found = original(self, req, **kw)
-        if process.state.settings.is_stock:
+        if process.state.is_stock:
             return found
         if kw["has_chunked_req"] and getattr(found, "is_chunked", False):
             # SGLang can track only one chunked prompt. It checks for a second one only under its

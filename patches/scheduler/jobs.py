@@ -1,4 +1,4 @@
-"""Keeps a Job for every request of one scheduler, and counts arrivals and served tokens."""
+"""Keeps a Job for every request of one scheduler, and counts served tokens."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from patches.scheduler.priorities import level_of
 from patches.scheduler.request import RequestState, Waits
 from patches.scheduler.survival import why_not_preemptible, why_not_retractable
 from sage_sched.distribution import UNKNOWN, LengthDistribution
-from sage_sched.followed import Followed
+from sage_sched.followed import Followed, in_front
 from sage_sched.job import NO_HINTS, BatchPart, Job
 from sage_sched.limits import Limits
+from sage_sched.plan import Plan
 from sage_sched.policy import Policy
 from sage_sched.scheduler import Scheduler as Core
 from sage_sched.steps import attended_pairs
@@ -28,13 +29,22 @@ _ONE_TOKEN = LengthDistribution.from_samples([1], "truth")
 
 class Jobs(Listener):
     """The jobs of one scheduler. All ranks see the same requests in the same order and count the
-    same tokens."""
+    same tokens.
+
+    waiting: those of the waiting queue, in its order, kept from pass to pass. Most of a long queue
+        stays as the last plan left it, and costs no work.
+    req_of: the requests of these. begun: those with output tokens.
+    """
 
     def __init__(self, scheduler: Scheduler, core: Core) -> None:
         self._scheduler, self._core = scheduler, core
         self._mode: str = scheduler.server_args.disaggregation_mode
         self._num_servers: int = scheduler.server_args.dp_size
         self.recomputed_tokens = 0
+        self.waiting: list[Job] = []
+        self.req_of: dict[Job, Req] = {}
+        self.begun: dict[Req, None] = {}
+        self._queue = Followed[Req]()
         self._undated: list[tuple[Job, Req]] = []
         # Decode steps; the requests of the latest one; and the steps that are counted in their
         # jobs' served_tokens, or came before. Counting each step for each job would take longer.
@@ -186,6 +196,32 @@ class Jobs(Listener):
             if req.sage.has_ended:
                 continue
             self._core.worked([req.sage.job], [accepted - 1])
+
+    def follow(self, waiting: Sequence[Req]) -> None:
+        """Take in which requests wait."""
+        gone, came, start, end = self._queue.look(waiting)
+        for req in gone:
+            del self.req_of[req.sage.job]
+            self.begun.pop(req, None)
+        for req in came:
+            self.req_of[req.sage.job] = req
+            if req.output_ids:
+                self.begun[req] = None
+        for req in self.begun:
+            # It may have run, and been retracted, while no plan was made.
+            req.sage.job.grow(len(req.output_ids))
+        same = self.waiting[len(self.waiting) - (end - start) :]
+        first, last = waiting[:start], waiting[end:]
+        self.waiting = [req.sage.job for req in first] + same + [req.sage.job for req in last]
+
+    def planned(self, plan: Plan) -> None:
+        """Put the waiting jobs in the plan's order, which the queue is about to get."""
+        for job, num_before in plan.places.items():
+            waits = self.req_of[job].sage.waits
+            if waits.num_before is None:
+                waits.num_before = num_before
+        self._queue.ordered(plan.order)
+        self.waiting = in_front(self.waiting, plan.order)
 
     def running(self, reqs: Sequence[Req]) -> list[Job]:
         """Return the jobs of running requests, at their current age."""

@@ -7,7 +7,7 @@ Nothing is recomputed, so the answer stays the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,16 +32,6 @@ def least(scheduler: Scheduler, number: int) -> int:
     numbers = torch.tensor([number], dtype=torch.int64)
     torch.distributed.all_reduce(numbers, torch.distributed.ReduceOp.MIN, group=group.cpu_group)
     return int(numbers.item())
-
-
-def is_swapped(req: Req) -> bool:
-    """Whether a waiting request's KV is in host memory."""
-    return req.kv.retraction_backup is not None
-
-
-def swapped(waiting: Iterable[Req]) -> list[Req]:
-    """Return the requests whose KV is in host memory, in order."""
-    return [req for req in waiting if is_swapped(req)]
 
 
 def can_be_preempted_now(req: Req) -> bool:

@@ -12,8 +12,7 @@ from typing import Any
 
 from patches.engine_types import Req, Scheduler
 from patches.listener import Listener
-from patches.scheduler import queues
-from patches.scheduler.view import room_tokens
+from patches.scheduler import view
 from patches.scheduler.why_waiting import by_reason
 from patches.series import Series
 from sage_sched.backlog import backlog_s
@@ -66,7 +65,7 @@ class SchedulerMetrics(Listener):
     def _watch_slots(self, any_lacks_one: bool) -> None:
         """Warn if requests have long waited for a slot while memory is free."""
         scheduler = self._scheduler
-        free_share = room_tokens(scheduler) / scheduler.max_total_num_tokens
+        free_share = view.room_tokens(scheduler) / scheduler.max_total_num_tokens
         binds = any_lacks_one and free_share >= _FREE_SHARE
         self._num_bound = self._num_bound + 1 if binds else 0
         if self._num_bound == _NUM_BOUND:
@@ -136,7 +135,7 @@ class SchedulerMetrics(Listener):
             series.set("oldest_wait_seconds", max(of_reason_s, default=0.0), reason=reason)
             waits_s += of_reason_s
         series.set("mean_wait_seconds", sum(waits_s) / max(1, len(waits_s)))
-        series.set("swapped_requests", len(queues.in_host_memory(scheduler)))
+        series.set("swapped_requests", len(view.in_host_memory(scheduler)))
         series.set("backlog_seconds", left_s(scheduler)[0])
 
 
@@ -145,7 +144,7 @@ def left_s(scheduler: Scheduler) -> tuple[float, int]:
     number."""
     running = [_as_it_is(scheduler, req) for req in scheduler.running_batch.reqs]
     chunked = [] if scheduler.chunked_req is None else [scheduler.chunked_req]
-    jobs = [req.sage.job for req in (*queues.waiting(scheduler), *chunked)]
+    jobs = [req.sage.job for req in (*view.waiting(scheduler), *chunked)]
     jobs += running
     share = scheduler.new_token_ratio_tracker.current
     return backlog_s(jobs, share, scheduler.sage.server), len(jobs)

@@ -15,10 +15,9 @@ from patches.carrier import decode_asked, is_dry_run
 from patches.engine_types import Batch, Req, Scheduler
 from patches.listener import Listener
 from patches.messages import ENDED, add_return, answer_in_abort, ends_in_queue, in_abort
-from patches.scheduler import queues
+from patches.scheduler import view
 from patches.scheduler.metrics import left_s
 from patches.scheduler.request import PredictedTimes
-from patches.scheduler.view import ServerKv
 from sage_sched.overload import OverloadConfig
 from sage_sched.overload.returns import Returns
 from sage_sched.overload.work import unfilled_tokens
@@ -151,7 +150,7 @@ class OverloadGate(Listener):
         if now_s != self._read_s:  # once per broadcast
             self._read_s = now_s
             scheduler = self._scheduler
-            for other in (*scheduler.running_batch.reqs, *queues.held(scheduler)):
+            for other in (*scheduler.running_batch.reqs, *view.held(scheduler)):
                 other.sage.job.grow(len(other.output_ids))
         waits = self._any_waits(came_s)
         acts = state.calibration.are_own and self._mode == "null"
@@ -173,9 +172,9 @@ class OverloadGate(Listener):
     def look_up(self, req: Req) -> None:
         """Look a new request up in the cache, as a plan does (sage_sched.scheduler), once."""
         state, job = self._scheduler.sage, req.sage.job
-        if job.was_looked_up or job.keeps_memory or queues.only_decodes(self._scheduler):
+        if job.was_looked_up or job.keeps_memory or view.only_decodes(self._scheduler):
             return
-        kv = ServerKv(self._scheduler, {job: req}, ())
+        kv = view.ServerKv(self._scheduler, {job: req})
         found = kv.cached(job)
         job.shared_tokens = kv.shared_tokens(job) if found[0] else 0
         state.core.found(job, *found, state.server)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from sglang.srt.utils.rank_consensus_checker import rank_consensus
-
 from patches.engine_types import Batch, Req, Scheduler
-from patches.scheduler import kv_copy, queues
+from patches.scheduler import kv_copy, view
 from patches.scheduler.copies import Copies, host_tier_tokens, token_bytes
 from patches.scheduler.host_memory import pool_bytes
 from patches.scheduler.survival import (
@@ -23,8 +21,7 @@ from patches.scheduler.survival import (
 from patches.scheduler.swap_meter import SwapMeter
 from sage_sched.app.config import PreemptionConfig
 from sage_sched.app.switch import Settings
-from sage_sched.plan import Plan, Preempt, PreemptionMode
-from sage_sched.steps import ServerFacts
+from sage_sched.plan import Preempt, PreemptionMode
 from sage_sched.view import Holding
 
 logger = logging.getLogger(__name__)
@@ -48,7 +45,7 @@ def preemption_of(
     if present is not None:
         present.use(config)
         return present
-    if not config.enabled or queues.only_prefills(scheduler):
+    if not config.enabled or view.only_prefills(scheduler):
         return None
     if reason := why_none_is_preemptible(scheduler):
         logger.warning("running requests cannot be preempted on this server: it has %s", reason)
@@ -64,21 +61,24 @@ class Preemption:
 
     num_preemptions: the number of preemptions by reason and by mode. The reason is True if memory
         ran out, and False if a waiting request took the place.
+    host_pool_tokens: KV for which host memory has room in all.
+    meter: measures the cost of moving a token.
+    counts: of other events.
     returning: the requests that join at the next pass. They have rows and slots.
     """
 
     def __init__(self, scheduler: Scheduler, config: PreemptionConfig) -> None:
         self._scheduler = scheduler
-        self._only_decodes = queues.only_decodes(scheduler)
+        self._only_decodes = view.only_decodes(scheduler)
         self._token_bytes = token_bytes(scheduler)
         own_bytes = kv_copy.least(scheduler, pool_bytes(scheduler.server_args))
         self._own_pool_bytes = min(own_bytes, _MOST_PINNED_BYTES)
         self._copies, self._most_tokens = self._with_host_memory(config)
-        self._meter = SwapMeter(scheduler, scheduler.sage.calibration, self._copies)
+        self.meter = SwapMeter(scheduler, scheduler.sage.calibration, self._copies)
         self.returning: list[Req] = []
         self.num_preemptions: Counter[tuple[bool, PreemptionMode]] = Counter()
         self._num_staying: Counter[str] = Counter()
-        self._counts = Counter(dict.fromkeys(_COUNTED, 0))
+        self.counts = Counter(dict.fromkeys(_COUNTED, 0))
         self.use(config)
 
     def use(self, config: PreemptionConfig) -> None:
@@ -87,7 +87,7 @@ class Preemption:
         self.config = config
         tier_tokens = host_tier_tokens(self._scheduler)
         own_tokens = min(self._own_tokens(config), self._most_tokens)
-        self._host_pool_tokens = own_tokens if tier_tokens is None else tier_tokens
+        self.host_pool_tokens = own_tokens if tier_tokens is None else tier_tokens
 
     def _own_tokens(self, config: PreemptionConfig) -> int:
         own_bytes = int(config.host_pool_gib * 2**30) or self._own_pool_bytes
@@ -120,32 +120,19 @@ class Preemption:
             "num_left_in_tree": sum(
                 self.num_preemptions[short, PreemptionMode.RECOMPUTE] for short in (True, False)
             ),
-            "host_pool_gib": self._host_pool_tokens * self._token_bytes / 2**30,
-            "host_pool_tokens": self._host_pool_tokens,
-            **self._counts,
-            "swapped_bytes": self._meter.total_tokens * self._token_bytes,
-            "swapped_s": self._meter.total_s,
-            "swap_token_us": 1e6 * self._meter.token_s,
+            "host_pool_gib": self.host_pool_tokens * self._token_bytes / 2**30,
+            "host_pool_tokens": self.host_pool_tokens,
+            **self.counts,
+            "swapped_bytes": self.meter.total_tokens * self._token_bytes,
+            "swapped_s": self.meter.total_s,
+            "swap_token_us": 1e6 * self.meter.token_s,
             "num_not_preemptible": dict(self._num_staying),
         }
 
-    def host_free_tokens(self, in_host_memory: Iterable[Req]) -> int:
-        """Return the KV tokens for which host memory still has room, given the swapped-out
-        requests."""
-        return self._host_pool_tokens - sum(req.seqlen for req in in_host_memory)
-
     def used_ratio(self) -> float:
         """Return the used share of the host memory."""
-        free_tokens = self.host_free_tokens(queues.in_host_memory(self._scheduler))
-        return 1 - free_tokens / max(1, self._host_pool_tokens)
-
-    def about_to_plan(self, served_tokens: int, server: ServerFacts) -> None:
-        """Prepare for a plan. All ranks call this."""
-        self._meter.rest(served_tokens, server.kv_pool_tokens)
-
-    def priced(self, server: ServerFacts) -> ServerFacts:
-        """Return the same facts with the measured cost of moving a token, equal on all ranks."""
-        return replace(server, swap_token_s=self._meter.token_s)
+        used_tokens = sum(req.seqlen for req in view.in_host_memory(self._scheduler))
+        return used_tokens / max(1, self.host_pool_tokens)
 
     def holding(self, req: Req) -> Holding | None:
         """Return what a running request holds; None if it cannot be preempted."""
@@ -183,7 +170,7 @@ class Preemption:
         gone = reqs[: self._num_copied(reqs, actions)]
         for req, action in zip(gone, actions, strict=False):
             mode = PreemptionMode.RECOMPUTE
-            if kv_copy.is_swapped(req):
+            if view.is_swapped(req):
                 mode = PreemptionMode.SWAP
                 # It comes back with all of its KV.
                 self._scheduler.sage.session_kv.mark(req, "")
@@ -202,15 +189,15 @@ class Preemption:
         if not any(swaps):
             return len(reqs)
         num_copied = 0
-        with self._meter.timing() as move:
+        with self.meter.timing() as move:
             for req, is_swap in zip(reqs, swaps, strict=True):
                 if is_swap and not self._copies.take(req):
                     break
-                if is_swap and not kv_copy.is_swapped(req) and why_not_retractable(req):
+                if is_swap and not view.is_swapped(req) and why_not_retractable(req):
                     break  # its answer would not go on after a prefill
                 num_copied += 1
             num_gone = kv_copy.least(self._scheduler, num_copied)
-            move.num_tokens = sum(r.seqlen - 1 for r in reqs[:num_gone] if kv_copy.is_swapped(r))
+            move.num_tokens = sum(r.seqlen - 1 for r in reqs[:num_gone] if view.is_swapped(r))
         for req in reqs[num_gone:]:
             self._copies.drop(req)
         if num_gone < len(reqs):
@@ -227,7 +214,7 @@ class Preemption:
         for number, req in enumerate(reqs):
             others = [*running_batch.reqs, *self.returning]
             if not kv_copy.take_room(self._scheduler, req, others):
-                self._counts["num_without_device_room"] += len(reqs) - number
+                self.counts["num_without_device_room"] += len(reqs) - number
                 return [*reqs[number:]]
             self._copies.fetch(req)
             self.returning.append(req)
@@ -237,8 +224,6 @@ class Preemption:
         """Put the requests that come back into the running batch, and return it. If a copy cannot
         be written back on some rank, its request will be recomputed."""
         coming, self.returning = self.returning, []
-        if not coming:
-            return running_batch
         scheduler, names = self._scheduler, {id(req) for req in coming}
         waiting = [req for req in scheduler.waiting_queue if id(req) not in names]
         with self.restoring() as back:
@@ -250,7 +235,7 @@ class Preemption:
         for req in lost:
             kv_copy.give_room_back(scheduler, req)
             self._copies.drop(req)
-        self._counts["num_recomputed"] += len(lost)
+        self.counts["num_recomputed"] += len(lost)
         if lost:  # there is free room
             running_batch.batch_is_full = False
             scheduler.sage.core.plan_again()
@@ -283,39 +268,16 @@ class Preemption:
         """Time and count copies back to the device within this context. The caller adds the resumed
         requests to the list that it gets."""
         back: list[Req] = []
-        with self._meter.timing() as move:
+        with self.meter.timing() as move:
             yield back
             move.num_tokens = sum(req.seqlen - 1 for req in back)
-        self._counts["num_resumed"] += len(back)
+        self.counts["num_resumed"] += len(back)
         for req in back:
             req.sage.waits.ends()
 
     def forget_copies(self) -> None:
         """Drop all copies: KV of old weights, or of a flushed cache, must not come back. The flush
         has already freed their share of the hierarchical cache."""
-        for req in queues.in_host_memory(self._scheduler):
+        for req in view.in_host_memory(self._scheduler):
             self._copies.drop(req, flushed=True)
-            self._counts["num_recomputed"] += 1
-
-    def carried_out(
-        self,
-        plan: Plan,
-        queue: Sequence[Req],
-        entering: list[Req],
-        left: list[Req],
-        preempted: list[Req],
-    ) -> None:
-        """Count and report the outcome of a plan's actions. queue: in the plan's order."""
-        self._counts["num_without_host_room"] += plan.num_without_host_room
-        known = {req.sage.job: req for req in (*queue[: len(plan.actions)], *preempted)}
-        done = plan.actions[: len(entering) + len(preempted)]
-        self._scheduler.sage.listeners.carried_out(done, known, left)
-        self._agree(*([req.rid for req in reqs] for reqs in (entering, left, preempted)))
-
-    @rank_consensus(same_params=True)  # type: ignore[untyped-decorator]
-    def _agree(self, entering: list[str], left: list[str], preempted: list[str]) -> None:
-        """Pass the outcome of a plan, by request id, to SGLang's check that ranks agree
-        (SGLANG_ENABLE_RANK_CONSENSUS_CHECKER).
-
-        left: requests that were to enter but found no room.
-        """
+            self.counts["num_recomputed"] += 1

@@ -29,6 +29,6 @@ def follow_settings(scheduler: Scheduler) -> None:
     """Turn SGLang's own priorities on if its own policy is chosen, and off otherwise."""
     if scheduler.enable_priority_scheduling:
         sage = scheduler.sage
-        is_stock = sage.settings.is_stock
+        is_stock = sage.is_stock
         scheduler.policy.enable_priority_scheduling = is_stock
         scheduler.enable_priority_preemption = is_stock and sage.server.level_gap < math.inf

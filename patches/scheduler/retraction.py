@@ -9,8 +9,8 @@ from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
 from patches.engine_types import Req, Scheduler
-from patches.scheduler.kv_copy import is_swapped
 from patches.scheduler.survival import why_not_retractable
+from patches.scheduler.view import is_swapped
 
 
 def end_lost(retracted: Iterable[Req]) -> tuple[list[Req], list[Req]]:

@@ -16,27 +16,24 @@ from patches.failures import Failures
 from patches.listener import Listener, Listeners
 from patches.messages import StepTimes
 from patches.probe.setup import probing_of
-from patches.scheduler import queues
+from patches.scheduler import view
 from patches.scheduler.batches import BatchGate
 from patches.scheduler.calibration import Calibration
 from patches.scheduler.early_aborts import EarlyAborts
 from patches.scheduler.gap_meter import GapMeter
+from patches.scheduler.hidden import Room
 from patches.scheduler.jobs import Jobs
 from patches.scheduler.metrics import SchedulerMetrics
 from patches.scheduler.overload import OverloadGate
-from patches.scheduler.pass_meter import PassMeter
 from patches.scheduler.preemption import preemption_of
 from patches.scheduler.priorities import follow_settings, level_gap
 from patches.scheduler.request import WaitListener
 from patches.scheduler.retraction import end_lost, ends_in_pause
 from patches.scheduler.session_kv import SessionKv
 from patches.scheduler.slo_meter import SloMeter
-from patches.scheduler.stage import Stage
 from patches.scheduler.survival import why_not_retractable
 from patches.scheduler.trace import trace_of
-from patches.scheduler.view import view_of
 from patches.scheduler.wait_budgets import WaitBudgets
-from patches.scheduler.waiting_jobs import WaitingJobs
 from sage_sched.app.config import SageConfig
 from sage_sched.app.registry import policy_named
 from sage_sched.app.switch import Settings
@@ -58,6 +55,7 @@ class SchedulerState:
     preemption: None while no request may be preempted.
     last_preemption: the latest preemption, kept even while none is allowed, because it may still
         hold copies.
+    is_stock: whether SGLang orders and admits by itself.
     core: decides.
     any_has_ended: whether a request has ended since the last pass.
     reserve_tokens: see sage_sched.steps.ServerFacts.
@@ -67,7 +65,7 @@ class SchedulerState:
 
     def __init__(self, scheduler: Scheduler, config: SageConfig) -> None:
         scheduler.sage = self
-        self.only_decodes = queues.only_decodes(scheduler)
+        self.only_decodes = view.only_decodes(scheduler)
         self._scheduler = scheduler
         self.calibration = Calibration.of(scheduler, config)
         self.session_kv = SessionKv(scheduler)
@@ -83,6 +81,7 @@ class SchedulerState:
             forgets=self.session_kv.forgets,
         )
         self.settings = Settings(scheduler.schedule_policy, config)
+        self.is_stock = self.settings.is_stock
         _warn_of_tpot(scheduler, config)
         self.failures = Failures()
         policy = self.policy_of(self.settings)
@@ -91,25 +90,26 @@ class SchedulerState:
         )
         self.core = Core(policy, self.settings.limits(policy), headroom, self.failures.count)
         self.jobs = Jobs(scheduler, self.core)
-        self.waiting = WaitingJobs()
-        self.stage = Stage(scheduler)
+        # The pass that is being made (patches.scheduler.executor).
+        self.this_pass: Any = None
+        self._num_passes = self._num_too_long = 0
+        self._passes_s = self._longest_pass_s = 0.0
         self.probing = probing_of(scheduler, self.core, config.probe, self.failures)
-        self.room = queues.Room()
+        self.room = Room()
         self.early_aborts = EarlyAborts()
         self.preemption = self.last_preemption = preemption_of(scheduler, self.settings, None)
         self.any_has_ended = False
         self._num_switches = 0
         self.overload = OverloadGate(scheduler)
         self.batches = BatchGate(scheduler)
-        metrics = SchedulerMetrics(scheduler)
+        metrics, self.trace = SchedulerMetrics(scheduler), trace_of(scheduler)
         found: list[Listener | None] = [
             # First, before other listeners take time after a step.
             self.calibration,
             # Before the listeners that need a new request's Job.
             self.jobs,
-            self.waiting,
             # Before WaitListener, because it reports the waits that WaitListener ends.
-            trace_of(scheduler),
+            self.trace,
             WaitListener(),
             WaitBudgets(scheduler),
             GapMeter(),
@@ -118,7 +118,6 @@ class SchedulerState:
             self.batches,
             # After Jobs, because it takes the jobs that the policy could rank.
             self.probing,
-            PassMeter(scheduler),
             metrics,
         ]
         self.listeners = Listeners(filter(None, found))
@@ -127,8 +126,9 @@ class SchedulerState:
     @property
     def server(self) -> ServerFacts:
         """The facts of this server that are known now."""
-        preemption = self.preemption
-        return self._server if preemption is None else preemption.priced(self._server)
+        if self.preemption is None:
+            return self._server
+        return replace(self._server, swap_token_s=self.preemption.meter.token_s)
 
     def policy_of(self, settings: Settings) -> Policy:
         """Return the policy of these settings, the present one if they hardly differ; first come,
@@ -147,7 +147,7 @@ class SchedulerState:
         """
         is_new, present = policy is not self.core.policy, self.core.limits
         limits = settings.limits_after(self.settings, present, policy, is_new_policy=is_new)
-        self.settings = settings
+        self.settings, self.is_stock = settings, settings.is_stock
         follow_settings(self._scheduler)
         self._num_switches += 1
         self.last_preemption = preemption_of(self._scheduler, settings, self.last_preemption)
@@ -159,9 +159,9 @@ class SchedulerState:
         """Whether the coming pass follows a plan of ours. Under SGLang's own policy it does so only
         while the KV of some request is in host memory."""
         is_off = self.preemption is not None and not self.preemption.config.enabled
-        if is_off and not queues.in_host_memory(self._scheduler):
+        if is_off and not view.in_host_memory(self._scheduler):
             self.preemption = None
-        return not self.settings.is_stock or self.preemption is not None
+        return not self.is_stock or self.preemption is not None
 
     def updated(self, update: StepTimes) -> None:
         """Use the step times that rank 0 has learned. All ranks call this."""
@@ -194,20 +194,26 @@ class SchedulerState:
     def plan(self, running_batch: Batch) -> Plan:
         """Return the plan of the coming pass."""
         started_s = time.perf_counter()
-        if self.preemption is not None:
-            self.preemption.about_to_plan(self.core.served_tokens, self._server)
+        served_tokens = self.core.served_tokens
+        if self.preemption is not None and served_tokens > self.preemption.meter.rests_at_tokens:
+            self.preemption.meter.rest(served_tokens, self._server.kv_pool_tokens)
         plan = self.core.plan(self.view(running_batch))
-        self.listeners.planned(plan, time.perf_counter() - started_s)
+        pass_s = time.perf_counter() - started_s
+        self._num_passes += 1
+        self._passes_s += pass_s
+        self._longest_pass_s = max(self._longest_pass_s, pass_s)
+        self._num_too_long += plan.num_too_long
+        self.jobs.planned(plan)
         return plan
 
     def view(self, running_batch: Batch) -> SchedulerView:
         """Return the facts of a pass."""
-        return view_of(self._scheduler, running_batch)
+        return view.view_of(self._scheduler, running_batch, self.server)
 
     def retention_order(self, reqs: Sequence[Req], default: Sequence[int]) -> list[int]:
         """Return the positions of running requests, from the first to keep to the first to retract.
         It is SGLang's own order if the policy fails or is SGLang's."""
-        if self.settings.is_stock:
+        if self.is_stock:
             return list(default)
         jobs = self.jobs.running(reqs)
         view = replace(self.view(self._scheduler.running_batch), running=jobs)
@@ -220,20 +226,28 @@ class SchedulerState:
     ) -> tuple[list[Req], list[Req]]:
         """Take in what SGLang has retracted or aborted because memory ran out. Return the
         requests that wait again, and those that end too (patches.scheduler.retraction)."""
-        kept, lost = ([*retracted], []) if self.settings.is_stock else end_lost(retracted)
+        kept, lost = ([*retracted], []) if self.is_stock else end_lost(retracted)
         for req in (*aborted, *lost):
             self.end(req, was_aborted=True)
         return kept, lost
 
     def ends_in_pause(self, req: Req) -> bool:
         """See patches.scheduler.retraction."""
-        return not self.settings.is_stock and ends_in_pause(self._scheduler, req)
+        return not self.is_stock and ends_in_pause(self._scheduler, req)
 
     def stats(self) -> dict[str, Any]:
-        """Return counters for /server_info."""
+        """Return counters for /server_info.
+
+        num_too_long: summed over all passes, the prompts that are ahead of the chunked one and too
+            long to be prefilled with its chunk.
+        """
         return {
             "schedule_policy": self.settings.schedule_policy,
             "num_switches": self._num_switches,
+            "num_passes": self._num_passes,
+            "num_too_long": self._num_too_long,
+            "mean_pass_ms": 1e3 * self._passes_s / max(1, self._num_passes),
+            "longest_pass_ms": 1e3 * self._longest_pass_s,
             "num_policy_errors": self.failures.num_failures,
             "headroom_steps": self.core.headroom.num_steps,
             "preemption": None if self.last_preemption is None else self.last_preemption.stats(),
@@ -246,7 +260,7 @@ class SchedulerState:
 
 def _warn_of_tpot(scheduler: Scheduler, config: SageConfig) -> None:
     """Warn of a TPOT SLO if decodes wait for prefills."""
-    does_both = not (queues.only_prefills(scheduler) or queues.only_decodes(scheduler))
+    does_both = not (view.only_prefills(scheduler) or view.only_decodes(scheduler))
     if config.slo.has_tpot_slo and does_both and not scheduler.is_mixed_chunk:
         logger.warning(
             "some classes have a TPOT SLO, and without --enable-mixed-chunk running requests "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_left
 from collections import deque
@@ -36,6 +37,7 @@ class SwapMeter:
     without a move (rest()).
 
     total_s, total_tokens: all moves so far, on this rank.
+    rests_at_tokens: rest() is due once the server has served more than this.
     """
 
     def __init__(self, scheduler: Scheduler, calibration: Calibration, copies: Copies) -> None:
@@ -44,8 +46,7 @@ class SwapMeter:
         self._num_moves = 0
         # Seconds per token, and tokens, of each move.
         self._moves: deque[tuple[float, int]] = deque(maxlen=_MOST_MOVES)
-        # The number of moves at the last call of rest(), and the served tokens when it last grew.
-        self._rested = (0, 0)
+        self.rests_at_tokens = math.inf
         self._timed = deque[tuple[Span, int]]()  # moves that the device may not have made yet
         self.total_s = 0.0
         self.total_tokens = 0
@@ -64,6 +65,7 @@ class SwapMeter:
             self._timed.append((span, move.num_tokens))
             self.total_tokens += move.num_tokens
             self._num_moves += 1
+            self.rests_at_tokens = -1
             while self._timed and (seconds := self._timed[0][0].seconds()) is not None:
                 num_tokens = self._timed.popleft()[1]
                 self._moves.append((seconds / num_tokens, num_tokens))
@@ -72,14 +74,13 @@ class SwapMeter:
                 self._refine()
 
     def rest(self, served_tokens: int, most_tokens: int) -> None:
-        """Return to the start-up trial's figure if the server has served most_tokens without a
-        move. All ranks call this before a pass."""
-        num_moves, since_tokens = self._rested
-        if num_moves != self._num_moves:
-            self._rested = self._num_moves, served_tokens
-        elif served_tokens - since_tokens > most_tokens:
-            self.token_s = self._trial_s
-            self._moves.clear()
+        """Return to the start-up trial's figure as soon as the server has served most_tokens
+        without a move. All ranks call this before the same pass, if it is due."""
+        if self.rests_at_tokens < 0:
+            self.rests_at_tokens = served_tokens + most_tokens
+            return
+        self.token_s, self.rests_at_tokens = self._trial_s, math.inf
+        self._moves.clear()
 
     def _refine(self) -> None:
         if not self._moves:  # the device has not said yet

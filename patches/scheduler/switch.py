@@ -11,7 +11,7 @@ from sglang.srt.utils.rank_consensus_checker import rank_consensus
 from patches.engine_types import Req, Scheduler
 from patches.messages import SetSettings, SettingsNow
 from patches.probe.scores import why_no_probe
-from patches.scheduler import queues
+from patches.scheduler import view
 from patches.scheduler.state import SchedulerState
 from sage_sched.fields import ConfigError, require
 
@@ -58,13 +58,26 @@ def _switch(scheduler: Scheduler, changes: object, now_s: float, clock: str) -> 
     # configuration.
     scheduler.policy.policy = stock_order
     scheduler.schedule_policy = name
-    queues.sort_by_arrival(scheduler)
+    _sort_by_arrival(scheduler)
     get_context().override(source="sage-sched", schedule_policy=name)
     # Requests that fit under the new order enter at the next pass.
     scheduler.running_batch.batch_is_full = False
     _switched(name, json.dumps(settings.shown()))
     if settings.is_stock and settings.config.overload.may_refuse:
         logger.warning("[overload] refuses no request under %s, which is SGLang's own", name)
+
+
+def _sort_by_arrival(scheduler: Scheduler) -> None:
+    """Sort by arrival all queues that our plans reorder."""
+
+    def arrival(req: Req) -> int:
+        return int(req.sage.job.arrival)
+
+    scheduler.waiting_queue.sort(key=arrival)
+    if view.only_decodes(scheduler):
+        queue = scheduler.disagg_decode_prealloc_queue
+        queue.retracted_queue.sort(key=arrival)
+        queue.queue.sort(key=lambda entry: arrival(entry.req))
 
 
 @rank_consensus(same_params=True)  # type: ignore[untyped-decorator]
@@ -78,9 +91,9 @@ def _unfinished(scheduler: Scheduler) -> list[Req]:
     run. All ranks return the same requests."""
     batches = [batch for batch in scheduler._collect_inflight_batches() if batch is not None]
     found = [
-        *queues.waiting(scheduler),
-        *queues.held(scheduler),
-        *queues.unseen(scheduler),
+        *view.waiting(scheduler),
+        *view.held(scheduler),
+        *view.unseen(scheduler),
         *scheduler.grammar_manager.grammar_queue,
         *([] if scheduler.chunked_req is None else [scheduler.chunked_req]),
         *(req for batch in batches for req in batch.reqs),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from sglang.srt.runtime_context import get_parallel
 from patches.engine_types import Batch, Req, Scheduler
 from patches.json_lines import JsonLines
 from patches.listener import Listener
-from patches.scheduler import queues
+from patches.scheduler import view
 from patches.scheduler.request import predicted
 from sage_sched.job import Job
 from sage_sched.plan import Action, Preempt
@@ -57,7 +57,7 @@ class Trace(Listener):
             max_new_tokens=job.max_new_tokens,
             **predicted(job),
             slo_class=job.hints.slo_class,
-            num_waiting=len(queues.waiting(self._scheduler)),
+            num_waiting=len(view.waiting(self._scheduler)),
             num_running=len(self._scheduler.running_batch.reqs),
             **self._batch(job),
         )
@@ -72,8 +72,11 @@ class Trace(Listener):
         return {"batch": report._asdict()}
 
     def carried_out(
-        self, actions: Sequence[Action], requests: Mapping[Job, Req], left: Sequence[Req]
+        self, actions: Sequence[Action], reqs: Iterable[Req], left: Sequence[Req]
     ) -> None:
+        """Report these actions of a plan. reqs: the requests that they are about. left: those that
+        were to enter but found no room."""
+        requests: dict[Job, Req] = {req.sage.job: req for req in reqs}
         for action in actions:
             if (req := requests.get(action.job)) is None:
                 continue

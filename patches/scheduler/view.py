@@ -1,56 +1,119 @@
-"""Collects the facts of a scheduling pass: SGLang's scheduler as the core sees it
-(SchedulerView)."""
+"""Lists a scheduler's requests by state, on one server or on separate prefill and decode servers,
+and collects the facts of a pass: SGLang's scheduler as the core sees it (SchedulerView)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 from sglang.srt.mem_cache.common import match_kv_cache
 
 from patches.engine_types import Batch, Req, Scheduler
-from patches.scheduler import queues
-from patches.scheduler.kv_copy import is_swapped, swapped
-from patches.scheduler.preemption import Preemption
+from patches.scheduler.jobs import Jobs
 from sage_sched.job import Job
 from sage_sched.scheduler import Scheduler as Core
+from sage_sched.steps import ServerFacts
 from sage_sched.view import Holding, SchedulerView
 
 
-def view_of(scheduler: Scheduler, running_batch: Batch) -> SchedulerView:
+def only_prefills(scheduler: Scheduler) -> bool:
+    """Whether this server's requests move to a decode server with their first token."""
+    return bool(scheduler.server_args.disaggregation_mode == "prefill")
+
+
+def only_decodes(scheduler: Scheduler) -> bool:
+    """Whether the KV of this server's prompts comes from a prefill server."""
+    return bool(scheduler.server_args.disaggregation_mode == "decode")
+
+
+def waiting(scheduler: Scheduler) -> list[Req]:
+    """Return the requests that a plan puts in order.
+
+    On a decode server these are swapped out, or their prompts have no room yet. If preemption is
+    off there, SGLang alone resumes the requests that it retracts.
+    """
+    if not only_decodes(scheduler):
+        return scheduler.waiting_queue
+    queue = scheduler.disagg_decode_prealloc_queue
+    ready = [entry.req for entry in queue.queue if entry.waiting_for_input]
+    return ready if scheduler.sage.preemption is None else [*queue.retracted_queue, *ready]
+
+
+def is_swapped(req: Req) -> bool:
+    """Whether a waiting request's KV is in host memory."""
+    return req.kv.retraction_backup is not None
+
+
+def swapped(waiting: Iterable[Req]) -> list[Req]:
+    """Return the requests whose KV is in host memory, in order."""
+    return [req for req in waiting if is_swapped(req)]
+
+
+def in_host_memory(scheduler: Scheduler) -> list[Req]:
+    """Return the waiting requests whose KV is in host memory, in the order of the queue."""
+    return swapped(waiting(scheduler))
+
+
+def held(scheduler: Scheduler) -> list[Req]:
+    """Return the requests that hold KV but do not run yet: the KV of their prompts is on its way,
+    or has arrived."""
+    if not only_decodes(scheduler):
+        return []
+    on_the_way = [entry.req for entry in scheduler.disagg_decode_transfer_queue.queue]
+    return [*scheduler.waiting_queue, *on_the_way]
+
+
+def unseen(scheduler: Scheduler) -> list[Req]:
+    """Return the requests that no plan sees: the two servers are not connected for them yet, or
+    their KV is being sent."""
+    if only_decodes(scheduler):
+        queue = scheduler.disagg_decode_prealloc_queue.queue
+        return [entry.req for entry in queue if not entry.waiting_for_input]
+    if only_prefills(scheduler):
+        sent: list[Req] = scheduler.disagg_prefill_inflight_queue
+        return [*scheduler.disagg_prefill_bootstrap_queue.queue, *sent]
+    return []
+
+
+def view_of(scheduler: Scheduler, running_batch: Batch, server: ServerFacts) -> SchedulerView:
     """Return the facts that a pass may use."""
     state = scheduler.sage
     core: Core = state.core
-    preemption: Preemption | None = state.preemption
-    waiting, chunked = queues.waiting(scheduler), scheduler.chunked_req
-    running = state.jobs.running([*running_batch.reqs, *queues.held(scheduler)])
+    jobs: Jobs = state.jobs
+    preemption, chunked = state.preemption, scheduler.chunked_req
+    on_device, queue = [*running_batch.reqs, *held(scheduler)], waiting(scheduler)
+    running = jobs.running(on_device)
+    jobs.follow(queue)
+    in_host = swapped(jobs.begun)
     room = room_tokens(scheduler)
     if chunked is not None:
         chunked.sage.job.prefill(chunked.prefix_len)
-    state.waiting.look(waiting)
-    in_host_memory = swapped(state.waiting.begun)
+    # A dict, because sets would have different orders on different ranks.
+    jobs_in_host = dict.fromkeys(req.sage.job for req in in_host)
+    host_free_tokens = 0
+    if preemption is not None:
+        host_free_tokens = preemption.host_pool_tokens - sum(req.seqlen for req in in_host)
     served = running_batch.reqs if chunked is None else [*running_batch.reqs, chunked]
     return SchedulerView(
         now_s=core.now_s,
         served_tokens=core.served_tokens,
         num_arrivals=num_arrivals(scheduler),
-        waiting=state.waiting.jobs,
-        # A dict, because sets would have different orders on different ranks.
-        swapped=dict.fromkeys(req.sage.job for req in in_host_memory),
+        waiting=jobs.waiting,
+        swapped=jobs_in_host,
         running=running,
         chunked=None if chunked is None else chunked.sage.job,
         batch_is_full=is_full(scheduler, running_batch),
         free_slots=free_slots(scheduler, running_batch),
         room_tokens=room,
         locked_tokens=scheduler.max_total_num_tokens - room,
-        host_free_tokens=0 if preemption is None else preemption.host_free_tokens(in_host_memory),
+        host_free_tokens=host_free_tokens,
         page_size=scheduler.page_size,
         step_tokens=_most_step_tokens(scheduler, running_batch, room),
         pass_tokens=pass_tokens(scheduler, running_batch),
-        server=state.server,
+        server=server,
         can_swap=preemption is not None,
         may_preempt=preemption is not None and preemption.config.enabled,
-        kv=ServerKv(scheduler, state.waiting.req_of, served),
+        kv=ServerKv(scheduler, jobs.req_of, served, jobs_in_host),
     )
 
 
@@ -65,9 +128,9 @@ def fits_adapters(scheduler: Scheduler, names: Collection[str]) -> bool:
 
 def num_arrivals(scheduler: Scheduler) -> int:
     """Return the number of requests that have arrived, without those that no plan sees at present
-    (queues.unseen)."""
+    (unseen)."""
     num_arrived: int = scheduler.sage.core.num_arrivals
-    return num_arrived - len(queues.unseen(scheduler))
+    return num_arrived - len(unseen(scheduler))
 
 
 def free_slots(scheduler: Scheduler, running_batch: Batch) -> int:
@@ -133,11 +196,15 @@ class ServerKv:
     """Answers a pass's questions about KV (Kv)."""
 
     def __init__(
-        self, scheduler: Scheduler, waiting: Mapping[Job, Req], served: Sequence[Req]
+        self,
+        scheduler: Scheduler,
+        waiting: Mapping[Job, Req],
+        served: Sequence[Req] = (),
+        swapped: Collection[Job] = (),
     ) -> None:
-        """served: requests that run, or are being chunked."""
+        """served: requests that run, or are being chunked. swapped: see SchedulerView."""
         self._scheduler, self._tree_cache = scheduler, scheduler.tree_cache
-        self._waiting, self._served = waiting, served
+        self._waiting, self._served, self._swapped = waiting, served, swapped
         self._begun: dict[Job, Req] = {}
         self._come_prefilled = scheduler.sage.only_decodes
         self._matched = set[Job]()
@@ -168,7 +235,7 @@ class ServerKv:
         taken = before - tree.evictable_size()
         tree.unlock(lock)
         shared_tokens = int(req.prefix_len) - taken
-        if not is_swapped(req):
+        if job not in self._swapped:
             return shared_tokens
         return min(shared_tokens, max(req.sage.shared_nodes.values(), default=0))
 
@@ -202,9 +269,12 @@ class ServerKv:
         return self._begun.get(job)
 
     def holding(self, job: Job) -> Holding | None:
-        preemption: Preemption | None = self._scheduler.sage.preemption
+        preemption = self._scheduler.sage.preemption
         req = self._begun_of(job)  # on a decode server, its KV may not have come yet
-        return None if preemption is None or req is None else preemption.holding(req)
+        if preemption is None or req is None:
+            return None
+        held_by: Holding | None = preemption.holding(req)
+        return held_by
 
     def kept_for(self) -> Mapping[str, int]:
         kept: Mapping[str, int] = self._scheduler.sage.session_kv.kept_for()

@@ -10,7 +10,7 @@ from sglang.srt.managers.io_struct import AbortReq
 from patches.engine_types import Req, Scheduler
 from patches.listener import Listener
 from patches.messages import ENDED
-from patches.scheduler import queues
+from patches.scheduler import view
 
 
 class WaitBudgets(Listener):
@@ -50,5 +50,5 @@ class WaitBudgets(Listener):
         """Whether an abort ends this request alone. Trap: SGLang aborts all whose ids begin so, and
         clients choose ids."""
         scheduler = self._scheduler
-        others = (*queues.waiting(scheduler), *scheduler.running_batch.reqs)
+        others = (*view.waiting(scheduler), *scheduler.running_batch.reqs)
         return sum(req.rid.startswith(rid) for req in others) <= 1

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from patches.engine_types import Req, Scheduler
-from patches.scheduler import queues
-from patches.scheduler.view import fits_adapters, free_slots, is_full, room_tokens
+from patches.scheduler import view
 from sage_sched.headroom import Headroom
 from sage_sched.job import Job
 
@@ -17,17 +16,17 @@ def by_reason(scheduler: Scheduler) -> dict[str, list[Req]]:
     request, for a common start or for requests that go first. A decode server has no cached
     prompts, and admits no prompt behind one for which it has no room."""
     batch, chunked = scheduler.running_batch, scheduler.chunked_req
-    waiting = queues.waiting(scheduler)
+    waiting = view.waiting(scheduler)
     running = {req.sage.job.adapter for req in (*batch.reqs, *((chunked,) if chunked else ()))}
     has_adapter = {
-        name: name in running or fits_adapters(scheduler, {*running, name})
+        name: name in running or view.fits_adapters(scheduler, {*running, name})
         for name in {req.sage.job.adapter for req in waiting}
     }
-    has_slot, is_filled = free_slots(scheduler, batch) > 0, is_full(scheduler, batch)
+    has_slot, is_filled = view.free_slots(scheduler, batch) > 0, view.is_full(scheduler, batch)
     headroom: Headroom = scheduler.sage.core.headroom
-    num_beside = len(batch.reqs) + len(queues.held(scheduler))
-    left_tokens = room_tokens(scheduler) - headroom.num_steps * num_beside
-    decodes, refused = queues.only_decodes(scheduler), scheduler.sage.room.refused
+    num_beside = len(batch.reqs) + len(view.held(scheduler))
+    left_tokens = view.room_tokens(scheduler) - headroom.num_steps * num_beside
+    decodes, refused = view.only_decodes(scheduler), scheduler.sage.room.refused
     is_filled |= decodes and any(req is refused for req in waiting)
 
     def needed_tokens(job: Job) -> int:

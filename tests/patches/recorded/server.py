@@ -25,7 +25,7 @@ from sglang.srt.runtime_context import SpawnRanks, publish
 from sglang.srt.server_args import PortArgs, prepare_server_args
 
 from patches.json_lines import JsonLines
-from patches.scheduler import host_memory, kv_copy, queues, step_meter
+from patches.scheduler import host_memory, kv_copy, step_meter, view
 from patches.scheduler.kv_arena import KvArena
 from sage_sched import step_learner
 from tests.patches.recorded.device import Clock, Device
@@ -128,7 +128,7 @@ class RecordedServer:
 
         scheduler: Any = self.scheduler
         scheduler.enable_lora, scheduler.can_schedule_lora_req = True, has_room
-        scheduler.enable_lora_overlap_loading = queues.only_decodes(scheduler)
+        scheduler.enable_lora_overlap_loading = view.only_decodes(scheduler)
         runner = scheduler.tp_worker.model_runner
         runner.lora_manager = SimpleNamespace(validate_lora_batch=lambda ids: len(ids) <= most)
 
@@ -151,7 +151,7 @@ class RecordedServer:
         return [make(self._clock.now_s) for make in self._script.get(turn, ())]
 
     def _ran(self, worker: Any, batch: Any) -> Any:
-        assert not kv_copy.swapped(batch.reqs), "a copy of a running request is kept"
+        assert not view.swapped(batch.reqs), "a copy of a running request is kept"
         self.records.ran(batch)
         return self._device.launch(worker, batch)
 

@@ -10,7 +10,7 @@ import pytest
 from sglang.srt.managers.io_struct import AbortReq
 
 from patches.scheduler import kv_copy
-from patches.scheduler.executor import timed_out, without_started
+from patches.scheduler.hidden import timed_out, without_started
 from patches.scheduler.preemption import Preemption
 from patches.scheduler.request import Waits
 from sage_sched.limits import Limits
@@ -54,7 +54,7 @@ def test_an_empty_queue_needs_no_plan_while_memory_suffices(
         full.set_free(free_tokens)
         full.take_pass()
         assert full.stats()["num_passes"] == num_passes
-        assert full.state.waiting.jobs == []  # it keeps no request alive
+        assert full.state.jobs.waiting == []  # it keeps no request alive
 
 
 def test_ended_requests_are_in_no_plan(full: FullServer) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from patches.scheduler import kv_arena, kv_copy
+from patches.scheduler import kv_arena, kv_copy, view
 from patches.scheduler.copies import token_bytes
 from patches.scheduler.preemption import Preemption
 from sage_sched.app.config import PreemptionConfig
@@ -175,7 +175,7 @@ def test_nothing_waits_and_no_kv_is_mixed_up(monkeypatch: pytest.MonkeyPatch, se
         for _ in range(60):
             server.next_pass(lambda: chance.random() < 0.3)
             waiting = server.scheduler.waiting_queue
-            copied = kv_copy.swapped(waiting)
+            copied = view.swapped(waiting)
             # SGLang has not seen the results of the latest step yet, so its requests stay.
             seen = [req for req in server.batch.reqs if req.rid != str(number)]
             if seen and chance.random() < 0.6:
@@ -197,11 +197,11 @@ def test_nothing_waits_and_no_kv_is_mixed_up(monkeypatch: pytest.MonkeyPatch, se
         assert server.fake.num_syncs == 0
     assert server.preemption.stats()["num_resumed"] > 5
     # All come back, and nothing is lost: rows, slots and places in host memory.
-    while server.batch.reqs or kv_copy.swapped(server.scheduler.waiting_queue):
+    while server.batch.reqs or view.swapped(server.scheduler.waiting_queue):
         assert server.wrong() == []
         while server.batch.reqs:
             kv_copy.retract(server.batch, server.batch.reqs[0])
-        server.resume(*kv_copy.swapped(server.scheduler.waiting_queue))
+        server.resume(*view.swapped(server.scheduler.waiting_queue))
         server.next_pass()
     assert (server.rows.available_size(), server.slots.available_size()) == (8, 64)
     assert server.preemption._copies._arena._places.take([1]) is not None
@@ -213,7 +213,7 @@ def coming(server: Swapping) -> Iterator[Any]:
     assert server.preempt(req) == [req]
     server.next_pass()
     server.resume(req)
-    assert (server.batch.reqs, kv_copy.is_swapped(req)) == ([], True)
+    assert (server.batch.reqs, view.is_swapped(req)) == ([], True)
     yield req
     server.next_pass()
 
@@ -241,7 +241,7 @@ def test_a_request_joins_one_pass_later_unless_it_is_aborted_or_the_cache_flushe
     kv_copy.retract(server.batch, req)
     with coming(server) as req:
         server.hooks["flush_cache"](lambda _: True, server.scheduler)
-    assert (server.batch.reqs, kv_copy.is_swapped(req)) == ([], False)
+    assert (server.batch.reqs, view.is_swapped(req)) == ([], False)
     assert server.scheduler.waiting_queue == [req]
 
 
@@ -252,7 +252,7 @@ def test_without_a_place_in_host_memory_kv_stays_in_the_tree(
     monkeypatch.setattr(server.preemption._copies._arena._places, "take", lambda sizes: None)
     req = server.start(7)
     assert server.preempt(req) == [req]
-    assert not kv_copy.is_swapped(req)
+    assert not view.is_swapped(req)
     assert server.num_left_in_tree == server.preemption.stats()["num_left_in_tree"] == 1
 
 
@@ -266,12 +266,12 @@ def test_ranks_go_by_the_one_whose_copy_fails_first(
     monkeypatch.setattr(kv_copy, "least", lambda _, number: min(number, theirs))
     assert server.preempt(one, two) == [one, two][:num_gone]
     assert server.batch.reqs == [one, two][num_gone:]
-    assert [kv_copy.is_swapped(req) for req in (one, two)] == [num_gone > 0, num_gone > 1]
+    assert [view.is_swapped(req) for req in (one, two)] == [num_gone > 0, num_gone > 1]
     if num_gone == 2:  # of two that come back, the other rank writes back one
         monkeypatch.setattr(kv_copy, "least", lambda _, number: min(number, 1))
         server.next_pass()
         server.resume(one, two)
         server.next_pass()
         assert (server.batch.reqs, server.scheduler.waiting_queue) == ([one], [two])
-        assert not kv_copy.is_swapped(two)
+        assert not view.is_swapped(two)
         assert server.slots.available_size() == 64 - NUM_TOKENS + 1
