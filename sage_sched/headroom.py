@@ -53,14 +53,14 @@ class Headroom:
         which is the economic order quantity (Harris 1913). Answers that end also free room, so
         fewer jobs are preempted, and H is on the safe side.
         """
-        num_running = max(1, len(view.running))
-        kv_tokens = view.running_kv_tokens
+        pool_tokens, reserve_tokens = view.server.kv_pool_tokens, view.server.reserve_tokens
+        fewest = max(FEWEST_STEPS, reserve_tokens)
+        if not view.running:
+            return cls(fewest, view.page_size, pool_tokens, reserve_tokens)
+        num_running, kv_tokens = len(view.running), view.running_kv_tokens
         step_s = view.server.step_time.decode_s(num_running, kv_tokens)
         price_s = _price_s(view, kv_tokens // num_running)
-        pool_tokens = view.server.kv_pool_tokens
         worth = 2 * price_s * pool_tokens / (num_running * step_s) if step_s > 0 else 0.0
-        reserve_tokens = view.server.reserve_tokens
-        fewest = max(FEWEST_STEPS, reserve_tokens)
         most = max(fewest, pool_tokens // (2 * num_running))
         num_steps = min(max(fewest, math.ceil(math.sqrt(worth))), most)
         kept_tokens = _kept_tokens(view, sessions)
@@ -115,7 +115,7 @@ def _kept_tokens(view: SchedulerView, sessions: SessionReturns | None) -> int:
     returns at a rate of r per second saves r times its prefill.
     """
     prefill_token_s = view.server.step_time.prefill_token_s
-    if sessions is None or not sessions.knows or not view.running or not view.server.forgets:
+    if sessions is None or not sessions.knows or not view.server.forgets:
         return 0
     least_rate = _DECODE_SHARE / max(1e-9, view.locked_tokens * prefill_token_s)
     return sum(

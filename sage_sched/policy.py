@@ -37,7 +37,7 @@ class Traits:
         job does.
     predicts_waits: whether Policy.lasting gives its order. If not, `[overload]` is refused.
     has_deadlines: whether it orders by deadlines, and weighs TPOT targets itself.
-    bounds_time_away: whether swapped-out jobs come back in time (sage_sched.swap_out_bound).
+    bounds_time_away: whether swapped-out jobs come back in time (sage_sched.gaps).
     headroom: returns the KV that admission keeps free. Its second argument is Limits.sessions.
     retention: makes the predictor of when sessions come back (sage_sched.limits); None if no KV is
         kept for them.

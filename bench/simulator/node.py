@@ -21,7 +21,7 @@ from bench.simulator.state import Options
 from bench.simulator.stock import StockPolicy
 from sage_sched.app.config import SageConfig
 from sage_sched.distribution import UNKNOWN, LengthDistribution
-from sage_sched.gap import GAPS_PER_S
+from sage_sched.gaps import GAPS_PER_S
 from sage_sched.job import Job
 from sage_sched.overload.work import unfilled_tokens
 from sage_sched.policy import Policy

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from bench.simulator.presets import Engine
 from bench.simulator.request import SimRequest
 from bench.simulator.run_metrics import fairness_metrics, run_metrics
-from sage_sched.gap import percentile_s
+from sage_sched.gaps import percentile_s
 from sage_sched.job import Hints
 from sage_sched.plan import PreemptionMode
 from sage_sched.slo import Attainment

@@ -10,7 +10,7 @@ from patches.engine_types import Batch, Req
 from patches.hook import harmless
 from patches.listener import Listener
 from sage_sched.followed import Followed
-from sage_sched.gap import GAPS_PER_S, percentile_s
+from sage_sched.gaps import GAPS_PER_S, percentile_s
 
 # Reports cover the current span and the one before.
 _SPAN_S = 60.0

@@ -24,14 +24,13 @@ from sage_sched.fields import (
     require,
     require_known,
 )
-from sage_sched.gap import Gap
+from sage_sched.gaps import Gap, SwapOutBound
 from sage_sched.limits import Limits
 from sage_sched.overload import Overload, OverloadConfig
 from sage_sched.policy import Policy
 from sage_sched.slo import SloConfig, Trust
 from sage_sched.starvation_bound import StarvationBound
 from sage_sched.steps import FEW_CUTS, MANY_CUTS, StepTime
-from sage_sched.swap_out_bound import SwapOutBound
 
 # The shortest step that can be set. Other code divides by step times.
 _LEAST_STEP_S = 1e-9

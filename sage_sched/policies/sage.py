@@ -80,7 +80,12 @@ class Sage(Policy):
         return NextPlan(self._starts.next_s)
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        return self._starts.key(job, self._indices.of(job).log_index)
+        """Return the logarithm of the job's index, or of its price if its start is due. A held job
+        is behind all others."""
+        log_index, starts = self._indices.of(job).log_index, self._starts
+        if job in starts.held:
+            return log_index + _BEHIND
+        return min(log_index, starts.due.get(job, math.inf))
 
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
@@ -125,9 +130,9 @@ class Starts:
         self._indices = indices
         # Waiting jobs without a first token that can still be in time.
         self._fresh: dict[Job, None] = {}
-        self._held: set[Job] = set()
+        self.held: set[Job] = set()
         # Jobs whose start is due, with the logarithm of their price.
-        self._due: dict[Job, float] = {}
+        self.due: dict[Job, float] = {}
         self.next_s = math.inf
 
     def follow(self, queue: WaitingQueue) -> None:
@@ -137,30 +142,24 @@ class Starts:
             return
         for job in queue.left:
             self._fresh.pop(job, None)
-            self._held.discard(job)
-            self._due.pop(job, None)
+            self.held.discard(job)
+            self.due.pop(job, None)
             job.starts_now = False
         for job in queue.came:
             if not (job.generated_tokens or job.keeps_memory or job.batch):
                 self._fresh[job] = None
 
-    def key(self, job: Job, log_index: float) -> float:
-        """Return the logarithm of the job's index or price, by which it is ordered."""
-        if job in self._held:
-            return log_index + _BEHIND
-        return min(log_index, self._due.get(job, math.inf))
-
     def update(self, view: SchedulerView) -> None:
         """Decide which jobs are held, which start, and when to look again (next_s)."""
-        held, due = self._held, self._due
-        self._held, self._due, self.next_s = set(), {}, math.inf
+        held, due = self.held, self.due
+        self.held, self.due, self.next_s = set(), {}, math.inf
         try:
             if view.running and view.may_preempt:
                 self._gather(view)
         finally:
-            for job in {*held, *due, *self._held, *self._due}:
-                if (job in held, due.get(job)) != (job in self._held, self._due.get(job)):
-                    job.starts_now = job in self._due
+            for job in {*held, *due, *self.held, *self.due}:
+                if (job in held, due.get(job)) != (job in self.held, self.due.get(job)):
+                    job.starts_now = job in self.due
                     job.changes()
 
     def _gather(self, view: SchedulerView) -> None:
@@ -178,14 +177,14 @@ class Starts:
         most_s = min(job.arrival_s + self._within_s(job) for job in prompts_s) - now_s
         left_s = most_s - step_s - decode_s - sum(prompts_s.values())
         if waited < costs and left_s > 0:
-            self._held.update(prompts_s)
+            self.held.update(prompts_s)
             wait_s = min((costs - waited) / sum(weights), left_s)
             self.next_s = min(self.next_s, now_s + wait_s)
             return
         self.next_s = now_s  # until all have started
         shared_s = step_time.prefill_base_s / min(len(prompts_s), WINDOW)
         for job, prompt_s in prompts_s.items():
-            self._due[job] = math.log(max(1e-9, shared_s + prompt_s))
+            self.due[job] = math.log(max(1e-9, shared_s + prompt_s))
 
     def _in_time(self, first_s: float, view: SchedulerView) -> dict[Job, float]:
         """Return the seconds of prefill of each job that can still be in time, and whose prompt is

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from bench.simulator.presets import Engine
 from sage_sched.app.config import SageConfig
 from sage_sched.app.registry import POLICIES
+from sage_sched.gaps import SwapOutBound
 from sage_sched.job import Job
 from sage_sched.limits import Limits
 from sage_sched.policies.sage import SageParameters
-from sage_sched.swap_out_bound import SwapOutBound
 from tests.bench.simulator.fuzz import Case, run
 from tests.bench.simulator.traffic import MANY_SLOTS, SMALL, mixed
 from tests.sage_sched.situations import Story, decided

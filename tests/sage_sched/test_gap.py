@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from sage_sched.app.config import DecodeConfig, SageConfig
-from sage_sched.gap import Gap, percentile_s
+from sage_sched.gaps import Gap, percentile_s
 from sage_sched.job import Hints, Job
 from sage_sched.limit import Limit
 from sage_sched.plan import UNLIMITED, Budget

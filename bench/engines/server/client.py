@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from bench.simulator.request import PAUSE_S, SimRequest
 from bench.simulator.result import Served
-from sage_sched.gap import GAPS_PER_S
+from sage_sched.gaps import GAPS_PER_S
 from sage_sched.slo import Deadlines
 
 # SGLang's reasons in a stream with status 200 under --max-queued-requests: for the request itself,

@@ -19,9 +19,9 @@ from patches.scheduler.state import SchedulerState
 from patches.scheduler.switch import switch
 from sage_sched.app.switch import Settings
 from sage_sched.fields import ConfigError
+from sage_sched.gaps import SwapOutBound
 from sage_sched.job import Hints
 from sage_sched.policies.sage import Sage
-from sage_sched.swap_out_bound import SwapOutBound
 from tests.patches.scheduler.test_state import fail
 from tests.patches.schedulers import Server, make_request
 
