@@ -251,14 +251,12 @@ class Job:
 
     def forget_policy(self) -> None:
         """Reset all policy-specific state, because another policy takes over. Its age, its tokens
-        and its starvation bound stay."""
+        and its bounds stay."""
         self.starts_now = False
         self.refined = None
         self.revision = self.ranked_at = 0
         self.watch = self.column_watch = None
         self.index_state = self.evidence = self.memo = None
-        self.passed_swap_out_bound = False
-        self.goes_first = self.passed_starvation_bound or self.is_due
 
     def put(self, level: int, is_due: bool, is_held: bool) -> None:
         """Set its level, whether its batch needs it now, and whether it waits for others of it."""
