@@ -50,7 +50,7 @@ class Jobs(Listener):
         # jobs' served_tokens, or came before. Counting each step for each job would take longer.
         self._num_decodes, self._batch = 0, Followed[Req]()
         self._counted: dict[Job, int] = {}
-        self._num_ranked: Counter[str] = Counter()
+        self._num_predicted: Counter[str] = Counter()
         self._num_malformed = 0
 
     def arrived(self, req: Req) -> None:
@@ -82,7 +82,7 @@ class Jobs(Listener):
         req.sage = RequestState(job, Waits(came_s, since_s=came_s))
         if is_dry_run(req.sampling_params.custom_params):
             return
-        self._num_ranked[job.distribution.source] += 1
+        self._num_predicted[job.distribution.source] += 1
 
     def _is_pinned(self, req: Req) -> bool:
         """See Job.is_pinned. A decode server resumes what it retracts from a copy of its KV."""
@@ -257,8 +257,7 @@ class Jobs(Listener):
     def stats(self) -> dict[str, Any]:
         """Return counters for /server_info."""
         return {
-            "num_ranked": dict(self._num_ranked),
-            "num_unpredicted": self._num_ranked["none"],
+            "num_predicted": dict(self._num_predicted),
             "num_malformed": self._num_malformed,
             "served_tokens": self._core.served_tokens,
             "recomputed_tokens": self.recomputed_tokens,

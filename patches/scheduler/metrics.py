@@ -89,7 +89,7 @@ class SchedulerMetrics(Listener):
         stats = state.stats()
         series.count("switches_total", stats["num_switches"])
         series.count("policy_errors_total", stats["num_policy_errors"])
-        series.count("unpredicted_requests_total", stats["num_unpredicted"])
+        series.count("unpredicted_requests_total", stats["num_predicted"].get("none", 0))
         series.count("recomputed_tokens_total", state.jobs.recomputed_tokens)
         series.count("passes_total", stats["num_passes"])
         series.count("pass_seconds_total", stats["num_passes"] * stats["mean_pass_ms"] / 1e3)

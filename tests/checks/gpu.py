@@ -151,7 +151,7 @@ class Checks:
         decode_s = measured.decode_s(*_DECODES[1])
         move_s = _MOVED_TOKENS * state["preemption"]["swap_token_us"] / 1e6
         return {
-            **{name: state[name] for name in ("num_ranked", "step_time", "preemption")},
+            **{name: state[name] for name in ("num_predicted", "step_time", "preemption")},
             "preset": _PRESET,
             "measured_over_preset": ratios(measured, PRESETS[_PRESET].step_time),
             "move_over_decode_step": move_s / decode_s if decode_s else None,

@@ -30,7 +30,7 @@ def test_kv_moves_on_the_cpu(tmp_path: Path) -> None:
 def test_server_checks_run_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.engines.server.fit.PHASES", ((1, 8), (8, 12)))
     found = report(tmp_path, "serve")["serve"]
-    assert sum(found["num_ranked"].values()) >= 9
+    assert sum(found["num_predicted"].values()) >= 9
     assert len(found["measured_over_preset"]) == 5
 
 

@@ -88,7 +88,7 @@ def test_it_serves_and_the_pages_commands_run(
         (state,) = states(server)
     assert state["sage"]["predictor"]["worker_alive"]
     # One by hand, and of the benchmark two and one to warm up, twice.
-    assert sum(state["sage"]["num_ranked"].values()) >= 1 + 2 * 3
+    assert sum(state["sage"]["num_predicted"].values()) >= 1 + 2 * 3
 
 
 @pytest.mark.long

@@ -118,7 +118,7 @@ def test_each_answer_is_a_record_and_no_forged_prediction_counts(
     found = recorded(server, len(prompts), before)
     assert sorted(found) == sorted((prompt, 2, True) for prompt in prompts)
     stats = server.stats()
-    assert ("truth" in stats["num_ranked"], stats["num_malformed"]) == (False, 0)
+    assert ("truth" in stats["num_predicted"], stats["num_malformed"]) == (False, 0)
 
 
 def test_a_token_beyond_the_vocabulary_is_refused(server: SageServer) -> None:

@@ -59,7 +59,7 @@ if __name__ == "__main__":
     assert result.returncode == 0, result.stderr
     stats = json.loads(result.stdout.strip().splitlines()[-1])
     # SGLang first prefills each prompt by a request of its own.
-    assert sum(stats["num_ranked"].values()) == 2 * (4 + 1)
+    assert sum(stats["num_predicted"].values()) == 2 * (4 + 1)
 
 
 def asked(server: SageServer, prompts: Sequence[str]) -> list[int]:
@@ -88,7 +88,7 @@ def test_several_http_processes_share_one_worker(several: SageServer) -> None:
     assert asked(several, [SHORT_PROMPT, LONG_PROMPT] * 16) == [3] * 32
     wait_until(lambda: len(several.history()) >= num_before + 32)
     stats = several.stats()
-    assert stats["num_ranked"].get("warm", 0) + stats["num_ranked"].get("history", 0) >= 32
+    assert stats["num_predicted"].get("warm", 0) + stats["num_predicted"].get("history", 0) >= 32
     assert stats["num_policy_errors"] == 0
     # What either learns both have.
     wait_for_both(several, "num_recorded", lambda nums: min(nums) >= 32)

@@ -65,4 +65,4 @@ def test_steps_and_moves_take_the_modelled_time(tmp_path: Path, model: Path) -> 
     num_warmed = len(chats.answered().observations())
     for counters in sage:
         assert num_warmed <= counters["predictor"]["num_records"] <= num_warmed + NUM_SERVED
-    assert sum(sage[1]["num_ranked"].values()) == NUM_REQUESTS
+    assert sum(sage[1]["num_predicted"].values()) == NUM_REQUESTS
