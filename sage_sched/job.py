@@ -137,7 +137,7 @@ class Job:
     adapter: its LoRA adapter; "" for the model itself.
     batch: the batch that it is a part of, or None.
     is_due: whether it goes first, so that its batch is done in time.
-    is_held: whether it is held back (Policy.key), because enough others of its batch run.
+    is_held: whether it is held back (Policy.key), because others of its batch start before it.
     generated_tokens: its age, the length of its answer so far. Only grow() sets it.
     prefilled_tokens: how much of its prompt is prefilled, while it is being chunked.
     cached_tokens: how much of its sequence the radix tree had at the last look-up; for a running

@@ -87,18 +87,15 @@ def _is_preemptible(
 
     If the waiting job's level is better by more than ServerFacts.level_gap, or the running job's
     batch is behind, the running job is preempted at any price. Within a level the policy decides,
-    unless the waiting job has passed the starvation bound or the swap-out bound (Job.goes_first):
-    then the price does not count. A job with a TPOT target is preempted for a job past the swap-out
-    bound, but not for one that has only passed the starvation bound. A pinned job is never
-    preempted.
+    unless the waiting job goes first: then the price does not count. A job with a TPOT target is
+    preempted for a job past the swap-out bound, but for no other that goes first. A pinned job is
+    never preempted.
     """
     if running.is_pinned:
         return False
     if running.level != waiting.level:
         return running.level - waiting.level > min(view.server.level_gap, BEHIND // 2)
     if running.goes_first or not (policy.can_preempt or waiting.goes_first):
-        return False
-    if waiting.is_due and not waiting.passed_starvation_bound:
         return False
     if waiting.goes_first:
         return waiting.passed_swap_out_bound or running.hints.tpot_slo_ms is None

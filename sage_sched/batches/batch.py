@@ -11,14 +11,16 @@ from sage_sched.steps import ServerFacts, StepTime
 
 # What is left of an answer is predicted again after this many tokens.
 _INTERVAL_TOKENS = 32
-# An answer is taken to be no longer than this quantile.
-_LONG = 0.9
+# An answer is taken to be no longer than this quantile, until it is.
+_LONG = 0.95
 # The part of the longest answer's time in which few others run.
 _TAIL = 0.5
 # The share of a batch's time that is kept for answers that take longer than predicted.
 _SPARE = 0.05
-# This many times the number that it needs may run beside others.
-_PACE = 2.0
+# Jobs start together, so that they share prefill steps: each time these seconds have passed. All
+# have started after this share of the batch's time, because an answer has to be long before it
+# shows that it is longer than predicted.
+_TOGETHER_S, _STARTS = 4.0, 0.2
 # Prefills take this many times their own time, because prefills of other requests come between.
 _BETWEEN = 1.5
 
@@ -34,17 +36,17 @@ class Left:
 
 
 def left_of(job: Job) -> Left:
-    """Return the rest of a job's answer. An answer that is longer than all known ones is expected
-    to become twice as long."""
+    """Return the rest of a job's answer. If it is longer than all known ones, it is expected to
+    become twice as long. An unusually long one may reach its cap."""
     age, cap_tokens = job.generated_tokens, job.max_new_tokens
     if job.has_fixed_length or not job.is_predicted:
         left = float(max(1, cap_tokens - age))
         return Left(age, left, left)
-    lengths = job.distribution.capped(cap_tokens).surviving(age)
-    if lengths is None:
-        left = float(max(1, min(2 * age, cap_tokens) - age))
-        return Left(age, left, left)
-    return Left(age, lengths.mean() - age, float(lengths.quantile(_LONG) - age))
+    lengths = job.distribution.capped(cap_tokens)
+    longer = lengths.surviving(age)
+    mean = min(2 * age, cap_tokens) if longer is None else longer.mean()
+    most = lengths.quantile(_LONG)
+    return Left(age, max(1.0, mean - age), max(1.0, (most if age < most else cap_tokens) - age))
 
 
 def due_s(job: Job) -> float:
@@ -75,6 +77,8 @@ class Batch:
     num_running: float = 0.0
     new_share: float = 1.0
     ended_s: float = math.nan
+    _num_open: int = 0
+    _opened_s: float = -math.inf
     _known_tokens: float = 0.0
     _input_tokens: float = 0.0
 
@@ -148,14 +152,15 @@ class Batch:
     @property
     def longest_tokens(self) -> float:
         """The tokens that its longest answer still needs."""
-        return max((left.most for left in self.jobs.values()), default=0.0)
+        return max((left.mean for left in self.jobs.values()), default=0.0)
 
-    def needed(self, now_s: float, token_s: float, step_time: StepTime) -> tuple[int, int]:
-        """Return how many of its jobs have to run from now on, and how many may run beside others.
+    def needed(self, now_s: float, token_s: float, step_time: StepTime) -> tuple[int, float]:
+        """Return how many of its jobs have to run from now on, and how many tokens each of them has
+        time for.
 
         As many have to run as bring the answers to an end while the longest one is half done, and
-        all whose own answers take the time left. Prefills take their time first. A batch that is
-        late has its whole time again.
+        all that have no time to wait. Prefills take their time first. A batch that is late has its
+        whole time again.
 
         token_s: seconds from token to token of a running job.
         """
@@ -167,21 +172,41 @@ class Batch:
             left_s -= spare_s
         left_s -= _BETWEEN * self.prompts_s(now_s, step_time)
         steps = max(left_s, token_s) / token_s
-        left_tokens = self.left_tokens(now_s)
-        number = int(left_tokens / max(1.0, steps - _TAIL * self.longest_tokens)) + is_late
+        full_steps = max(1.0, steps - _TAIL * self.longest_tokens)
+        number = int(self.left_tokens(now_s) / full_steps) + is_late
         latest = sum(left.most >= steps for left in self.jobs.values())
-        number = max(number, latest)
-        return min(len(self.jobs), number), max(number, int(_PACE * left_tokens / steps) + 1)
+        return min(len(self.jobs), max(number, latest)), steps
 
-    def first(self, number: int, running: set[Job]) -> list[Job]:
-        """Return the jobs that go first: running jobs, then jobs that have run, then the longest
-        answers."""
+    def open(self, now_s: float, running: set[Job]) -> int:
+        """Return how many of its jobs may run beside others: those that have begun, and from time
+        to time some more."""
+        num_begun = sum(job in running or job.generated_tokens > 0 for job in self.jobs)
+        num_begun += self.num_ended
+        if now_s >= self._opened_s + _TOGETHER_S:
+            share = _TOGETHER_S / (_STARTS * self.part.done_in_s)
+            num_jobs = self.num_arrived + self.num_to_come(now_s)
+            self._num_open = num_begun + math.ceil(share * num_jobs)
+            self._opened_s = now_s
+        return max(self._num_open, num_begun) - self.num_ended
 
-        def place(job: Job) -> tuple[bool, bool, float, int]:
-            left = self.jobs[job]
-            return job not in running, not job.generated_tokens, -left.most, job.arrival
+    def order(self, number: int, steps: float, running: set[Job]) -> list[Job]:
+        """Return the jobs that may run, at most `number`: first the num_due that go first.
 
-        return nsmallest(number, self.jobs, place)
+        These are jobs that have no time to wait, then running ones, ones that have run, and the
+        longest answers. Of the others, the shortest start first: if one is longer than predicted,
+        that soon shows.
+        """
+
+        def due(job: Job) -> tuple[bool, bool, bool, float, int]:
+            most, has_run = self.jobs[job].most, job.generated_tokens > 0
+            return most < steps, job not in running, not has_run, -most, job.arrival
+
+        def beside(job: Job) -> tuple[bool, float, int]:
+            has_begun = job in running or job.generated_tokens > 0
+            return not has_begun, self.jobs[job].most, job.arrival
+
+        first = nsmallest(min(number, self.num_due), self.jobs, due)
+        return first + nsmallest(number - len(first), self.jobs.keys() - {*first}, beside)
 
     def left_in_s(self, now_s: float, token_s: float, step_time: StepTime) -> float:
         """Return the predicted time until it is done, if as many run as lately."""

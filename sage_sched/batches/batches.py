@@ -16,8 +16,9 @@ from sage_sched.view import SchedulerView
 # How often it is decided anew, besides when a job ends. More than _MANY jobs take a millisecond of
 # the host, so it is decided as much less often, and not at ends.
 _INTERVAL_S, _MANY = 0.25, 500
-# Weight of the latest interval in moving averages.
-_RECENT = 0.1
+# Moving averages: the weight of the latest interval, and the seconds that the time from token to
+# token is averaged over, because prefills make it uneven.
+_RECENT, _EVEN_S = 0.1, 20.0
 # Number of batches that are remembered.
 _MOST = 100
 # Times are the same if they differ by less: each request tells its own time left.
@@ -55,10 +56,9 @@ class Batches(Limit):
     """Lets the jobs of a batch run behind all others, and as many of them first as it needs to be
     done in time (Batch.needed).
 
-    A job that goes first takes the next room, and preempts only jobs that are behind. If the policy
-    preempts at all, jobs behind are preempted for others at any price. While other requests are
-    served, no more of a batch run than twice as many as it needs, because each makes the others
-    slower.
+    A job that goes first preempts others if it finds no room. If the policy preempts at all, jobs
+    behind are preempted for others at any price. While other requests are served, the jobs of a
+    batch start some at a time (Batch.open).
 
     Batches of different tenants are different. The first job of a batch tells its size and time.
     Jobs beyond its size run behind all others, and nothing is promised to them.
@@ -179,7 +179,7 @@ class Batches(Limit):
             in_batches = [job for job in view.running if self._counts(job)]
             numbers = Counter(_key(job) for job in in_batches)
             self._measure(view, numbers)
-            self._decide(view, numbers, math.ceil(times))
+            self._decide(view)
             self._looked_s, self._has_changed = view.now_s, False
         self.next_s = self._looked_s + times * _INTERVAL_S
 
@@ -194,14 +194,16 @@ class Batches(Limit):
         """
         at_s, ages = self._ages
         seconds = view.now_s - at_s
-        if 0 <= seconds < _INTERVAL_S and self._token_s:
+        if not self._token_s:
+            self._token_s = _step_s(view)
+        elif 0 <= seconds < _INTERVAL_S:
             return
         num_tokens = max(
             (job.generated_tokens - ages.get(job, math.inf) for job in view.running), default=0
         )
         if num_tokens > 0 and 0 < seconds < 60:
-            latest_s = seconds / num_tokens
-            self._token_s += (_RECENT if self._token_s else 1.0) * (latest_s - self._token_s)
+            weight = min(1.0, seconds / _EVEN_S)
+            self._token_s += weight * (seconds / num_tokens - self._token_s)
         self._ages = view.now_s, {job: job.generated_tokens for job in view.running}
         for key, batch in self._batches.items():
             if batch.jobs:
@@ -210,22 +212,24 @@ class Batches(Limit):
                     _RECENT * (number - batch.num_running) if batch.num_running else number
                 )
 
-    def _decide(self, view: SchedulerView, numbers: Counter[Key], num_more: int) -> None:
+    def _decide(self, view: SchedulerView) -> None:
         running = {*view.running}
         is_shared = any(job.batch is None for job in (*view.waiting, *view.running))
-        step_s = view.server.step_time.decode_s(len(running), view.running_kv_tokens)
-        token_s = max(self._token_s, step_s)
-        for key, batch in self._batches.items():
+        token_s = max(self._token_s, _step_s(view))
+        for batch in self._batches.values():
             if not batch.jobs:
                 continue
             batch.look()
-            batch.num_due, most = batch.needed(view.now_s, token_s, view.server.step_time)
-            # A few more at a time: others would wait until all of them have room.
-            number = min(num_more + numbers[key], batch.num_due)
-            order = batch.first(max(number, most), running)
-            due, beside = {*order[:number]}, {*order[:most]} if is_shared else batch.jobs
+            batch.num_due, steps = batch.needed(view.now_s, token_s, view.server.step_time)
+            number = batch.open(view.now_s, running) if is_shared else len(batch.jobs)
+            order = batch.order(number, steps, running)
+            due, beside = {*order[: batch.num_due]}, {*order}
             for job in batch.jobs:
                 _place(job, is_due=job in due, is_held=job not in beside)
+
+
+def _step_s(view: SchedulerView) -> float:
+    return view.server.step_time.decode_s(len(view.running), view.running_kv_tokens)
 
 
 def _place(job: Job, *, is_due: bool, is_held: bool) -> None:

@@ -42,9 +42,9 @@ def story(done_in_s: float, number: int = 1) -> Story:
     ("situation", "behind", "due"),
     [
         ("wait 1:10%200 2:10%900", "+2 +1", "+1 +2"),
-        # Only a job behind is preempted, at any price, and none for a job of a batch.
+        # A job behind is preempted at any price, and so are others for one that is due.
         ("full; run 1:10%200+9=200; wait 2:10%900", "-1 +2", "2"),
-        ("full; run 2:10%900+9=200; wait 1:10%200", "1", "1"),
+        ("full; run 2:10%900+9=200; wait 1:10%200", "1", "-2 +1"),
         ("short; host 999; run 1:10%200+9 2:10%900+9", "-1", "-2"),
     ],
 )
@@ -68,9 +68,52 @@ def test_as_many_go_first_as_the_work_left_needs() -> None:
         made.plan("wait " + " ".join(f"{n}:10" for n in range(4)))
         (report,) = made.core.limits.batches.reports(SERVER, 0.0)
         assert report.num_first == number
-        # They take their places one after another, so that others are not kept waiting.
-        assert sum(job.is_due for job in made.jobs.values()) == min(number, 1)
+        assert sum(job.is_due for job in made.jobs.values()) == number
         assert all(job.is_due == (job.level == 0) for job in made.jobs.values())
+
+
+def test_beside_others_jobs_start_some_at_a_time() -> None:
+    for others, number in (("; run 99:10%100+9", 8), ("", 40)):
+        made = Story("sage")
+        waiting = "wait " + " ".join(f"{n}:10%100" for n in range(40))
+        made.view(waiting + others)
+        jobs = [made.jobs[n] for n in range(40)]
+        for job in jobs:
+            job.batch = part_of(100.0, 40)
+            made.core.limits.arrived(job)
+        made.plan(waiting + others)
+        assert sum(not job.is_held for job in jobs) == number
+    batch = made.core.limits.batches.of(jobs[0])
+    assert batch is not None
+    assert batch.open(0.0, set()) == 8
+    for job in jobs[:5]:
+        job.grow(1)
+    assert [batch.open(now_s, set()) for now_s in (3.9, 4.0, 4.1)] == [8, 13, 13]
+
+
+def test_long_answers_go_first_and_short_ones_start_beside_others() -> None:
+    batches = Batches()
+    jobs = [job_of(part_of(1e6, 6), n, tokens) for n, tokens in enumerate([30, 90, 50, 70, 10, 20])]
+    for job in jobs:
+        batches.arrived(job)
+    batch = batches.of(jobs[0])
+    assert batch is not None
+    batch.num_due = 2
+    assert batch.order(4, 1e6, set()) == [jobs[n] for n in (1, 3, 4, 5)]
+    assert batch.order(4, 1e6, {jobs[4]}) == [jobs[n] for n in (4, 1, 5, 0)]
+    # A job that has no time to wait goes before one that runs.
+    assert batch.order(2, 60.0, {jobs[4]}) == [jobs[n] for n in (1, 3)]
+
+
+def test_an_answer_longer_than_predicted_has_no_time_to_wait() -> None:
+    for age_tokens, is_due in ((90, False), (120, True)):
+        made = Story("sage")
+        situation = f"run 0:10%100+{age_tokens} 1:10%100+9"
+        made.view(situation)
+        made.jobs[0].batch = part_of(1000 * STEP_S, 1)
+        made.core.limits.arrived(made.jobs[0])
+        made.plan(situation + "; wait 2:10")
+        assert made.jobs[0].is_due == is_due
 
 
 def test_a_batch_that_no_server_could_do_in_time_is_refused_as_a_whole() -> None:
