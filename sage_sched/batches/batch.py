@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from heapq import nsmallest
 
 from sage_sched.job import BatchPart, Job
 from sage_sched.steps import ServerFacts, StepTime
@@ -53,6 +52,10 @@ def due_s(job: Job) -> float:
     """Return when the batch of this job has to be done, as the job says."""
     assert job.batch is not None
     return job.arrival_s + job.batch.done_in_s
+
+
+def _has_begun(job: Job, running: set[Job]) -> bool:
+    return job in running or job.generated_tokens > 0
 
 
 @dataclass(slots=True)
@@ -178,10 +181,9 @@ class Batch:
         return min(len(self.jobs), max(number, latest)), steps
 
     def open(self, now_s: float, running: set[Job]) -> int:
-        """Return how many of its jobs may run beside others: those that have begun, and from time
-        to time some more."""
-        num_begun = sum(job in running or job.generated_tokens > 0 for job in self.jobs)
-        num_begun += self.num_ended
+        """Return how many of its jobs may run while other requests are served. Jobs that have begun
+        may, and every _TOGETHER_S seconds some more."""
+        num_begun = self.num_ended + sum(_has_begun(job, running) for job in self.jobs)
         if now_s >= self._opened_s + _TOGETHER_S:
             share = _TOGETHER_S / (_STARTS * self.part.done_in_s)
             num_jobs = self.num_arrived + self.num_to_come(now_s)
@@ -202,11 +204,10 @@ class Batch:
             return most < steps, job not in running, not has_run, -most, job.arrival
 
         def beside(job: Job) -> tuple[bool, float, int]:
-            has_begun = job in running or job.generated_tokens > 0
-            return not has_begun, self.jobs[job].most, job.arrival
+            return not _has_begun(job, running), self.jobs[job].most, job.arrival
 
-        first = nsmallest(min(number, self.num_due), self.jobs, due)
-        return first + nsmallest(number - len(first), self.jobs.keys() - {*first}, beside)
+        first = sorted(self.jobs, key=due)[: self.num_due]
+        return [*first, *sorted(self.jobs.keys() - {*first}, key=beside)][:number]
 
     def left_in_s(self, now_s: float, token_s: float, step_time: StepTime) -> float:
         """Return the predicted time until it is done, if as many run as lately."""

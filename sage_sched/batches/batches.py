@@ -127,7 +127,7 @@ class Batches(Limit):
         """Decide about the latest job; None admits it.
 
         If it is the first of its batch, the batch is refused if the whole server could not serve it
-        in time, beside batches that are due before.
+        in time, together with the batches that have to be done before it.
         """
         if not self.may_refuse(job):
             return None

@@ -42,7 +42,7 @@ def story(done_in_s: float, number: int = 1) -> Story:
     ("situation", "behind", "due"),
     [
         ("wait 1:10%200 2:10%900", "+2 +1", "+1 +2"),
-        # A job behind is preempted at any price, and so are others for one that is due.
+        # Jobs behind are preempted at any price, and so are others for a job that its batch needs.
         ("full; run 1:10%200+9=200; wait 2:10%900", "-1 +2", "2"),
         ("full; run 2:10%900+9=200; wait 1:10%200", "1", "-2 +1"),
         ("short; host 999; run 1:10%200+9 2:10%900+9", "-1", "-2"),
