@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from patches.scheduler import metrics
-from patches.scheduler.metrics import SchedulerMetrics
+from patches.scheduler.metrics import SchedulerMetrics, left_s
 from patches.scheduler.why_waiting import by_reason
 from tests.patches.schedulers import Server, StandInBatch, make_request
 
@@ -88,3 +88,13 @@ def test_slots_that_bind_while_memory_is_free_are_told_once(
         server.state.listeners.polled()
         told.append((server.stats()["slots_bind"], caplog.text.count("--max-running-requests")))
     assert told == [(False, 0)] * 29 + [(bool(binds), binds)] * 11
+
+
+def test_a_report_tells_no_queue_that_a_running_request_has_grown() -> None:
+    server = Server(new_token_ratio_tracker=SimpleNamespace(current=0.5))
+    (req,) = server.arrive(make_request(answer_tokens=3))
+    server.scheduler.running_batch = StandInBatch([req])
+    changed = req.sage.job.watch = {}
+    assert left_s(server.scheduler)[1] == 1
+    assert not changed
+    assert req.sage.job.generated_tokens == 0
