@@ -17,10 +17,7 @@ def timed_out(scheduler: Scheduler, poll: Callable[[], list[Any]]) -> list[Any]:
     A preempted request neither waits for its start nor runs, so its time off the device counts as
     neither. Only one rank calls this; its result is broadcast.
     """
-    preempted: list[Req] = []
-    if envs.SGLANG_REQ_WAITING_TIMEOUT.get() > 0:  # scanning a long queue takes a while
-        preempted = [req for req in scheduler.waiting_queue if req.sage.is_preempted]
-    aborts: list[Any] = _without(scheduler, preempted, poll)
+    aborts = poll()
     if not aborts:
         return []
     # SGLang's running timeout counts from the start of a request.
@@ -30,9 +27,11 @@ def timed_out(scheduler: Scheduler, poll: Callable[[], list[Any]]) -> list[Any]:
     reqs = {req.rid: req for req in scheduler.waiting_queue} | running
     found = []
     for abort in aborts:
-        if abort.rid not in running or running[abort.rid].sage.waits.ran_s() > limit_s:
-            reqs[abort.rid].sage.refusal = abort.abort_message
-            found.append(abort)
+        state = reqs[abort.rid].sage
+        if state.is_preempted or (abort.rid in running and state.waits.ran_s() <= limit_s):
+            continue
+        state.refusal = abort.abort_message
+        found.append(abort)
     return found
 
 

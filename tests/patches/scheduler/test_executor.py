@@ -92,13 +92,15 @@ def test_a_timeout_is_the_reason_for_which_a_request_ends(
     full: FullServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SGLANG_REQ_RUNNING_TIMEOUT", "1000")
-    waits, late, in_time = full.waiting[0], *full.batch.reqs[:2]
-    waits.rid = "waits"
+    waits, preempted, late, in_time = *full.waiting[:2], *full.batch.reqs[:2]
+    waits.rid, preempted.rid = "waits", "preempted"
+    preempted.sage.job.num_preemptions = 1
     for req, rid, came_s in ((late, "late", -2000.0), (in_time, "in time", 0.0)):
         req.rid, req.sage.waits = rid, Waits(time.monotonic() + came_s)
-    aborts = [AbortReq(rid=req.rid, abort_message="late") for req in (waits, late, in_time)]
+    reqs = (waits, late, in_time, preempted)
+    aborts = [AbortReq(rid=req.rid, abort_message="late") for req in reqs]
     assert timed_out(full.scheduler, lambda: aborts) == aborts[:2]
-    assert [req.sage.refusal for req in (waits, late, in_time)] == ["late", "late", ""]
+    assert [req.sage.refusal for req in reqs] == ["late", "late", "", ""]
 
 
 @pytest.mark.parametrize(
