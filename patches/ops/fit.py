@@ -17,7 +17,7 @@ from typing import Any
 import patches
 from patches.compat import CALLS
 from predictor_store.torchvision_schemas import define_missing
-from sage_sched.app.config import SageConfig
+from sage_sched.app.config import ProbeConfig, SageConfig
 
 # This module places hooks when it is imported.
 _NOT_IMPORTED = ("patches.http.worker",)
@@ -29,7 +29,7 @@ _HOOKS: tuple[tuple[Any, ...], ...] = (
         "patches.plugin:first_hooks",
         (f"{_MANAGERS}.scheduler", f"{_MANAGERS}.data_parallel_controller"),
     ),
-    ("patches.scheduler.hooks:scheduler_hooks", SageConfig()),
+    ("patches.scheduler.hooks:scheduler_hooks", SageConfig(probe=ProbeConfig(record="states"))),
     ("patches.http.hooks:http_hooks",),
     ("patches.http.hooks:router_hooks",),
 )

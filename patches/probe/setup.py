@@ -104,8 +104,6 @@ def recorded_layers(num_layers: int) -> list[int]:
 
 def install_tap(runner: Any, config: ProbeConfig, probing: Callable[[], Probing | None]) -> None:
     """Install the tap on this rank. Call this on every rank before graphs are captured."""
-    if not config.file and not config.record:
-        return
     model = runner.model
     if not hasattr(model, "set_eagle3_layers_to_capture"):
         name = type(model).__name__
@@ -123,7 +121,7 @@ def probing_of(
     scheduler: Scheduler, core: Core, config: ProbeConfig, failures: Failures
 ) -> Probing | None:
     """Return the scheduler's Probing; None if hidden states are not read."""
-    if not config.file and not config.record:
+    if not config.is_on:
         return None
     recorder = None
     if config.record and get_parallel().tp_rank == 0:

@@ -62,7 +62,8 @@ def scheduler_hooks(config: SageConfig) -> Hooks:
     _passes(hooks, process)
     _admission(hooks, process)
     _steps(hooks, process)
-    _weights_and_states(hooks, process)
+    if config.probe.is_on:
+        _states(hooks, process)
     _apart(hooks, process)
     return hooks
 
@@ -266,7 +267,7 @@ def _steps(hooks: Hooks, process: _Process) -> None:
         result.internal_state["sage"] = stats
 
 
-def _weights_and_states(hooks: Hooks, process: _Process) -> None:
+def _states(hooks: Hooks, process: _Process) -> None:
     """Read hidden states for a probe, until the model's weights change."""
 
     @hooks.at(f"{_RUNNER}.init_attention_backends", BEFORE)

@@ -106,6 +106,11 @@ class ProbeConfig:
     record_gib: Annotated[float, Meta(ge=0.1, le=1e6)] = 2.0
     """Hidden states to keep, in GiB."""
 
+    @property
+    def is_on(self) -> bool:
+        """Whether hidden states are read."""
+        return bool(self.file or self.record)
+
 
 @dataclass(frozen=True, slots=True)
 class PreemptionConfig:

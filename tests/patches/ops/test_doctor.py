@@ -23,9 +23,10 @@ from bench.engines.server.policy_server import CPU_MODEL
 from patches.ops import checks, doctor
 from patches.ops.doctor import Finding
 from patches.ops.fit import targets
+from patches.scheduler.hooks import scheduler_hooks
 from predictor_store.data.warm import Observation, warm_store
 from predictor_store.store.store import Store, file_of
-from sage_sched.app.config import StoreConfig
+from sage_sched.app.config import ProbeConfig, SageConfig, StoreConfig
 from tests.nursery import Nursery
 
 pytestmark = pytest.mark.slow
@@ -183,6 +184,15 @@ CHANGES: list[tuple[Any, list[str], dict[str, tuple[str, str]]]] = [
         ("100", chunk(100, 58, 100)), ("-1", ("note", "prompts are not chunked")),
         *((size, ("note", "see flags")) for size in ("many", "9" * 30, "9" * 5000)))),
 ]  # fmt: skip
+
+
+def test_hooks_for_hidden_states_are_checked_although_few_servers_have_them() -> None:
+    probe = ProbeConfig(record="states")
+    every, usual = (
+        {hook.target for hook in scheduler_hooks(config)}
+        for config in (SageConfig(probe=probe), SageConfig())
+    )
+    assert usual < every <= {*targets()}
 
 
 @pytest.mark.parametrize(("change", "flags", "said"), CHANGES)
