@@ -51,8 +51,8 @@ _Event = TypeVar("_Event", bound=Callable[..., None])
 def _to_all(event: _Event) -> _Event:
     @wraps(event)
     def tell(self: Listeners, *args: Any) -> None:
-        for listener in self.of(event):
-            getattr(listener, event.__name__)(*args)
+        for hear in self.of(event):
+            hear(*args)
 
     return cast(_Event, tell)
 
@@ -62,16 +62,17 @@ class Listeners(list[Listener], Listener):
 
     def __init__(self, listeners: Iterable[Listener]) -> None:
         super().__init__(listeners)
-        self._of: dict[str, list[Listener]] = {}
+        self._of: dict[str, list[Callable[..., Any]]] = {}
 
     def append(self, listener: Listener) -> None:
         super().append(listener)
         self._of.clear()
 
-    def of(self, event: Callable[..., Any]) -> list[Listener]:
-        """Return the listeners that do not ignore an event."""
+    def of(self, event: Callable[..., Any]) -> list[Callable[..., Any]]:
+        """Return the methods of the listeners that do not ignore an event."""
         if (name := event.__name__) not in self._of:
-            self._of[name] = [one for one in self if getattr(type(one), name) is not event]
+            hearing = [one for one in self if getattr(type(one), name) is not event]
+            self._of[name] = [getattr(one, name) for one in hearing]
         return self._of[name]
 
     arrived = _to_all(Listener.arrived)
@@ -82,7 +83,7 @@ class Listeners(list[Listener], Listener):
 
     def polled(self) -> list[Any]:
         """Return all messages."""
-        messages = [listener.polled() for listener in self.of(Listener.polled)]
+        messages = [poll() for poll in self.of(Listener.polled)]
         return [message for message in messages if message is not None]
 
     def stats(self) -> dict[str, Any]:

@@ -23,9 +23,9 @@ class Followed(Generic[Item]):
         """Return the items that have gone and come since the last look, and the start and end of
         the unchanged part: all, or the items that were behind the first HEAD ones at the last look,
         if they are still in a row."""
+        if self._left == items:
+            return [], [], 0, len(items)
         left, self._left = self._left, [*items]
-        if self._left == left:
-            return [], [], 0, len(left)
         start = end = len(items)
         if len(left) > HEAD and left[HEAD] in self._left[: 2 * HEAD]:
             first = self._left.index(left[HEAD])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol, Self
 
 from sage_sched.job import Job
@@ -53,7 +54,7 @@ class Kv(Protocol):
         """Return whether requests for all of these LoRA adapters (Job.adapter) may run together."""
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclass(frozen=True)
 class SchedulerView:
     """The state at one pass, the same on every tensor-parallel rank.
 
@@ -121,7 +122,7 @@ class SchedulerView:
         num_tokens = job.input_tokens + job.generated_tokens - job.cached_tokens
         return -(-num_tokens // self.page_size) * self.page_size
 
-    @property
+    @cached_property
     def running_kv_tokens(self) -> int:
         """Return the KV of the running jobs; shared tokens count for each job."""
         return sum([job.input_tokens + job.generated_tokens for job in self.running])

@@ -230,7 +230,7 @@ def has_nothing_to_plan(scheduler: Scheduler, running_batch: Batch) -> bool:
     if state.preemption is not None and is_short(scheduler, running_batch):
         return False
     if not waiting(scheduler):
-        state.jobs.follow(())  # drop old references, which would keep requests alive
+        state.jobs.follow([])  # drop old references, which would keep requests alive
         return True
     if not is_full(scheduler, running_batch):
         return False

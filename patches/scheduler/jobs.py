@@ -226,9 +226,10 @@ class Jobs(Listener):
     def running(self, reqs: Sequence[Req]) -> list[Job]:
         """Return the jobs of running requests, at their current age."""
         self._settle_all()
-        jobs: list[Job] = [req.sage.job for req in reqs]
+        jobs: list[Job] = []
         shares_prefixes = self._mode != "decode"
-        for job, req in zip(jobs, reqs, strict=True):
+        for req in reqs:
+            jobs.append(job := req.sage.job)
             if (age_tokens := len(req.output_ids)) != job.generated_tokens:
                 job.grow(age_tokens)
             # An estimate of the KV that its end does not free: other requests may share the prefix

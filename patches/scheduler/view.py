@@ -3,6 +3,7 @@ and collects the facts of a pass: SGLang's scheduler as the core sees it (Schedu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -84,15 +85,19 @@ def view_of(scheduler: Scheduler, running_batch: Batch, server: ServerFacts) -> 
     on_device, queue = [*running_batch.reqs, *held(scheduler)], waiting(scheduler)
     running = jobs.running(on_device)
     jobs.follow(queue)
-    in_host = swapped(jobs.begun)
+    # A dict, because sets would have different orders on different ranks.
+    jobs_in_host: dict[Job, None] = {}
+    host_tokens = 0
+    for req in jobs.begun:
+        if is_swapped(req):
+            jobs_in_host[req.sage.job] = None
+            host_tokens += req.seqlen
     room = room_tokens(scheduler)
     if chunked is not None:
         chunked.sage.job.prefill(chunked.prefix_len)
-    # A dict, because sets would have different orders on different ranks.
-    jobs_in_host = dict.fromkeys(req.sage.job for req in in_host)
     host_free_tokens = 0
     if preemption is not None:
-        host_free_tokens = preemption.host_pool_tokens - sum(req.seqlen for req in in_host)
+        host_free_tokens = preemption.host_pool_tokens - host_tokens
     served = running_batch.reqs if chunked is None else [*running_batch.reqs, chunked]
     return SchedulerView(
         now_s=core.now_s,
@@ -108,7 +113,7 @@ def view_of(scheduler: Scheduler, running_batch: Batch, server: ServerFacts) -> 
         locked_tokens=scheduler.max_total_num_tokens - room,
         host_free_tokens=host_free_tokens,
         page_size=scheduler.page_size,
-        step_tokens=_most_step_tokens(scheduler, running_batch, room),
+        step_tokens=_step_tokens_within(scheduler, running_batch, room),
         pass_tokens=pass_tokens(scheduler, running_batch),
         server=server,
         can_swap=preemption is not None,
@@ -149,21 +154,27 @@ def is_full(scheduler: Scheduler, running_batch: Batch) -> bool:
 
 def is_short(scheduler: Scheduler, running_batch: Batch) -> bool:
     """Whether memory runs out at the next decode step."""
+    # Before most steps the evictable tokens suffice. To count the free ones takes longer.
+    if _most_step_tokens(scheduler, running_batch) <= scheduler.tree_cache.evictable_size():
+        return False
     room = room_tokens(scheduler)
-    return _most_step_tokens(scheduler, running_batch, room) > room
+    return _step_tokens_within(scheduler, running_batch, room) > room
 
 
-def _most_step_tokens(scheduler: Scheduler, running_batch: Batch, room: int) -> int:
-    """Return step_tokens, or a page for each request if there is room for that.
+def _step_tokens_within(scheduler: Scheduler, running_batch: Batch, room: int) -> int:
+    """Return step_tokens, or a page for each request if there is room for that, which saves two
+    walks through the batch."""
+    most = _most_step_tokens(scheduler, running_batch)
+    return int(most) if most <= room else step_tokens(scheduler, running_batch)
 
-    Without drafts a request takes at most a page (beam search is refused). Before most steps there
-    is room, which saves two walks through the batch.
-    """
-    takes_a_page = scheduler.spec_algorithm.is_none() and not scheduler.sage.only_decodes
-    most = len(running_batch.reqs) * scheduler.page_size
-    if takes_a_page and scheduler.chunked_req is None and most <= room:
-        return most
-    return step_tokens(scheduler, running_batch)
+
+def _most_step_tokens(scheduler: Scheduler, running_batch: Batch) -> float:
+    """Return the most that step_tokens can be; inf: unknown. Without drafts a request takes at most
+    a page (beam search is refused)."""
+    has_drafts = not scheduler.spec_algorithm.is_none()
+    if has_drafts or scheduler.sage.only_decodes or scheduler.chunked_req is not None:
+        return math.inf
+    return len(running_batch.reqs) * scheduler.page_size
 
 
 def room_tokens(scheduler: Scheduler) -> int:

@@ -172,8 +172,7 @@ class Starts:
         waited_s = [now_s - job.arrival_s for job in prompts_s]
         weights = [self._weight(job) for job in prompts_s]
         waited = sum(s * weight for s, weight in zip(waited_s, weights, strict=True))
-        running = sum([self._weight(job) for job in view.running])
-        costs = step_time.prefill_base_s * running
+        costs = step_time.prefill_base_s * sum(map(self._weight, view.running))
         most_s = min(job.arrival_s + self._within_s(job) for job in prompts_s) - now_s
         left_s = most_s - step_s - decode_s - sum(prompts_s.values())
         if waited < costs and left_s > 0:

@@ -11,7 +11,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from patches.http.gateways import AGENT_HINTS, CLASS_HEADERS, HEADERS
@@ -90,12 +90,13 @@ def members(of: type) -> Iterator[tuple[str, ...]]:
     for name, what in re.findall(r"^([a-z]\w*(?:, [a-z]\w*)*): (.*(?:\n {4}.*)*)", said, re.M):
         yield f"`{name}`", " ".join(what.split())
     for name, member in vars(of).items():
-        function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+        named = (getattr(member, kind, None) for kind in ("fget", "func", "__func__"))
+        function = next(filter(None, named), member)
         what = inspect.getdoc(function) if inspect.isfunction(function) else ""
         if not what or name.startswith("_") or what.startswith(("Set ", "Reset ")):
             continue
         takes = [each for each in inspect.signature(function).parameters if each not in _OWN]
-        called = "" if isinstance(member, property) else f"({', '.join(takes)})"
+        called = "" if isinstance(member, property | cached_property) else f"({', '.join(takes)})"
         yield f"`{name}{called}`", " ".join(what.split("\n\n")[0].split())
 
 

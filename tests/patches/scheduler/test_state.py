@@ -116,8 +116,11 @@ def test_memory_is_not_short_if_a_last_token_is_on_its_way(server: Server) -> No
     for in_flight, expected in (([], True), ([ending], False)):
         scheduler._reqs_finishing_inflight = lambda batch, found=in_flight: found
         assert is_short(scheduler, batch) is lacks_memory(server.state.view(batch)) is expected
-    # Drafts take more than a token.
     scheduler._reqs_finishing_inflight = lambda batch: []
+    for evictable, expected in ((1, False), (2, False), (0, True)):
+        scheduler.tree_cache.evictable_size = lambda number=evictable: number
+        assert is_short(scheduler, batch) is lacks_memory(server.state.view(batch)) is expected
+    # Drafts take more than a token.
     scheduler.token_to_kv_pool_allocator.available_size = lambda: 2
     scheduler.spec_algorithm = SpeculativeAlgorithm.EAGLE
     batch.new_tokens_required_next_decode = lambda: 8
