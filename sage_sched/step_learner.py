@@ -40,7 +40,8 @@ NUM_COMPILING = 12
 # and other code divides by it. _OF_TOKENS: the column of tokens in each kind of step.
 _LEAST_SHARE = 1e-3
 _OF_TOKENS = (2, 6)
-# Step times are learned from the latest MEMORY_STEPS steps, and again after INTERVAL_STEPS more.
+# Step times are learned from the latest MEMORY_STEPS steps, and again after INTERVAL_STEPS more. It
+# takes milliseconds, so it is done less often once so many steps are known.
 MEMORY_STEPS, INTERVAL_STEPS = 2048, 256
 # Lengths of typical prompts and answers.
 _TYPICAL_TOKENS = (32, 512, 8192)
@@ -84,7 +85,8 @@ class StepLearner:
         again as then: they can be rare, and nothing else tells what they take."""
         if self._num_prefills >= self._due_prefills:
             return True
-        return self.num_steps - self._num_learned >= INTERVAL_STEPS
+        interval = INTERVAL_STEPS if self._num_learned < MEMORY_STEPS else MEMORY_STEPS // 2
+        return self.num_steps - self._num_learned >= interval
 
     def learn(self) -> None:
         """Learn from the latest steps. There must be at least one."""

@@ -130,6 +130,16 @@ def learned(learner: StepLearner, taken: Iterable[Step]) -> StepTime:
     return learner.step_time
 
 
+def test_it_learns_less_often_once_its_memory_is_full() -> None:
+    learner, at = StepLearner(SHIPPED), list[int]()
+    for number in range(1, 4_097):
+        learner.add([0, 0, 0, 0, 1, 8, 8_000], 0.02)
+        if learner.is_due:
+            learner.learn()
+            at.append(number)
+    assert at == [*range(256, 2_049, 256), 3_072, 4_096]
+
+
 @pytest.mark.parametrize("engine", [H800_QWEN3_32B, PRESETS["a100-qwen1.5-7b"]])
 @pytest.mark.parametrize("wrong", [lambda truth: times(truth, 5), exchanged, lambda truth: SHIPPED])
 def test_costs_are_right_after_two_minutes(engine: Engine, wrong) -> None:  # type: ignore[no-untyped-def]
