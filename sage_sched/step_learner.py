@@ -148,15 +148,14 @@ def fit(work: Array, seconds: Array, prior: StepTime) -> StepTime:
     """
     known = factor(work, seconds, prior) * np.array(astuple(prior))
     typical = _typical(work)
-    # The shortest step that counts. Otherwise a few steps measured as next to nothing, after others
-    # measured as too long, would outweigh all.
-    shortest = 0.1 * float(np.median(seconds))
+    prefills = work[:, 0] > 0
+    shortest = _shortest(seconds, prefills)
     expected, counting = np.maximum(seconds, shortest), np.ones(len(seconds), dtype=bool)
     for _ in range(_REJECTING_ROUNDS + 1):
-        rows = (work[counting], seconds[counting], expected[counting])
-        found = _fitted(*rows, known, typical, shortest)
+        rows = (work[counting], seconds[counting], expected[counting], shortest[counting])
+        found = _fitted(*rows, known, typical)
         expected = np.maximum(work @ found, shortest)
-        last, counting = counting, ~_far_too_long(seconds / expected - 1, work[:, 0] > 0)
+        last, counting = counting, ~_far_too_long(seconds / expected - 1, prefills)
         if np.array_equal(counting, last):
             break
     for typical_step, of_tokens in zip(typical, _OF_TOKENS, strict=True):
@@ -166,7 +165,7 @@ def fit(work: Array, seconds: Array, prior: StepTime) -> StepTime:
 
 
 def _fitted(
-    work: Array, seconds: Array, expected: Array, known: Array, typical: Array, shortest: float
+    work: Array, seconds: Array, expected: Array, shortest: Array, known: Array, typical: Array
 ) -> Array:
     """Return the coefficients for these steps. expected: the seconds to begin with."""
     counts, spread = np.ones_like(seconds), _PRIOR_ERROR
@@ -181,6 +180,17 @@ def _fitted(
         if np.allclose(found, last, rtol=_TOLERANCE, atol=0):
             break
     return found.copy()
+
+
+def _shortest(seconds: Array, prefills: NDArray[np.bool_]) -> Array:
+    """Return the shortest time of each step that counts: a tenth of what is usual for its kind.
+    Otherwise a few steps measured as next to nothing, after others measured as too long, would
+    outweigh all."""
+    found = np.empty_like(seconds)
+    for kind in (prefills, ~prefills):
+        if kind.any():
+            found[kind] = 0.1 * np.median(seconds[kind])
+    return found
 
 
 def _far_too_long(excess: Array, prefills: NDArray[np.bool_]) -> NDArray[np.bool_]:

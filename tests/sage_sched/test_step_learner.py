@@ -74,6 +74,20 @@ def test_stalls_hardly_count(stalls: dict[int, float], fitted: tuple[float, ...]
     assert astuple(found) == pytest.approx(fitted, rel=1e-3)
 
 
+def test_few_short_steps_among_long_ones_are_learned_in_spite_of_stalls() -> None:
+    # Chunks of long prompts take thirty decode steps each, and are most of the steps.
+    random, taken = np.random.default_rng(0), list[Step]()
+    truth = StepTime(0.01, 0.0, 3.5e-5, 0.0, 0.009, 1e-5, 1e-8)
+    for number in range(2_048):
+        work, seconds = [1.0, 1, 8192, 8192**2 / 2, 0, 0, 0], 0.01 + 3.5e-5 * 8192
+        if number % 5 < 2:
+            work, seconds = decode(int(random.integers(20, 60)), 40_000, truth)
+            seconds *= 4 if random.random() < 0.02 else 1
+        taken.append((work, seconds * random.lognormal(0, 0.05)))
+    found = fit(*table(taken), SHIPPED)
+    assert found.decode_s(40, 40_000) == pytest.approx(truth.decode_s(40, 40_000), rel=0.02)
+
+
 def test_what_no_step_had_to_do_is_as_in_the_prior_times_the_one_factor() -> None:
     work, seconds = decode(8, 4000, SHIPPED)
     found = np.array(astuple(fit(*table([(work, 3 * seconds)] * 100), SHIPPED)))
