@@ -48,7 +48,7 @@ class _Turn:
 class Adapters(Limit):
     """Gives adapters without a slot a turn in the slot of another adapter.
 
-    SGLang runs requests of so many adapters at a time as there are slots. An adapter keeps its slot
+    SGLang runs requests of as many adapters at a time as there are slots. An adapter keeps its slot
     while a request of it runs, so a steady flow of requests would keep it for ever.
 
     If adapters without a slot have waited for _REST_S, one of them, the guest, gets the slot of one
@@ -100,14 +100,14 @@ class Adapters(Limit):
         return lambda job: not may_run[job.adapter]
 
     def has_slot(self, view: SchedulerView) -> Callable[[Job], bool]:
-        """Return a function that tells whether a waiting job's adapter may run now, beside the
-        adapters on the device."""
+        """Return a function that tells whether a waiting job's adapter may run now, together with
+        the adapters on the device."""
         may_run = _MayRun(self._turn, _on_device(view), view)
         return lambda job: may_run[job.adapter]
 
     def moves(self, view: SchedulerView) -> list[tuple[Preempt, Holding]]:
-        """Begin, go on with or end a turn, once a pass. Return the running jobs to swap out for it,
-        with what they hold."""
+        """Begin, continue or end a turn, once a pass. Return the running jobs to swap out for it,
+        with the KV that they hold."""
         self.plan_by_s = math.inf
         loaded = _on_device(view)
         if not loaded:  # the next job that enters takes its slot
@@ -210,7 +210,7 @@ class Adapters(Limit):
 
 
 class _MayRun(dict[str, bool]):
-    """Tells for each adapter whether its requests may run now, beside the adapters on the device.
+    """Decides for each adapter whether its requests may run with the adapters on the device.
 
     in_order: whether adapters are asked for in the order in which requests enter. Then adapters of
         earlier requests that may run count too.
@@ -250,7 +250,7 @@ def _may_move(jobs: Sequence[Job]) -> bool:
 
 
 def _movable(name: str, view: SchedulerView) -> Iterator[tuple[Job, Holding]]:
-    """Yield the jobs of an adapter that can be swapped out now, as far as host memory has room."""
+    """Yield the jobs of an adapter that can be swapped out now and fit into host memory."""
     host_free_tokens = view.host_free_tokens
     for job in view.running:
         if job.adapter != name or (holding := view.kv.holding(job)) is None:

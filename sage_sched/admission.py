@@ -97,11 +97,11 @@ def _admissions(
         free_slots -= 1
         free_tokens -= headroom.needed_tokens(chunked) - chunked.prefilled_tokens
     preemptible = Preemptible(policy, view, aside_tokens, room) if preempts else None
-    # Others are not preempted for a job that keeps its memory after its answer: they might never
-    # get theirs back.
+    # No job is preempted for a job that keeps its memory after its answer: it might never get its
+    # own memory back.
     window = [*takewhile(lambda job: not job.keeps_memory or job in view.swapped, window)]
     needed = [*map(headroom.needed_tokens, window)]
-    shared = map(view.kv.shared_tokens, window)  # takes long: only as far as jobs are admitted
+    shared = map(view.kv.shared_tokens, window)  # slow: only for jobs that are admitted
     admissions = plan_admissions(
         zip(window, map(sub, needed, shared), strict=False),
         free_slots=free_slots,

@@ -81,13 +81,13 @@ class FairShares(Limit):
         moving: Callable[[], Mapping[Group, Iterator[Entry]]],
         skips: Callable[[Job], bool],
     ) -> Iterator[Job]:
-        """Yield the jobs in the order in which to serve them, without those that are left out. The
-        places of a class that shares fairly go to its tenants in turn.
+        """Yield the jobs in the order in which to serve them, without the ones to skip. The places
+        of a class that shares fairly go to its tenants in turn.
 
         entries: the queue in the policy's order. moving: returns, by group and in order, the
             entries whose keys change while they wait.
-        skips: whether a job is left out. It is called in the order of the result, because jobs get
-            LoRA adapter slots in that order.
+        skips: whether to skip a job. It is called in the order of the result, because jobs get LoRA
+            adapter slots in that order.
         """
         moving_of: dict[tuple[float, str], dict[str, Iterator[Entry]]] = {}
         for (level, slo_class, tenant), jobs in moving().items():

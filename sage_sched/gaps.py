@@ -33,7 +33,7 @@ class Gap(Limit):
     """Bounds the time between two tokens of a request that stays on the device.
 
     SGLang prefills as much as it can before it decodes, so a stream of prompts can delay running
-    answers for any time. Here a decode step is due once the prefills since the last one, the next
+    answers without limit. Here a decode step is due once the prefills since the last one, the next
     prefill and the decode step would together take longer than the bound. Times come from the
     learned step times. The engine reports each launched step: under overlap, a step's tokens come a
     pass later than the next plan.

@@ -108,7 +108,7 @@ class BatchPart:
     """The batch that a request is a part of (sage_sched.batches).
 
     name: its id. num_requests: how many requests it has. done_in_s: the seconds from the request's
-    arrival until all of it has to be done. num_servers: so many data-parallel servers share it.
+    arrival until all of it has to be done. num_servers: how many data-parallel servers share it.
     """
 
     name: str
@@ -159,7 +159,7 @@ class Job:
     ranked_at: the revision of its queue when it was ranked (sage_sched.waiting_queue).
     ttft_s: the deadline of its first token, from its arrival; inf: none.
     watch: its waiting queue's set of changed jobs. It adds itself when its place may have changed.
-    column_watch: the same of sage_sched.overload.
+    column_watch: the same for sage_sched.overload.
     index_state, evidence, memo: private to sage_sched.index, to the sage_sched.probe.Refiner and to
         the policy.
     """

@@ -11,8 +11,8 @@ from sage_sched.view import SchedulerView
 
 
 class Limit:
-    """Hears of the events of a server, and may bound what a pass does. By default it does nothing.
-    Only methods that a limit overrides are called, and none but `concerns` until it is engaged.
+    """Receives the events of a server, and may bound its passes. By default it does nothing. Only
+    methods that a limit overrides are called, and none but `concerns` until it is engaged.
 
     is_engaged: whether a job has come that concerns it.
     next_s: when it wants another plan of a batch that no waiting job can enter, by

@@ -23,11 +23,11 @@ class Limits:
     """The limits that a policy's order must keep. sage_sched.app makes them together with the
     policy.
 
-    bounds: limits that are asked nothing but what Limit says.
+    bounds: limits of which only the methods of Limit are called.
     fair_shares: lets tenants take turns; None: they do not.
     adapters: shares the slots of LoRA adapters.
     overload: refuses new requests whose answers would come too late.
-    batches: lets batches be done in time.
+    batches: finishes batches in time.
     sessions: predicts when sessions come back, to keep their KV; None if no KV is kept for them.
     all: all of these. engaged: fair_shares, adapters and sessions; None unless engaged.
     hearing: by the name of an event, the engaged limits that do not ignore it.
@@ -67,7 +67,7 @@ class Limits:
         """Note that a job has arrived, or that these limits apply to it because the settings have
         changed.
 
-        before: the limits until then. What they have in common with these knows the job.
+        before: the limits until then. Parts that both share know the job already.
         """
         new = [limit for limit in self.all if not limit.is_engaged and limit.concerns(job)]
         if new:

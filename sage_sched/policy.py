@@ -30,7 +30,7 @@ class Traits:
     uses_clock: whether it reads SchedulerView.now_s or Job.arrival_s, which rank 0 then broadcasts.
     moving: makes a sage_sched.waiting_queue.MovingKeys from the policy, if a waiting job's key may
         change although the job does not. Each plan puts these jobs in order.
-    max_preemptions: a job that was preempted this often is not preempted for other jobs any more.
+    max_preemptions: a job is preempted for other jobs at most this often.
     preempts_for_starts: whether it preempts only for jobs whose start is due (Job.starts_now).
     regret: the starvation bound (sage_sched.starvation_bound); inf: none.
     starts_within_s: the TTFT target, in seconds, for which new jobs start ahead of its order; 0: no
@@ -80,7 +80,7 @@ class Policy(ABC):
 
     Parameters: its settings in the section `[policy.NAME]`: a frozen dataclass whose fields all
     have defaults.
-    traits: what it declares.
+    traits: the facts that it declares.
     can_preempt: whether should_preempt can ever be true.
     server: the present facts of its server.
     """
@@ -113,7 +113,7 @@ class Policy(ABC):
 
         If this raises as the job arrives, or as its prediction or cached tokens change, the job
         goes before all others of its level from then on, and its key is not asked for. If it raises
-        because of step times, one pass goes by arrival, and the old key stands.
+        because of step times, one pass is ordered by arrival, and the old key stands.
         """
         if self._kept is not None:
             self._kept.rank(job)

@@ -111,7 +111,7 @@ class Preemptible:
     def __init__(
         self, policy: Policy, view: SchedulerView, aside_tokens: Sequence[int], room: float
     ) -> None:
-        """aside_tokens: what is set aside for each running job. room: see SwapOutBound."""
+        """aside_tokens: the KV set aside for each running job. room: see SwapOutBound."""
         self._policy, self._view, self._room = policy, view, room
         self._aside_of = dict(zip(view.running, aside_tokens, strict=True))
         self._gone = set[Job]()
@@ -147,8 +147,8 @@ class Preemptible:
         return chosen
 
     def _each(self, newcomer: Job) -> Iterator[Victim]:
-        """Yield the jobs that may be preempted for a waiting job, from the last in the order. Their
-        costs take long, so they are computed only for jobs that would be preempted at price
+        """Yield the jobs that may be preempted for a waiting job, from the last in the order.
+        Computing a cost is slow, so it is done only for jobs that would be preempted at price
         zero."""
         policy, view = self._policy, self._view
         if not may_enter_full([newcomer], policy, view):

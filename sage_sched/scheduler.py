@@ -77,8 +77,7 @@ class Scheduler:
             self._failed("rank a request", error)
 
     def found(self, job: Job, cached_tokens: int, host_tokens: int, server: ServerFacts) -> bool:
-        """Note what the radix tree has of a job's prompt (Kv.cached); return whether that has
-        changed."""
+        """Note how much of a job's prompt is cached (Kv.cached); return whether it has changed."""
         job.was_looked_up = True
         recall_tokens = server.recall_tokens(host_tokens) if host_tokens else 0
         if (cached_tokens, recall_tokens) == (job.cached_tokens, job.recall_tokens):
@@ -202,11 +201,11 @@ class Scheduler:
         self._on_failure(task)
 
     def _planned(self, view: SchedulerView) -> Plan:
-        """Return the plan of one pass. Raises what the policy raises.
+        """Return the plan of one pass. Raises the policy's errors.
 
         1. If memory runs out, preempt running jobs. The next pass decides which jobs are admitted.
            If another adapter has its turn (Adapters), preempt jobs for it, and go on.
-        2. Look the new jobs up in the cache, and order all. If the batch is full and none can
+        2. Look the new jobs up in the cache, and order all jobs. If the batch is full and none can
            enter, the plan ends here. Otherwise look up the first jobs, too.
         3. Narrow them to the jobs that may be admitted (Candidates). While a prompt is being
            chunked, these are the jobs that are piggybacked on its next chunk.
@@ -279,7 +278,7 @@ class Scheduler:
         return with_admissions(plan, candidates, budget, pass_tokens, policy, headroom, view, room)
 
     def _wanted(self, view: SchedulerView) -> NextPlan:
-        """Tell the policy of a pass, and return when it wants the next plan."""
+        """Announce a pass to the policy, and return when it wants the next plan."""
         queue = self.queue
         try:
             wanted = self.policy.on_pass(view, queue)

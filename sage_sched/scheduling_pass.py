@@ -59,8 +59,8 @@ class Engine(Protocol[Request]):
 
     def admit(self, visible: Sequence[Request], budget: Budget) -> None:
         """Run the engine's own pass. It sees only these waiting requests, and prefills as many as
-        find room within the budget. The other requests stay in the queue, behind those of the
-        visible ones that are not prefilled.
+        find room within the budget. The other requests stay in the queue, behind the visible ones
+        that are not prefilled.
 
         SGLang prefills the next chunk of a prompt in every pass, and fails if there is no room for
         it. So before that pass the last requests of the order are retracted, as SGLang does before

@@ -40,8 +40,8 @@ NUM_COMPILING = 12
 # and other code divides by it. _OF_TOKENS: the column of tokens in each kind of step.
 _LEAST_SHARE = 1e-3
 _OF_TOKENS = (2, 6)
-# Step times are learned from the latest MEMORY_STEPS steps, and again after INTERVAL_STEPS more. It
-# takes milliseconds, so it is done less often once so many steps are known.
+# Step times are learned from the latest MEMORY_STEPS steps, and again after INTERVAL_STEPS more.
+# Learning takes milliseconds, so it is less frequent once MEMORY_STEPS steps are known.
 MEMORY_STEPS, INTERVAL_STEPS = 2048, 256
 # Lengths of typical prompts and answers.
 _TYPICAL_TOKENS = (32, 512, 8192)
@@ -82,7 +82,7 @@ class StepLearner:
     @property
     def is_due(self) -> bool:
         """Whether enough steps were seen since learn() to learn again, or half as many prefills
-        again as then: they can be rare, and nothing else tells what they take."""
+        again as then. Prefills can be rare, and no other step shows their time."""
         if self._num_prefills >= self._due_prefills:
             return True
         interval = INTERVAL_STEPS if self._num_learned < MEMORY_STEPS else MEMORY_STEPS // 2

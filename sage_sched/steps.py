@@ -70,9 +70,9 @@ class StepTime:
         return 2 * left_s / (linear_s + root_s) if root_s else math.inf
 
     def longest_start_s(self, ttft_s: float) -> float:
-        """Return how many seconds the prefill of a job takes at most that starts ahead of its order
-        for a TTFT target (0: no job starts). A longer one delays all running jobs for one first
-        token, and gains little from sharing a step.
+        """Return the longest prefill, in seconds, of a job that starts ahead of its order for a
+        TTFT target (0: no job starts). A longer one delays all running jobs for one first token,
+        and gains little from sharing a step.
 
         Where one request in six has a whole document, starting documents ahead made the mean 5 to
         10 % longer, and a tenth of all tokens late (experiment `systems`). By the target alone,

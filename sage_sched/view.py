@@ -29,8 +29,8 @@ class Holding:
 
 
 class Kv(Protocol):
-    """Answers questions about the KV of the jobs of one pass. Each takes long, so it is asked only
-    about the jobs that matter."""
+    """Answers questions about the KV of the jobs of one pass. Answers are slow, so ask only about
+    the jobs that matter."""
 
     def cached(self, job: Job) -> tuple[int, int]:
         """Return how many tokens of a waiting job the radix tree has, and how many of these are
@@ -70,12 +70,12 @@ class SchedulerView:
     room_tokens, locked_tokens: the parts of the KV pool: free or evictable, and in use.
     host_free_tokens: KV for which host memory has room.
     page_size: tokens of a page of KV.
-    step_tokens: KV that the next decode step takes, in whole pages. It may be too large as long as
-        there is room for it.
+    step_tokens: KV that the next decode step takes, in whole pages. It may be too large if there is
+        room for it.
     pass_tokens: the most that a pass prefills, of all prompts together.
     can_swap: whether KV can be moved to host memory and back. may_preempt: whether running jobs may
         be preempted; if not, swapped jobs come back.
-    kv: answers questions whose answers are costly.
+    kv: answers costly questions.
     """
 
     now_s: float

@@ -71,8 +71,8 @@ class MovingKeys:
         return sorted((*place_of(job, self._policy, view), job) for job in jobs)
 
     def groups(self, jobs: Collection[Job], view: SchedulerView) -> dict[Group, Iterator[Entry]]:
-        """Return those of the jobs whose classes share fairly, in order, by group. A job that is
-        held back is in none."""
+        """Return the jobs whose classes share fairly, in order, by group. A job that is held back
+        is in none."""
         groups: dict[Group, list[Entry]] = {}
         for entry in self.first(jobs, len(jobs), view):
             if entry[0] < math.inf and (group := entry[3].group) is not None:
@@ -170,7 +170,7 @@ class WaitingQueue:
         self._join([*begun, *changed, *islice(self._coming, NUM_JOINING)])
 
     def _join(self, jobs: Sequence[Job]) -> None:
-        """Let those of the jobs join the order that have not."""
+        """Let the jobs that have not joined the order join it."""
         joining = [job for job in dict.fromkeys(jobs) if job in self._coming]
         for job in joining:
             del self._coming[job]

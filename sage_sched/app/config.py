@@ -87,7 +87,7 @@ class PredictorConfig:
 
 @dataclass(frozen=True, slots=True)
 class HintsConfig:
-    """Which hints on a request are trusted (sage_sched.job.Hints)."""
+    """The trusted hints on a request (sage_sched.job.Hints)."""
 
     trust: Trust = "none"
     """Trusted hints: `none`, `header` (of gateways) or `body` (of clients too). Anyone allowed to
@@ -144,11 +144,11 @@ class DecodeConfig:
 
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
-    """What clients of the HTTP server see besides their answers."""
+    """Output of the HTTP server in addition to answers."""
 
     comment_every_ms: Annotated[float, Meta(ge=100)] = 15_000.0
-    """Streams that are silent for so long get a comment, which clients ignore, so that no proxy
-    closes them. `inf`: none."""
+    """A stream that is silent this long gets a comment, which clients ignore, so that no proxy
+    closes it. `inf`: none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ class Settings:
     config: SageConfig
 
     def __post_init__(self) -> None:
-        """Raises ConfigError if the two do not go together."""
+        """Raises ConfigError if policy and configuration do not fit together."""
         if not self.is_stock:
             policy = policy_type(self.schedule_policy)
             require_predicts_waits(self.config.overload, policy, self.schedule_policy)
@@ -70,8 +70,8 @@ class Settings:
     def limits_after(
         self, before: Settings, present: Limits, policy: Policy, *, is_new_policy: bool
     ) -> Limits:
-        """Return the limits of these settings. They have those parts of the present limits that the
-        change does not concern, with all that they have learned.
+        """Return the limits of these settings. Parts of the present limits that the change does not
+        concern stay, with all that they have learned.
 
         before: the settings of the present limits.
         is_new_policy: whether the policy has changed. Overload ranks requests by its keys.

@@ -1,4 +1,4 @@
-"""Runs batches with a finish time beside online requests, and no further ahead than needed."""
+"""Runs batches with a finish time alongside online requests, and no earlier than needed."""
 
 from sage_sched.batches.batch import Batch
 from sage_sched.batches.batches import Batches, TooLate

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from sage_sched.job import BatchPart, Job
 from sage_sched.steps import ServerFacts, StepTime
 
-# What is left of an answer is predicted again after this many tokens.
+# The rest of an answer is predicted again after this many tokens.
 _INTERVAL_TOKENS = 32
-# An answer is taken to be no longer than this quantile, until it is.
+# An answer is assumed to be no longer than this quantile, until it is.
 _LONG = 0.95
 # The part of the longest answer's time in which few others run.
 _TAIL = 0.5
 # The share of a batch's time that is kept for answers that take longer than predicted.
 _SPARE = 0.05
-# Jobs start together, so that they share prefill steps: each time these seconds have passed. All
-# have started after this share of the batch's time, because an answer has to be long before it
-# shows that it is longer than predicted.
+# Jobs start together at intervals of these seconds, so that they share prefill steps. All have
+# started after this share of the batch's time, because an answer has to be long before it shows
+# that it is longer than predicted.
 _TOGETHER_S, _STARTS = 4.0, 0.2
 # Prefills take this many times their own time, because prefills of other requests come between.
 _BETWEEN = 1.5
@@ -35,8 +35,8 @@ class Left:
 
 
 def left_of(job: Job) -> Left:
-    """Return the rest of a job's answer. If it is longer than all known ones, it is expected to
-    become twice as long. An unusually long one may reach its cap."""
+    """Return the rest of a job's answer. An answer longer than all known ones is expected to become
+    twice as long. An unusually long one may reach its cap."""
     age, cap_tokens = job.generated_tokens, job.max_new_tokens
     if job.has_fixed_length or not job.is_predicted:
         left = float(max(1, cap_tokens - age))
@@ -87,12 +87,12 @@ class Batch:
 
     @property
     def done_s(self) -> float:
-        """When all of it has to be done."""
+        """The time by which all of it has to be done."""
         return due_s(self.latest)
 
     def num_to_come(self, now_s: float) -> int:
-        """Return how many of its jobs are expected here: an even share of those of its servers, as
-        long as more have not come. None is after its time."""
+        """Return how many more of its jobs are expected here, if its servers share them evenly.
+        None is expected after its time."""
         if now_s >= self.done_s:
             return 0
         return max(0, -(-self.part.num_requests // self.part.num_servers) - self.num_arrived)
@@ -138,8 +138,8 @@ class Batch:
                 self.jobs[job] = left_of(job)
 
     def left_tokens(self, now_s: float) -> float:
-        """Return the tokens that its jobs still need. Jobs that have not come count as much as the
-        mean of those that have."""
+        """Return the tokens that its jobs still need. A job that has not come counts as the mean of
+        the jobs that have."""
         to_come = self.num_to_come(now_s) * self._known_tokens / self.num_arrived
         return sum(left.mean for left in self.jobs.values()) + to_come
 
@@ -161,9 +161,9 @@ class Batch:
         """Return how many of its jobs have to run from now on, and how many tokens each of them has
         time for.
 
-        As many have to run as bring the answers to an end while the longest one is half done, and
-        all that have no time to wait. Prefills take their time first. A batch that is late has its
-        whole time again.
+        Enough jobs have to run to end the answers before the last half of the longest one, and to
+        include every job that has no time to wait. The time of prefills is subtracted first. A late
+        batch gets its whole time again.
 
         token_s: seconds from token to token of a running job.
         """
@@ -182,7 +182,7 @@ class Batch:
 
     def open(self, now_s: float, running: set[Job]) -> int:
         """Return how many of its jobs may run while other requests are served. Jobs that have begun
-        may, and every _TOGETHER_S seconds some more."""
+        may, and some more every _TOGETHER_S seconds."""
         num_begun = self.num_ended + sum(_has_begun(job, running) for job in self.jobs)
         if now_s >= self._opened_s + _TOGETHER_S:
             share = _TOGETHER_S / (_STARTS * self.part.done_in_s)

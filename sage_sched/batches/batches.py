@@ -13,15 +13,15 @@ from sage_sched.limit import Limit
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
 
-# How often it is decided anew, besides when a job ends. More than _MANY jobs take a millisecond of
-# the host, so it is decided as much less often, and not at ends.
+# The interval between decisions; the end of a job brings another. With more than _MANY jobs one
+# takes a millisecond of the host, so the interval grows with their number, and ends do not count.
 _INTERVAL_S, _MANY = 0.25, 500
 # Moving averages: the weight of the latest interval, and the seconds that the time from token to
 # token is averaged over, because prefills make it uneven.
 _RECENT, _EVEN_S = 0.1, 20.0
 # Number of batches that are remembered.
 _MOST = 100
-# Times are the same if they differ by less: each request tells its own time left.
+# Finish times that differ by less are the same: each request states its own time left.
 _SAME_S = 1.0
 
 Key = tuple[str, str]
@@ -60,7 +60,7 @@ class Batches(Limit):
     behind are preempted for others at any price. While other requests are served, the jobs of a
     batch start some at a time (Batch.open).
 
-    Batches of different tenants are different. The first job of a batch tells its size and time.
+    Batches of different tenants are different. The first job of a batch states its size and time.
     Jobs beyond its size run behind all others, and nothing is promised to them.
     """
 
@@ -80,7 +80,7 @@ class Batches(Limit):
 
     @property
     def needs_clock(self) -> bool:
-        # While none is here too: its time passes, and the next batch may have the same name.
+        # Also without jobs here: the batch's time passes, and the next one may have the same name.
         return bool(self._batches)
 
     def arrived(self, job: Job) -> None:
@@ -184,7 +184,7 @@ class Batches(Limit):
         self.next_s = self._looked_s + times * _INTERVAL_S
 
     def _counts(self, job: Job) -> bool:
-        """Whether a job is one that its batch promised."""
+        """Whether a job is within the promised size of its batch."""
         return (batch := self.of(job)) is not None and job in batch.jobs
 
     def _measure(self, view: SchedulerView, numbers: Counter[Key]) -> None:

@@ -69,6 +69,6 @@ class Arrivals:
         return np.arange(len(self) % stride, len(self), stride)
 
     def since(self, places: NDArray[np.int64]) -> Work:
-        """Return the work of the arrivals in each period, as far as Pace.busy_s needs it."""
+        """Return the work of the arrivals in each period, in the fields that Pace.busy_s needs."""
         before = self._before[:, self._first : self._end].take(places, axis=1)
         return Work(*(self._work[:, None] - before))

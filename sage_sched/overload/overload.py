@@ -28,7 +28,7 @@ FLOOR = 50
 STRICT, NUM_WITHIN = 0.9, 64
 # No request is refused unless this share of the latest ones had predictions other than the prior.
 _NUM_LATEST, _LEAST_PREDICTED = 64, 0.5
-# A request that misses its deadline even alone may take this many times as long as alone.
+# A request that would miss its deadline even alone may take this many times its time alone.
 _MOST_SLOWDOWN = 2.0
 # Weight of the latest prefill step in the mean number of requests that share one.
 _RECENT = 1 / 64
@@ -59,12 +59,12 @@ class Overload(Limit):
     later requests delay its other tokens.
 
     No request is refused while step times or lengths are unknown, or because it is slow by itself.
-    While no other waits, one is refused only if the batch that it joins decodes too slowly for it,
-    as batches that share a long prompt can.
+    If no other request waits, a request is refused only if the batch that it joins decodes too
+    slowly for it, as batches that share a long prompt can.
 
-    Nor is one refused while answers take far less than their predicted times (Trust).
+    Refusing stops while answers take far less than their predicted times (Trust).
 
-    Refused requests are told to come back one after another, as the server has time for them.
+    Refused requests may come back one after another, as the server has time for them.
     """
 
     def __init__(

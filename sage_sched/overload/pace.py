@@ -1,4 +1,4 @@
-"""Tells how much work jobs are, and how fast a server works."""
+"""Estimates the work of jobs and the speed of a server."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Tells how fast a server works in full batches.
+    """The speed of a server in full batches.
 
     step_s: the time of a decode step. joined_s: the time of one in the batch that a newcomer joins,
-    which may have room. start_s: the time that the start of a job takes besides its prompt: its
-    share of a prefill, and the swap of a job that makes room.
+    which may have room. start_s: the time to start a job, without its prompt: its share of a
+    prefill, and the swap of a job that makes room.
     held_s: the mean time for which a job that starts ahead of the order is held.
     """
 
@@ -54,7 +54,7 @@ class Pace:
     def of(cls, work: Work, server: ServerFacts, together: float, rate: float) -> Pace:
         """Return the pace of a server whose batches consist of such jobs. work: of at least one
         job. together: how many jobs have shared a prefill of late. rate: the rate of jobs that
-        start ahead of the order, each in place of another job; 0 if jobs start in turn.
+        start ahead of the order, each instead of another job; 0 if jobs start in turn.
 
         In a full batch such jobs are held until many share a prefill (sage_sched.policies.sage). In
         a batch with room they are not, so each start costs more.

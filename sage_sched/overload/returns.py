@@ -1,4 +1,4 @@
-"""Tells refused requests when to come back."""
+"""Decides when refused requests may come back."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Returns:
     def after_s(self, now_s: float, wait_s: float, own_s: float) -> float:
         """Return in how many seconds the latest refused request may come back.
 
-        wait_s: until the server has time for it, if no other request comes back before.
-        own_s: for which it keeps the server busy.
+        wait_s: the time until the server is free for it, if no other request comes back before.
+        own_s: the time for which it keeps the server busy.
         """
         return_s = min(max(now_s + max(wait_s, _LEAST_S), self._next_s), now_s + _MOST_S)
         self._next_s = return_s + own_s

@@ -1,4 +1,4 @@
-"""Tells what a newcomer meets: the unfinished jobs, and later arrivals."""
+"""Describes the jobs that compete with a newcomer: unfinished ones, and later arrivals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MARGIN = 1.5
 # Arrivals overtake if they bring this share of the work that full batches serve. With 1.15, 0.83 of
 # the admitted are good at the rate that just fits; with 0.9, all.
 BEYOND = 0.9
-# The least time in which arrivals give a rate, and the least number of them.
+# Arrivals give a rate if they span at least this time and are at least this many.
 _LEAST_SPAN_S, _LEAST_NUM = 1e-3, 16
 
 

@@ -1,4 +1,4 @@
-"""Tells whether the predicted times by which requests are refused can be trusted."""
+"""Decides whether the predicted times by which requests are refused can be trusted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NUM_SAMPLED = 50
 class Trust:
     """Compares the predicted times of admitted requests with the real ones.
 
-    is_lost: whether predicted times are so much too long that no request is refused.
+    is_lost: whether predicted times are far too long, so that no request is refused.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Trust:
     def answered(
         self, real_s: float, predicted_s: float, due_s: float, *, was_sampled: bool
     ) -> None:
-        """Note the time until a request's last token, as it was, was predicted and was due.
+        """Note the time until a request's last token: real, predicted, and by its deadline.
 
         was_sampled: whether it is one of the few that are admitted although their predicted times
             are too long.
@@ -42,6 +42,6 @@ class Trust:
     @property
     def good_share(self) -> float | None:
         """The share of the latest sampled requests that were in time after all; None if none was
-        sampled. Each of them gains by the refusal of all others, so the share of requests that a
-        server without refusing would answer in time is lower."""
+        sampled. Each of them gains by the refusal of all others, so a server that refuses none
+        would answer a smaller share in time."""
         return sum(self._sampled) / len(self._sampled) if self._sampled else None

@@ -18,9 +18,9 @@ MOST_PERIODS = 2.0
 class Repeated:
     """Work that the latest arrivals brought, and that the next ones are expected to bring again.
 
-    Each period of the past until now tells a rate. A rate is extrapolated to MOST_PERIODS times its
-    period, and no further: a burst is no rate. So the most that any period tells counts. After a
-    quiet time, periods that begin with the rush tell its rate.
+    Each period of the past until now gives a rate. A rate is extrapolated to MOST_PERIODS times its
+    period, and no further: a burst is no rate. So the period with the largest prediction counts.
+    After a quiet time, periods that begin with the rush give its rate.
 
     work_s: the work of the arrivals in each period. span_s: the periods' lengths, all above 0. Both
         have shape (periods,).

@@ -32,8 +32,8 @@ NUM_ROWS = 13
     _NEW,  # the other tokens of its prompt
     CAME,  # when it came
 ) = range(NUM_ROWS)
-# The rows of one job's prefills, and of its work to its end as far as Pace.busy_s needs it: the
-# first fields of Work.
+# The rows of one job's prefills, and of the work to its end that Pace.busy_s needs: the first
+# fields of Work.
 STARTS, TO_END = slice(PROMPT, _PREFILLS + 1), slice(PROMPT, _KV_STEPS + 1)
 NUM_BUSY = 4
 # A column is made again after this many more tokens of the answer, if more of the prompt is cached
@@ -46,7 +46,7 @@ _MOST_RISE, _LEAST_KEY = 100.0, -1e300
 _MOST = 256
 # Columns for more jobs are made when their number has changed by this share.
 FEW = 1 / 32
-# From so many jobs is it learned how other step times change keys.
+# The number of jobs that show how new step times change keys.
 _NUM_ASKED = 16
 
 
@@ -139,7 +139,7 @@ class Unfinished:
         self._jobs: list[Job] = []
         self._place_of: dict[Job, int] = {}
         self._table: Floats = np.zeros((NUM_ROWS, _MOST))
-        # With what a job's column was made (_made_with). New jobs have none yet.
+        # The values that a job's column was made with (_made_with). New jobs have none yet.
         self._made_with: dict[Job, tuple[int, int, int, int]] = {}
         self._new: dict[Job, None] = {}
         self._changed: dict[Job, None] = {}
@@ -226,8 +226,8 @@ class Unfinished:
     def revise(self, policy: Policy, step_time: StepTime) -> float:
         """Make all columns fit other step times, and return by how much keys have risen.
 
-        Step times change the keys of all jobs alike, or nearly so. So some jobs tell the change,
-        and each column is made again later, when its job is ranked anew.
+        Step times change the keys of all jobs about alike. So some jobs show the change, and each
+        column is made again later, when its job is ranked anew.
         """
         number, rises = len(self._jobs), list[float]()
         table = self._table[:, :number]

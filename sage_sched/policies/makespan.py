@@ -73,7 +73,7 @@ class Makespan(Policy):
     While slots are the scarce resource, starts wait until several are free, because a prefill step
     delays every running job. A job of a better priority does not wait.
 
-    No client waits for a single answer of a batch, so a job may be swapped out for any time.
+    No client waits for a single answer of a batch, so a job may stay swapped out without limit.
     """
 
     Parameters = MakespanParameters

@@ -31,7 +31,7 @@ class SageParameters:
     ttft_ms: Annotated[float, Meta(ge=0)] = 2000.0
     """TTFT target. New requests wait up to it, or to their own deadline, so that they are prefilled
     together. If memory is full, running requests with a larger Gittins index are swapped out. Long
-    prompts go by their index alone. `inf`: no target."""
+    prompts are ordered by their index alone. `inf`: no target."""
     regret: Annotated[float, Meta(ge=0)] = 32.0
     """Starvation bound: after a request arrives, the work for later requests may reach `regret`
     times the work for earlier ones plus a batch. Then no request overtakes it. `inf`: no bound."""
@@ -136,8 +136,8 @@ class Starts:
         self.next_s = math.inf
 
     def follow(self, queue: WaitingQueue) -> None:
-        """Take in which jobs wait. A job that keeps its memory after its answer does not start
-        early, nor one of a batch."""
+        """Note which jobs wait. Jobs that keep their memory after their answers, and jobs of
+        batches, do not start early."""
         if self._ttft_s == math.inf:
             return
         for job in queue.left:
