@@ -88,8 +88,8 @@ class EarlyAbort(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
 hook_custom_types(SetSettings, SettingsNow, EarlyAbort)
 
 
-# The status of a request that we refuse, of one that SGLang's limits of the queue, or the client's
-# budget of waiting, end, and of one whose batch cannot be done in time.
+# The status of a request that we refuse, of one that ends in the queue (by SGLang's limits or the
+# client's budget of waiting), and of one whose batch cannot be done in time.
 REFUSED, ENDED, TOO_LATE = 429, 503, 400
 _PRIORITY_IS_OFF = "Using priority is disabled"
 _REFUSAL = "sage_"
@@ -131,7 +131,7 @@ def ends_in_queue(abort: AbortReq) -> bool:
 
 
 def add_return(abort: AbortReq, after_s: Callable[[], float]) -> None:
-    """Tell a client in how many seconds to come back, unless it is told already."""
+    """Add the seconds after which the client may come back, unless they are there already."""
     reason = abort.finished_reason
     if f"{_REFUSAL}retry_after_s" not in reason:
         reason[f"{_REFUSAL}retry_after_s"] = math.ceil(after_s())

@@ -40,7 +40,7 @@ def register() -> None:
 def first_hooks(modules: Container[str]) -> Hooks:
     """Return the hooks that are placed before the policy is known.
 
-    modules: the modules that this process has imported. They tell whether it is a scheduler, a
+    modules: the modules that this process has imported. They show whether it is a scheduler, a
         data-parallel controller, or another process.
     """
     hooks = Hooks(_main_hooks)

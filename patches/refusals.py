@@ -87,7 +87,7 @@ def refuse_place(flag: str, path: str) -> None:
 
 
 def refuse_model(model_config: Any) -> None:
-    """Raise UnsupportedServerError for a model that does not generate, whatever the flags say."""
+    """Raise UnsupportedServerError for a model that does not generate, under any flags."""
     if not model_config.is_generation:
         raise UnsupportedServerError(
             f"{model_config.model_path} does not generate: {_NO_ANSWERS}. "

@@ -82,7 +82,7 @@ def add_batches_route(app: Any, manager: TokenizerManager) -> None:
 
 
 def shown(batch: Mapping[str, Any], now: float) -> dict[str, Any]:
-    """Return a scheduler's report of a batch with Unix times in place of times from now."""
+    """Return a scheduler's report of a batch with times from now as Unix times."""
     times = {"done_in_s": "done_by", "predicted_in_s": "predicted_done_by"}
     return {
         times.get(name, name): round(now + value, 1) if name in times else value

@@ -75,7 +75,7 @@ def max_wait_ms(trust: str, headers: Mapping[str, str]) -> float | None:
     """Return how long a request may wait; None for no limit. As under llm-d, a header that is no
     duration above 0 is ignored.
 
-    trust: slo.trust, because a limit is part of what a request is promised.
+    trust: slo.trust, because a limit is part of the promise to a request.
     """
     text = headers.get(TTL_HEADER, "").strip()
     if trust != "header" or not re.fullmatch(f"(?:{_DURATION.pattern})+", text):

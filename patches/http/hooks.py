@@ -97,7 +97,7 @@ def _before_abort(self: Manager, rid: str = "", abort_all: bool = False) -> None
 
 
 def tell_early_abort(manager: Manager, rid: str, abort_all: bool) -> None:
-    """Tell the schedulers of an abort if it may reach them before its request does
+    """Announce an abort to the schedulers if it may reach them before its request does
     (patches/scheduler/early_aborts.py)."""
     if (state := manager.rid_to_state.get(rid)) is not None:
         is_early = not state.dispatched

@@ -42,7 +42,7 @@ class Incoming:
     told: the place for a refusal until its HTTP answer is sent (patches/http/refused.py); None if
         it needs none.
     num_regex_steps: the steps of a matcher that its stop_regex may take in each decode step.
-    tell_at_tokens: the age in tokens at which the history is told that the answer goes on.
+    tell_at_tokens: the age in tokens at which the history learns that the answer goes on.
     """
 
     text: str | None = None
@@ -153,7 +153,7 @@ def route_of(request: Any) -> str | None:
 def is_internal(manager: TokenizerManager, request: Any) -> bool:
     """Whether a request is a health check, or sent by the HTTP server to itself before it is ready.
 
-    Trap: the request's id does not tell, because clients choose it.
+    Trap: the request's id does not show this, because clients choose it.
 
     request: FastAPI's; None without an HTTP server.
     """

@@ -27,7 +27,7 @@ def add_settings_route(
 ) -> None:
     """Add the route to SGLang's app.
 
-    switched: is told the schedulers' settings whenever this process asks for them.
+    switched: called with the schedulers' settings whenever this process asks for them.
 
     GET shows the schedulers' settings. POST takes a JSON object of changes, and answers with the
     new settings, or with a refusal and its reason (400). It is open to clients that may call

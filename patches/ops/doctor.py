@@ -1,8 +1,8 @@
 """sage-sched doctor: checks whether a server would start here, and says what prevents it.
 
 It checks the settings, SGLang's release, the hooks, the store, sockets, the predictor, the GPU,
-host memory and the flags, and says how to mend each fault. It starts no server and changes nothing.
-A server that runs already tells whether its slots bind.
+host memory and the flags, and says how to fix each fault. It starts no server and changes nothing.
+A running server tells whether its slots bind.
 The exit status is 1 if there is a fault, otherwise 0.
 """
 

@@ -156,7 +156,7 @@ def _said(event: Event) -> str:
 
 
 def _batch(event: Event) -> str:
-    """Return what an event says of its request's batch."""
+    """Return the text of an event about its request's batch."""
     match event.get("batch"):
         case {
             "batch": str(name), "num_requests": int(number), "num_ended": int(num_ended),

@@ -1,7 +1,7 @@
 """Lists our code that does not fit the installed SGLang: `python -m patches.ops.fit`.
 
-A server stops at the first misfit. This tool finds all of them, whatever the release number, so it
-also shows the work that a new release needs.
+A server stops at the first misfit. This tool finds all of them, in any release, so it also shows
+the work that a new release needs.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ _HELP = (
 
 
 def run(argv: Sequence[str]) -> int:
-    """Replace this process by `sglang serve argv` (see with_policy), or by one that prints the
-    help. Return 2 if no model is named."""
+    """Replace this process by `sglang serve argv` (see with_policy), or by a process that prints
+    the help. Return 2 if no model is named."""
     asks_for_help = bool({"-h", "--help"} & {*argv})
     names_model = bool(argv) and not argv[0].startswith("-")
     # Any abbreviation of --model-path, --model and --config will do, as for SGLang.

@@ -131,7 +131,7 @@ class Copies:
             self._arena.stay(copy)
 
     def drop(self, req: Req, *, flushed: bool = False) -> None:
-        """Drop a request's copy, if it has one. flushed: SGLang has already dropped what it had."""
+        """Drop a request's copy, if it has one. flushed: SGLang has already dropped its part."""
         copy: Any = req.kv.retraction_backup
         if copy is None:
             return

@@ -149,9 +149,8 @@ class Pass:
             self.admit([], Budget(prefill_tokens=0))
 
     def show(self, visible: Sequence[Req]) -> None:
-        """Let SGLang make its part of the pass. It sees only these of the waiting requests.
-        Requests that it appends meanwhile, because their grammars are ready, wait for the next
-        plan."""
+        """Let SGLang make its part of the pass. It sees only these waiting requests. Requests that
+        it appends meanwhile, because their grammars are ready, wait for the next plan."""
         scheduler, hidden = self._scheduler, self.queue
         if visible:
             shown = {id(req) for req in visible}
@@ -196,7 +195,7 @@ class Pass:
             self.chunk_limit_tokens = None
 
     def _retract_for_chunk(self, budget: Budget) -> list[Req]:
-        """Retract requests until the next chunk has room, and return those that wait again.
+        """Retract requests until the next chunk has room. Return the requests that wait again.
 
         If the chunk still has no room, the chunked prompt is retracted too. This can happen because
         streaming sessions keep their KV when they are retracted.

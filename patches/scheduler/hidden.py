@@ -49,7 +49,7 @@ def without_started(scheduler: Scheduler, call: Callable[[], Any]) -> Any:
 
 
 def _without(scheduler: Scheduler, hidden: Sequence[Req], call: Callable[[], Any]) -> Any:
-    """Call a function that does not see these of the waiting requests."""
+    """Call a function while these waiting requests are hidden from it."""
     if not hidden:
         return call()
     unseen, queue = {id(req) for req in hidden}, scheduler.waiting_queue

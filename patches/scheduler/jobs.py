@@ -31,9 +31,9 @@ class Jobs(Listener):
     """The jobs of one scheduler. All ranks see the same requests in the same order and count the
     same tokens.
 
-    waiting: those of the waiting queue, in its order, kept from pass to pass. Most of a long queue
-        stays as the last plan left it, and costs no work.
-    req_of: the requests of these. begun: those with output tokens.
+    waiting: the jobs of the waiting queue, in its order, kept from pass to pass. Most of a long
+        queue stays as the last plan left it, and costs no work.
+    req_of: their requests. begun: the waiting requests with output tokens.
     """
 
     def __init__(self, scheduler: Scheduler, core: Core) -> None:
@@ -46,8 +46,9 @@ class Jobs(Listener):
         self.begun: dict[Req, None] = {}
         self._queue = Followed[Req]()
         self._undated: list[tuple[Job, Req]] = []
-        # Decode steps; the requests of the latest one; and the steps that are counted in their
-        # jobs' served_tokens, or came before. Counting each step for each job would take longer.
+        # The number of decode steps, the requests of the latest one, and the number of steps that
+        # are counted in their jobs' served_tokens, or came before. Counting each step for each job
+        # would take longer.
         self._num_decodes, self._batch = 0, Followed[Req]()
         self._counted: dict[Job, int] = {}
         self._num_predicted: Counter[str] = Counter()
@@ -77,7 +78,7 @@ class Jobs(Listener):
         self._core.arrived(job)
         if self._core.needs_clock:
             self._undated.append((job, req))
-        # A request waits since it arrived: its wait for a prediction counts too.
+        # A request's wait begins at its arrival: its wait for a prediction counts too.
         came_s = came_at_s(req.sampling_params.custom_params, time.monotonic())
         req.sage = RequestState(job, Waits(came_s, since_s=came_s))
         if is_dry_run(req.sampling_params.custom_params):
@@ -198,7 +199,7 @@ class Jobs(Listener):
             self._core.worked([req.sage.job], [accepted - 1])
 
     def follow(self, waiting: Sequence[Req]) -> None:
-        """Take in which requests wait."""
+        """Note which requests wait."""
         gone, came, start, end = self._queue.look(waiting)
         for req in gone:
             del self.req_of[req.sage.job]

@@ -1,4 +1,4 @@
-"""Moves KV between the device and pinned host memory, beside compute.
+"""Moves KV between the device and pinned host memory, during compute.
 
 Host memory is pinned once, because pinning takes longer than a copy. KV on its way out is gathered
 into a buffer on the device, which takes a few per cent of the bus's time. This is all that later
@@ -126,7 +126,7 @@ class KvArena:
         return copy
 
     def fetch(self, copy: Copy) -> None:
-        """Begin to bring KV back, for put_back. Longer KV than a buffer's part comes then."""
+        """Begin to bring KV back. KV longer than a buffer's part comes back only in put_back."""
         ((_, _, host), *others) = self._parts(copy)
         if others or (part := self._back.take(len(host), self._beside)) is None:
             return

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 # 10 ms.
 _INTERVAL_S = 2.0
 # More requests could run if all slots are taken while this share of the KV pool is free. A warning
-# is logged if so many reports in a row find that.
+# is logged if this many reports in a row find that.
 _FREE_SHARE, _NUM_BOUND = 0.4, 30
 
 

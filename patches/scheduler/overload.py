@@ -125,8 +125,8 @@ class OverloadGate(Listener):
         return {"type": "abort", "status_code": ENDED, "message": message}
 
     def _queued_tokens(self) -> int:
-        """Return how many prompt tokens wait. As in _any_waits, each newcomer adds those that have
-        come since the one before."""
+        """Return how many prompt tokens wait. As in _any_waits, each newcomer adds the tokens that
+        have come since the newcomer before."""
         scheduler = self._scheduler
         now_s, queue, chunked = scheduler.sage.core.now_s, scheduler.waiting_queue, []
         counted_s, number, tokens = self._counted
@@ -180,11 +180,11 @@ class OverloadGate(Listener):
         state.core.found(job, *found, state.server)
 
     def _any_waits(self, came_s: float | None) -> bool:
-        """Whether a request waits that came by another API call than the one of came_s. Otherwise
-        an idle server would refuse a long list of prompts again and again.
+        """Whether a request of another API call than that of came_s waits. Otherwise an idle server
+        would refuse a long list of prompts again and again.
 
         The prompts of a long list come one after another. Until the next broadcast the queue only
-        grows, so each of them looks only at what has come since the one before.
+        grows, so each of them looks only at the requests that have come since the one before.
         """
         queue, about = self._scheduler.waiting_queue, (came_s, self._scheduler.sage.core.now_s)
         if self._looked_at[0] != about:
@@ -197,7 +197,7 @@ class OverloadGate(Listener):
 
     def _joins_others(self, came_s: float | None) -> bool:
         """Whether a request of this call joins a batch of other calls' requests at once. The latest
-        to join tells, because the prompts of a list start together."""
+        to join decides, because the prompts of a list start together."""
         queue, running = self._scheduler.waiting_queue, self._scheduler.running_batch.reqs
         return not queue and bool(running) and _is_of_other_call(running[-1], came_s)
 

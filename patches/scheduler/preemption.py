@@ -135,7 +135,7 @@ class Preemption:
         return used_tokens / max(1, self.host_pool_tokens)
 
     def holding(self, req: Req) -> Holding | None:
-        """Return what a running request holds; None if it cannot be preempted."""
+        """Return the KV that a running request holds; None if it cannot be preempted."""
         if not kv_copy.can_be_preempted_now(req) or not self._survives(req):
             return None
         return Holding(
@@ -257,7 +257,7 @@ class Preemption:
         self.returning = []
 
     def aborted(self, req: Req) -> None:
-        """Drop what a waiting request that was aborted has in host memory and on the device."""
+        """Drop the KV of an aborted waiting request, in host memory and on the device."""
         if req in self.returning:
             self.returning.remove(req)
             kv_copy.give_room_back(self._scheduler, req)

@@ -218,14 +218,15 @@ class SchedulerState:
         jobs = self.jobs.running(reqs)
         view = replace(self.view(self._scheduler.running_batch), running=jobs)
         order = self.core.retention_order(jobs, default, view)
-        # Those that can be swapped but not retracted are not pinned.
+        # Jobs that can be swapped but not retracted are not pinned.
         return sorted(order, key=lambda position: why_not_retractable(reqs[position]) is None)
 
     def retracted(
         self, retracted: Sequence[Req], aborted: Iterable[Req] = ()
     ) -> tuple[list[Req], list[Req]]:
-        """Take in what SGLang has retracted or aborted because memory ran out. Return the
-        requests that wait again, and those that end too (patches.scheduler.retraction)."""
+        """Take in the requests that SGLang has retracted or aborted because memory ran out. Return
+        the requests that wait again, and the requests that end too
+        (patches.scheduler.retraction)."""
         kept, lost = ([*retracted], []) if self.is_stock else end_lost(retracted)
         for req in (*aborted, *lost):
             self.end(req, was_aborted=True)

@@ -74,8 +74,8 @@ class Trace(Listener):
     def carried_out(
         self, actions: Sequence[Action], reqs: Iterable[Req], left: Sequence[Req]
     ) -> None:
-        """Report these actions of a plan. reqs: the requests that they are about. left: those that
-        were to enter but found no room."""
+        """Report these actions of a plan. reqs: the requests that they are about. left: the
+        requests that were to enter but found no room."""
         requests: dict[Job, Req] = {req.sage.job: req for req in reqs}
         for action in actions:
             if (req := requests.get(action.job)) is None:

@@ -132,7 +132,7 @@ def fits_adapters(scheduler: Scheduler, names: Collection[str]) -> bool:
 
 
 def num_arrivals(scheduler: Scheduler) -> int:
-    """Return the number of requests that have arrived, without those that no plan sees at present
+    """Return the number of requests that have arrived, except requests that no plan sees at present
     (unseen)."""
     num_arrived: int = scheduler.sage.core.num_arrivals
     return num_arrived - len(unseen(scheduler))

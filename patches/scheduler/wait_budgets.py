@@ -47,8 +47,8 @@ class WaitBudgets(Listener):
         return not (state.has_ended or state.is_preempted or state.waits.since_s is None)
 
     def _is_alone(self, rid: str) -> bool:
-        """Whether an abort ends this request alone. Trap: SGLang aborts all whose ids begin so, and
-        clients choose ids."""
+        """Whether an abort ends this request alone. Trap: SGLang aborts all requests whose ids
+        begin with a given id, and clients choose ids."""
         scheduler = self._scheduler
         others = (*view.waiting(scheduler), *scheduler.running_batch.reqs)
         return sum(req.rid.startswith(rid) for req in others) <= 1

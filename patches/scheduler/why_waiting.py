@@ -1,4 +1,4 @@
-"""Tells what keeps waiting requests from running now."""
+"""Finds the reasons why requests wait."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Row(NamedTuple):
     """One figure.
 
     unit: "" for a count, "s", "ms", "%" for a share, "/s" for a rate.
-    value: NaN if the server does not tell it. name: its name in JSON.
+    value: NaN if the server does not report it. name: its name in JSON.
     """
 
     group: str
@@ -97,6 +97,6 @@ def text_of(value: float | None, unit: str) -> str:
 
 
 def found(window: Window) -> dict[str, float | None]:
-    """Return all figures by name, in seconds and shares; None if the server does not tell one."""
+    """Return all figures by name, in seconds and shares; None if the server does not report one."""
     values = {row.name: row.value(window) for row in ROWS}
     return {name: None if math.isnan(value) else value for name, value in values.items()}
