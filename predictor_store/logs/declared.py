@@ -1,4 +1,4 @@
-"""Reads formats.toml, which describes every format, and declares those that need no code."""
+"""Reads formats.toml, which describes every format, and declares the formats that need no code."""
 
 from __future__ import annotations
 

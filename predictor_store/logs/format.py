@@ -30,7 +30,7 @@ class Context:
 
 
 class Reader(NamedTuple):
-    """The code that a format needs beside its entry in formats.toml.
+    """The code that a format needs in addition to its entry in formats.toml.
 
     read: returns the request of a record, None if it is held; raises RowError, NoRequestError or
         MALFORMED.

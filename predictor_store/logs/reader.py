@@ -99,7 +99,7 @@ class Source:
         yield from ((self.path, request) for request in self.context.held.values())
 
     def _records_of(self, raw: Any) -> Iterator[Any]:
-        """Yield what may be a request each, or a RowError."""
+        """Yield records, each of which may be a request, or a RowError."""
         for row in rows_within(raw, self.format) if isinstance(raw, Mapping) else [raw]:
             if not isinstance(row, Mapping):
                 yield row

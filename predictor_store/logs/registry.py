@@ -48,8 +48,8 @@ def format_of(row: Mapping[str, Any]) -> Format | None:
 
 def rows_within(row: Mapping[str, Any], wanted: Format | None = None, level: int = 0) -> list[Any]:
     """Return the row. If no format recognises it, return the rows inside it, which exports put into
-    a list or an object. In a list with rows of a format, all elements are returned, so that those
-    which are damaged are counted.
+    a list or an object. In a list with rows of a format, all elements are returned, so that damaged
+    ones are counted.
 
     wanted: the only format to look for; None for all.
     """

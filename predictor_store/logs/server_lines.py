@@ -20,7 +20,7 @@ _MOST_STRAY_CHARS, _STRAY_CHARS = 2**24, 200
 _TEXT_FORMAT = "] Finish: obj="
 
 
-# What CRI, kubectl, docker compose and systemd's journal put before a container's line.
+# The prefixes that CRI, kubectl, docker compose and systemd's journal give a container's line.
 _PREFIX = re.compile(
     r"(?:\[pod/\S+\] |[\w.-]+ +\| (?=[{\[])|\d{4}-\d\d-\d\dT[\d:.,]+(?:Z|[+-]\d\d:?\d\d) )+"
     r"(?:std(?:out|err) (?P<part>[FP])(?::\S*)? )?"
@@ -28,8 +28,8 @@ _PREFIX = re.compile(
 
 
 def unwrapped(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """Yield numbers and lines without the prefixes of containers' logs, and those that were split
-    as one."""
+    """Yield numbers and lines without the prefixes of containers' logs. The parts of a split line
+    are joined."""
     begun = ""
     for number, line in numbered:
         prefix = _PREFIX.match(line)
@@ -57,7 +57,7 @@ def without_noise(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, st
     """Yield numbers and lines of a server's log, without warnings and progress bars between its own
     lines.
 
-    All lines of any other file are yielded, those that begin no JSON object last.
+    All lines of any other file are yielded, and lines that begin no JSON object come last.
     """
     strays, num_chars, is_log = list[tuple[int, str]](), 0, False
     for number, line in numbered:

@@ -14,7 +14,7 @@ from predictor_store.predict.minilm import MiniLM
 from predictor_store.predict.static_encoder import StaticEncoder
 from sage_sched.app.config import PredictorConfig
 
-# How many numbers follow the encoder's part of a vector.
+# The number of values after the encoder's part of a vector.
 NUM_BESIDE = NUM_FEATURES + asked.NUM_FEATURES
 DEFAULT_ENCODER = PredictorConfig().encoder
 # Almost any text has more tokens in this many characters than either encoder reads. So the rest of

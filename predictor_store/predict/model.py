@@ -83,7 +83,7 @@ class ModelHistory:
         # The engine has priority. On Linux, nice() affects only the calling thread.
         self._fitter = ThreadPoolExecutor(1, initializer=lambda: os.nice(_NICENESS))
         self._fit: tuple[Fitting, Future[Any]] | None = None
-        # Worker increases those that concern clients' messages.
+        # Worker increases the counters of clients' messages.
         names = ("num_recorded", "num_going_on", "num_unrecorded", "num_dropped", "num_malformed")
         self.counts = Counter(dict.fromkeys(names, 0))
         self.prior = predictor.prior(self._history)

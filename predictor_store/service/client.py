@@ -155,7 +155,7 @@ class PredictorClient:
     def stats(self) -> dict[str, Any]:
         """Return the counters since the start, and current values.
 
-        Current are the latencies, quality (RollingQuality.summary), num_awaited (pending
+        Current values: the latencies, quality (RollingQuality.summary), num_awaited (pending
         predictions), num_records and num_unwritten. The numbers of a service are for all its
         clients with this model.
         """

@@ -30,7 +30,7 @@ READY = "ready\n"
 # The worker must not take cores from the engine, nor use the network.
 _ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 _FOLDER_PREFIX, _SOCKET_NAME = "sage-sched-", "predictor.socket"
-# What mkdtemp adds to the prefix has 8 characters.
+# mkdtemp adds 8 characters to the prefix.
 _NUM_ADDED_CHARS = len(f"/{_FOLDER_PREFIX}{'x' * 8}/{_SOCKET_NAME}")
 _LEAST_AGE_S = 60.0
 

@@ -181,8 +181,8 @@ class Worker:
         return future
 
     def _has_released(self) -> bool:
-        """Close one history that has no client, the one that was named the longest ago. Return
-        whether there was one."""
+        """Close the history without a client that was named the longest ago. Return whether there
+        was one."""
         in_use = {id(by.history) for by in self._clients.values()}
         for key, history in self._histories.items():
             if id(history) not in in_use and key not in self._coming.values():

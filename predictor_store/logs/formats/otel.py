@@ -49,8 +49,7 @@ def _spans_of(row: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _with_attributes(span: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes by their full names, in whichever form the span has them, beside the
-    span's own fields."""
+    """Return the span's own fields and its attributes, in any of their forms, by full names."""
     found = {name.removeprefix("attributes."): _time(value) for name, value in span.items()}
     for place in _ATTRIBUTES:
         of = parsed(span.get(place))

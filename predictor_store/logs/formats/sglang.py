@@ -44,8 +44,8 @@ def _read(row: Row, context: Context) -> LoggedRequest:
 
 
 def _read_exported(row: Row, context: Context) -> LoggedRequest:
-    """Return the request of a row that has what the log's "obj" has in request_parameters, and what
-    the log has in "meta_info" itself."""
+    """Return the request of an exported row. Its request_parameters are the log's "obj", and the
+    row itself is the log's "meta_info"."""
     parameters = parsed(row.data["request_parameters"])
     received = row.find("arrival", "request_received_ts")
     end = row.find("arrival", "response_sent_to_client_ts", "request_finished_ts")

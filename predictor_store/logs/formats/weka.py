@@ -13,7 +13,7 @@ from predictor_store.logs.messages import was_cut
 from predictor_store.logs.request import LoggedRequest
 
 _BLOCK_TOKENS = 64
-# Fields that a record gets: the whole session, the agent in it, the step and the one before it.
+# The added fields of a record: the whole session, the agent in it, the step and the one before it.
 _SESSION, _AGENT, _ID, _PARENT = "sage_session", "sage_agent", "sage_id", "sage_parent"
 _NOTE = (
     "a session has times of its own, from 0 on, so that all sessions begin together; a step comes "
