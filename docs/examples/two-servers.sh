@@ -1,6 +1,6 @@
 # One predictor, two servers and an unmodified router on one machine; then one server is killed under
 # load and comes back. Needs smg: pip install smg==1.13.0. MODEL is a model's folder or name.
-# `python -m tests.checks.two_servers --smg PATH` types these steps with a small model.
+# `python -m tests.checks.two_servers --smg PATH` runs these steps with a small model.
 
 # 1. Start the predictor and two servers (with GPUs the second one needs --base-gpu-id).
 cat > sage.toml <<EOF
