@@ -29,7 +29,7 @@ class _Turn:
     """A turn of the guest, an adapter without a slot, in the slot of the host.
 
     may_move: whether running requests are swapped out for it. If not, they run to their ends.
-    ends_s: when it ends; until the host's slot is free, when it is given up.
+    ends_s: when it ends or, until the host's slot is free, is given up.
     has_slot: whether the host's slot is free for the guest.
     was_used: whether a request of the guest has run.
     is_over: whether the slot goes back to the host.
@@ -157,8 +157,8 @@ class Adapters(Limit):
     def _in_place_of(
         self, hosts: dict[str, list[Job]], guest: str, view: SchedulerView
     ) -> _Turn | None:
-        """Return a turn in the slot of the host that had the last turn longest ago, or that is the
-        cheapest to swap out. Without swaps, the host that is expected to run empty first."""
+        """Return a turn in the slot of the host whose last turn was longest ago; in a tie, the one
+        with the least KV. Without swaps, take the host expected to run empty first."""
         tokens = {name: _kv_tokens(jobs) for name, jobs in hosts.items()}
         movable = [
             name

@@ -167,7 +167,7 @@ def _is_long(num_tokens: int, job: Job, view: SchedulerView) -> bool:
 
 def may_enter_full(waiting: Iterable[Job], policy: Policy, view: SchedulerView) -> bool:
     """Whether any of these waiting jobs might enter a full batch, now or when running jobs are
-    older. This saves weighing all running jobs for jobs that can make none leave."""
+    older. If not, running jobs need not be weighed."""
     if policy.can_preempt and not policy.traits.preempts_for_starts:
         return any(True for _ in waiting)
     levels = {job.level for job in view.running}

@@ -94,7 +94,7 @@ class Headroom:
 
     def next_steps_tokens(self, running: Sequence[Job]) -> list[int]:
         """Return the KV that the next steps of each running job take, in whole pages. If memory
-        runs out, no more is freed: the jobs that are not pinned can go again."""
+        runs out, only this much is freed, because unpinned jobs can be preempted again."""
         return self._paged(running, map(self._next_tokens, running))
 
     def _paged(self, running: Sequence[Job], next_tokens: Iterable[int]) -> list[int]:

@@ -67,7 +67,7 @@ def preemption_cost_of(
 
 def any_is_preemptible(first: Job, policy: Policy, view: SchedulerView) -> bool:
     """Whether any running job could be preempted for the first waiting one, at price zero. In most
-    passes there is none, and the caller need not plan anything."""
+    passes there is none, and no plan is needed."""
     if first.keeps_memory:
         return False
     place = place_of(first, policy, view)[:2]

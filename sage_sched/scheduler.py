@@ -163,8 +163,8 @@ class Scheduler:
         """Whether the plan of a full batch may have changed since the last one: by the time, the
         work done, a new job, or the index of a running one.
 
-        This and whether memory suffices are cheap to ask before each step; the facts of a plan take
-        ten times as long.
+        This and the check of memory are cheap enough for each step. The facts of a plan take ten
+        times as long.
 
         ages: how many tokens each running job has generated.
         most_tokens: the most that a step gives a job. Speculative decoding may give several.

@@ -211,7 +211,7 @@ def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
 def _check_regex(
     manager: TokenizerManager, obj: GenerateReqInput, sampling: SamplingParams
 ) -> None:
-    """Raise ValueError for a stop_regex that, with those of other running requests, may keep a
+    """Raise ValueError if a stop_regex, together with those of other running requests, may keep a
     scheduler busy in each step. Python's matcher tries all ways to match; this bounds their number
     for any text."""
     patterns = getattr(sampling, "stop_regex_strs", None) or ()

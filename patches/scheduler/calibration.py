@@ -17,8 +17,8 @@ from sage_sched.steps import ServerFacts, StepTime
 
 logger = logging.getLogger(__name__)
 
-# A server keeps step times that it has learned from at least this many steps. The first ones can be
-# untypical.
+# A server keeps step times once they are learned from at least this many steps. The first ones can
+# be atypical.
 _LEAST_KEPT_STEPS = 1024
 
 

@@ -96,7 +96,7 @@ class OverloadGate(Listener):
 
     def _return_s(self) -> float:
         """Return when the latest request that SGLang turns away may come back, by the work left.
-        The local clock serves, because this decides about no request."""
+        The local clock is enough, because this decides about no request."""
         now_s = time.monotonic()
         if now_s - self._summed_s > _SUMMED_S:
             try:

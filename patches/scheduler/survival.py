@@ -58,7 +58,7 @@ def why_none_is_preemptible(scheduler: Scheduler) -> str | None:
         # SGLang's copy omits the scales.
         "a quantized KV cache": getattr(pool, "is_quantized_kv_cache", False),
         "SGLANG_USE_HND_KVCACHE": getattr(pool, "use_hnd", False),
-        # These models keep more about a request than its KV.
+        # These models keep more state of a request than its KV.
         "an encoder-decoder model": model.is_encoder_decoder,
         "n-gram embeddings": model.use_ngram_embedding,
         "--disaggregation-decode-retraction-backup none": (

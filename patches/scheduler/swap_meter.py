@@ -25,8 +25,9 @@ _MOVES_PER_ROUND, _MOST_MOVES = 16, 64
 
 
 class SwapMeter:
-    """Measures for how many seconds a token's move, one way, holds up the device. Moves during
-    compute do not count. Rank 0 measures; all ranks use its figure from the same move on.
+    """Measures for how many seconds a token's move, one way, holds up the device. The part of a
+    move that overlaps with compute does not count. Rank 0 measures; all ranks use its figure from
+    the same move on.
 
     As for all costs, the unit is a second of the configured step times: if steps take half as long
     as configured, the time of a move counts twice.

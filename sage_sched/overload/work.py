@@ -44,7 +44,7 @@ _INTERVAL_TOKENS, KEPT_S = 128, 0.25
 _MOST_RISE, _LEAST_KEY = 100.0, -1e300
 # The number of columns for unfinished jobs.
 _MOST = 256
-# Columns for more jobs are made when their number has changed by this share.
+# If there are more jobs, columns are made again once this share of them has changed.
 FEW = 1 / 32
 # The number of jobs that show how new step times change keys.
 _NUM_ASKED = 16
