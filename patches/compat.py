@@ -16,8 +16,7 @@ SUPPORTED_RELEASES = ("0.5.22", "0.5.23")
 _COMMON = "sglang.srt.mem_cache.common"
 _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 _BACKUP = ("req", "tree_cache", "req_to_token_pool", "token_to_kv_pool_allocator", "backend")
-# Functions that we call besides the hooked ones, with the parameters that we pass by name or rely
-# on.
+# Unhooked functions that we call, with the parameters that we pass by name or rely on.
 CALLS = (
     (f"{_COMMON}.backup_kv_cache", _BACKUP),
     (f"{_COMMON}.restore_kv_cache", _BACKUP),

@@ -104,7 +104,7 @@ def hints_of(section: type[Any]) -> dict[str, Any]:
 
 
 def section_in(hint: Any) -> type[Any] | None:
-    """Return the section that an annotation names, maybe in a mapping or together with None."""
+    """Return the section that an annotation names, also in a mapping or together with None."""
     named = (one for one in (hint, *get_args(hint)) if isinstance(one, type))
     return next(filter(dataclasses.is_dataclass, named), None)
 

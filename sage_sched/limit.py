@@ -46,7 +46,7 @@ class Limit:
         """Note that these jobs begin to wait: they are new, or have run."""
 
     def dequeued(self, jobs: Iterable[Job]) -> None:
-        """Note that these jobs wait no more."""
+        """Note that these jobs no longer wait."""
 
     def ended(self, job: Job, now_s: float) -> None:
         """Note that a job has ended, was aborted, or was refused."""

@@ -57,7 +57,7 @@ class SessionReturns(Limit):
         self._unfinished: dict[str, int] = {}
         self._closed: set[str] = set()  # sessions in _unfinished that do not return
         # For each session that is away: since when, the prediction for its pause, and whether it
-        # left with an answer. Otherwise it waits to be admitted, which tells nothing of its pauses.
+        # left with an answer. Otherwise it waits to be admitted, which says nothing of its pauses.
         self._paused: dict[str, tuple[float, float, bool]] = {}
         self._pauses: deque[tuple[float, float]] = deque(maxlen=_NUM_PAUSES)
         self._mean = 0.0

@@ -56,8 +56,8 @@ def most_ordered(view: SchedulerView) -> int:
 
 
 class MovingKeys:
-    """Orders the waiting jobs whose keys may change although the jobs do not, anew in each pass.
-    A policy with a faster way has a subclass."""
+    """Orders, in each pass, the waiting jobs whose keys may change although the jobs do not. A
+    policy with a faster way has a subclass."""
 
     def __init__(self, policy: Ranking) -> None:
         self._policy = policy
@@ -95,7 +95,7 @@ class WaitingQueue:
     itself (Job.watch). So a plan touches only the first jobs of the order, and jobs that come, go
     or change.
 
-    came, left: the jobs that have joined and left since the last pass that the policy heard of
+    came, left: the jobs that have joined and left since the last pass announced to the policy
         (Policy.on_pass). A job may have left and come again.
     joined: jobs that have joined since take_joined.
     begun: waiting jobs with tokens, and how many tokens they had when they joined.

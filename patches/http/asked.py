@@ -1,4 +1,4 @@
-"""Reads signs of an answer's length from a request, besides the prompt's words."""
+"""Reads signs of an answer's length from a request, apart from the prompt's words."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class _Stream:
 
     has_head: whether the client has a head, SGLang's or ours.
     is_ours: whether the head is ours.
-    error: the body of SGLang's error that cannot have its own head any more; None if there is none.
+    error: the body of SGLang's error that can no longer have its own head; None if there is none.
     """
 
     def __init__(self, send: Send, interval_s: float) -> None:

@@ -40,7 +40,7 @@ class RefusedResponses:
     """Middleware that replaces SGLang's answer to a refused request or a dry run.
 
     may_refuse: whether requests may be refused at present.
-    may_end: the headers that may end a request, besides that of dry runs.
+    may_end: the headers that may end a request, except that of dry runs.
     """
 
     def __init__(

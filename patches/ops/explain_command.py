@@ -22,7 +22,7 @@ from predictor_store.terminal import add_json, print_json, printable
 from sage_sched.errors import UserError
 
 Event = Mapping[str, Any]
-# The fields of each kind of event, besides `t` and `is`. An event of another kind has a reason.
+# The fields of each kind of event, except `t` and `is`. An event of another kind has a reason.
 _FIELDS = {
     "policy": (),
     "came": (

@@ -88,7 +88,7 @@ class Calibration(Listener):
             self._learner.learn()
             learned = self._learner.step_time
             # Step times stay in force for the number of steps they were learned from, because
-            # ranking a thousand requests anew takes as long as a step or two.
+            # ranking a thousand requests again takes as long as a step or two.
             rested_on = min(self._num_steps_published, MEMORY_STEPS)
             is_due = self._learner.num_steps - self._num_steps_published >= rested_on
             server = ServerFacts(*self._size, self.step_time, 0.0)

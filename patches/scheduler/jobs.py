@@ -94,7 +94,7 @@ class Jobs(Listener):
         return not can_swap or why_not_preemptible(req) is not None
 
     def dated(self, reqs: Sequence[Req], now_s: float, clock: str) -> None:
-        """Set the arrival times of requests anew, because another policy may use the clock.
+        """Set the arrival times of requests again, because another policy may use the clock.
 
         now_s: the time on the clock of the ticks. It may be inexact, because the next tick sets the
             arrival times again.

@@ -39,8 +39,8 @@ class Waits:
         self.waited_s, self.since_s = self.so_far_s(), None
 
     def was_retracted(self, since_s: float) -> None:
-        """Count the wait of a request that was retracted, and runs again now, maybe chunk by chunk.
-        If it was preempted, its wait is already counted (begins).
+        """Count the wait of a request that was retracted, and runs again now, perhaps chunk by
+        chunk. If it was preempted, its wait is already counted (begins).
 
         since_s: when it was back in the queue, by SGLang's stamp (time.perf_counter).
         """

@@ -89,7 +89,7 @@ class SessionKv:
     def kept_for(self) -> dict[str, int]:
         """Return the evictable tokens by session.
 
-        Each call counts some sessions anew, in turn; the last count holds for the others. Every
+        Each call counts some sessions again, in turn. The last count holds for the others. Every
         pass calls this, and scanning all nodes of a large tree takes tens of milliseconds.
         """
         self._due = self._due or deque(self._latest)

@@ -26,7 +26,7 @@ class StepMeter:
     """Measures steps. A step lasts from the end of the previous step to its own end.
 
     So all work of a busy server between two steps counts, and under overlap nothing counts twice.
-    An accelerator with events tells when a step ended. The host sees results late, and by amounts
+    An accelerator with events reports when a step ended. The host sees results late, and by amounts
     that differ between prefills and decode steps.
 
     The step after a move is not reported. On an accelerator the step after idle time is not

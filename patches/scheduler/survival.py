@@ -86,8 +86,8 @@ def why_not_preemptible(req: Req) -> str | None:
 
 def why_not_retractable(req: Req) -> str | None:
     """Return a feature of a request with which its answer might change if it were retracted, or
-    None. With input embeddings, for example, SGLang begins the answer anew, although the client has
-    had a part of it (Req.reset_for_retract)."""
+    None. With input embeddings, for example, SGLang begins the answer again, although the client
+    has had a part of it (Req.reset_for_retract)."""
     reason = why_not_preemptible(req)
     if reason == "session":  # a session keeps its KV
         reason = None

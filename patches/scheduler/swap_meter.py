@@ -20,7 +20,7 @@ from patches.scheduler.copies import Copies
 
 # At start-up this many tokens are moved to host memory and back; the fastest round is used.
 _TRIAL_TOKENS, _TRIAL_ROUNDS = 1024, 3
-# Ranks agree anew after this many moves, on the median of the latest _MOST_MOVES.
+# Ranks agree again after this many moves, on the median of the latest _MOST_MOVES.
 _MOVES_PER_ROUND, _MOST_MOVES = 16, 64
 
 
@@ -84,7 +84,7 @@ class SwapMeter:
         self._moves.clear()
 
     def _refine(self) -> None:
-        if not self._moves:  # the device has not said yet
+        if not self._moves:  # the device has not measured it yet
             self.token_s = self._agreed(self.token_s)
             return
         prices_s, num_tokens = zip(*sorted(self._moves), strict=True)

@@ -24,7 +24,7 @@ _ARRAYS = ("w1", "b1", "w2", "b2")
 # No probe has larger sizes. A file that claims larger ones is not read further.
 _MOST_HIDDEN, _MOST_BINS = 65_536, 256
 _MODELS_FILES = ("config.json", "tokenizer.json")
-# The number of blocks that are read from each file of weights, besides its header, which names all
+# The number of blocks that are read from each file of weights, after its header, which names all
 # tensors.
 _NUM_BLOCKS = 256
 _BLOCK_BYTES = 4096

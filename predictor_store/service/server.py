@@ -140,6 +140,6 @@ class Server:
             try:
                 self._router.send_multipart([client, messages.encode(message)], zmq.NOBLOCK)
             except zmq.Again:
-                pass  # the client reads nothing, and waits for no answer any more
+                pass  # the client reads nothing, and no longer waits for answers
             except zmq.ZMQError:
                 self._worker.disconnect(client)  # the client is gone

@@ -62,8 +62,8 @@ def _has_begun(job: Job, running: set[Job]) -> bool:
 class Batch:
     """A batch of which at least one job has come.
 
-    part: as its first job said it. latest: the job that gives it the most time. A job's arrival is
-        dated after Batch.add.
+    part: as stated by its first job. latest: the job that gives it the most time. A job's arrival
+        is dated after Batch.add.
     jobs: the unfinished ones, by arrival. num_arrived, num_ended: of all its jobs.
     num_due: how many of its jobs go first, so that it is done in time.
     num_running: a moving average.

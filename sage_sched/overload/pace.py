@@ -53,7 +53,7 @@ class Pace:
     @classmethod
     def of(cls, work: Work, server: ServerFacts, together: float, rate: float) -> Pace:
         """Return the pace of a server whose batches consist of such jobs. work: of at least one
-        job. together: how many jobs have shared a prefill of late. rate: the rate of jobs that
+        job. together: how many jobs have shared a prefill recently. rate: the rate of jobs that
         start ahead of the order, each instead of another job; 0 if jobs start in turn.
 
         In a full batch such jobs are held until many share a prefill (sage_sched.policies.sage). In

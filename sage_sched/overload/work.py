@@ -200,7 +200,7 @@ class Unfinished:
         return self._in_place
 
     def put(self, job: Job, column: Floats) -> None:
-        """Set the column of a job that is not new any more."""
+        """Set the column of a job that is no longer new."""
         place = self._place_of.setdefault(job, len(self._jobs))
         if place == len(self._jobs):
             self._new.pop(job, None)
@@ -227,7 +227,7 @@ class Unfinished:
         """Make all columns fit other step times, and return by how much keys have risen.
 
         Step times change the keys of all jobs about alike. So some jobs show the change, and each
-        column is made again later, when its job is ranked anew.
+        column is made again later, when its job is ranked again.
         """
         number, rises = len(self._jobs), list[float]()
         table = self._table[:, :number]
