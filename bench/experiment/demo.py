@@ -182,7 +182,7 @@ def _on_servers(
             pace.compare(arms, experiment.all_seeds)
     except _TimeUpError:
         why = "it was not done in ten minutes"
-    except Exception as error:  # whatever is wrong with this host, the simulated report stays
+    except Exception as error:  # the simulated report stays in any case
         why = (str(error) or repr(error)).strip().rstrip(".")
         _say(f"the runs on real servers ended early: {why}")
     found = pace.found(arms) if pace is not None else []

@@ -9,7 +9,7 @@ from bench.engines.server.server import ServerError
 from bench.experiment.records import Record
 from bench.policies.arm import Arm
 
-# Until one was started: seconds to start a server and warm it up.
+# Assumed seconds to start a server and warm it up, until one was started.
 _START_S = 60.0
 
 
@@ -77,7 +77,7 @@ class Pace:
         return None
 
     def _timed(self, arm: Arm, seed: int) -> Record:
-        """Serve a seed, and learn what it takes besides the device's time."""
+        """Serve a seed, and learn the time that it takes besides the device's."""
         began_s, is_up = self._now(), self._up == (self._speed, arm)
         record = self._serve(self._speed, arm, seed)
         self._up = self._speed, arm

@@ -32,7 +32,7 @@ from sage_sched.fields import ConfigError
 if TYPE_CHECKING:
     from bench.experiment.servers import Servers
 
-# Of runs with generated prompts: the most requests, their cap, and a KV pool that they fill.
+# Runs with generated prompts: the most requests, their cap, and a KV pool that they fill.
 _NUM_GENERATED, _GENERATED_CAP, _GENERATED_POOL_TOKENS = 300, 2048, 8192
 
 
@@ -263,7 +263,7 @@ def changed(
     """Return the experiment with these fields changed. Raises ConfigError.
 
     settings: sections of our policies' configuration, for arms that do not set them.
-    generated: it becomes small, with generated prompts in place of real ones, under another name.
+    generated: it becomes small, with generated prompts instead of real ones, under another name.
     """
     if generated:
         experiment = replace(
@@ -293,8 +293,8 @@ def changed(
 
 
 def without_data(load: Load) -> Load:
-    """Return the load with few generated prompts in place of real ones. Raises ConfigError if it
-    has none."""
+    """Return the load with few generated prompts instead of real ones. Raises ConfigError if it has
+    none."""
     name = load.workload["name"]
     if name not in WORKLOADS:
         raise ConfigError(f"load {load.name}: {name} needs --data, as it is not made of prompts")

@@ -211,7 +211,7 @@ class Options:
 
 
 def _table(name_or_file: str, *likes: str) -> dict[str, Any]:
-    """Return the table of an experiment, with all keys of the one that it is like. Raises
+    """Return the table of an experiment, with all keys of the experiment that it is like. Raises
     ConfigError. likes: the experiments that are like this one."""
     require(name_or_file not in likes, "like", name_or_file, "an experiment unlike this one")
     file = FOLDER / f"{name_or_file}.toml"

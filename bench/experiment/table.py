@@ -175,11 +175,10 @@ def _row(row: str | list[str]) -> tuple[str, str]:
 def figure(named: str, records_of: Callable[[str], Sequence[Record]]) -> str:
     """Return one number as tables show it.
 
-    named: `EXPERIMENT;LOAD;ARM;METRIC`. `ARM/REFERENCE` in place of ARM gives their median ratio,
-        `min` or `max` the value of the best arm, and its name.
-        `;ENGINE` may follow; the default is sim. With `EXPERIMENT;MIX;ARMS;good@0.99` the result is
-        goodput.figure; `METRIC@0.99` is another metric at that rate. Raises ValueError if no record
-        holds it.
+    named: `EXPERIMENT;LOAD;ARM;METRIC`, and `;ENGINE` unless it is sim. Instead of ARM,
+        `ARM/REFERENCE` gives their median ratio, and `min` or `max` the value of the best arm, and
+        its name. `EXPERIMENT;MIX;ARMS;good@0.99` gives goodput.figure, and `METRIC@0.99` another
+        metric at that rate. Raises ValueError if no record holds it.
     """
     name, load, arms, metric, *engine = named.split(";")
     here = [record for record in records_of(name) if [record.engine] == (engine or ["sim"])]

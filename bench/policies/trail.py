@@ -17,7 +17,7 @@ from sage_sched.view import SchedulerView
 from sage_sched.waiting_queue import WaitingQueue
 
 # Stands for the paper's rank of minus infinity: it is below any remaining length. Requests with
-# this key go by arrival.
+# this key keep the order of arrival.
 _FIRST = -1.0
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What a step and a move of KV cost the host of a server, in seconds.
+    """The time of a server's host for a step and for a move of KV, in seconds.
 
     SGLang's loop prepares a step while the device runs the one before, so a step takes the longer
     of the device's time and the host's (managers/scheduler.py, event_loop_overlap).

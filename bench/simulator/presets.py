@@ -41,10 +41,10 @@ class Engine:
     host_pool_tokens: KV for which host memory has room.
     hicache_ratio: --hicache-ratio with --enable-hierarchical-cache: the size of host memory for
         evicted KV, in KV pools; 0 without it. hicache_write_policy: write_through or write_back.
-    max_loras_per_batch: how many adapters may run at a time; the model itself counts as one.
-    host: what the server's host adds to these times; nothing by default.
-    slices: in how many parts a prefill of best effort is cut under policy qllm: 1, the model's
-        layers, or its layers times its experts. slice_overhead_s: the time of a cut.
+    max_loras_per_batch: the most adapters that may run at a time; the model itself counts as one.
+    host: the time that the server's host adds; none by default.
+    slices: the parts into which policy qllm cuts a best-effort prefill: 1, the model's layers, or
+        its layers times its experts. slice_overhead_s: the time of a cut.
     """
 
     step_time: StepTime

@@ -1,4 +1,4 @@
-"""Models SGLang's radix tree, which decides what the KV pool keeps and what is evicted next.
+"""Models SGLang's radix tree, which decides which KV the pool keeps and which is evicted next.
 
 It follows mem_cache/unified_radix_cache.py of 0.5.23, with the host memory of its hierarchical
 cache. A token is identified by its stream and its place there.

@@ -189,7 +189,7 @@ class EngineState:
         return {progress.request.adapter for progress in begun}
 
     def has_adapter(self, progress: Progress, beside: set[str]) -> bool:
-        """Whether a request's adapter fits on the device beside these."""
+        """Whether a request's adapter fits on the device together with these."""
         return len({progress.request.adapter, *beside}) <= self.engine.max_loras_per_batch
 
     def running_jobs(self) -> list[Job]:
@@ -202,7 +202,7 @@ class EngineState:
         return jobs
 
     def view(self) -> SchedulerView:
-        """Return what a policy may see in a pass."""
+        """Return a policy's view of a pass."""
         if self.chunked is not None:
             self.chunked.job.prefill(self.chunked.prefilled_tokens)
         waiting = [progress.job for progress in self.queue]

@@ -122,7 +122,7 @@ class HrrnPolicy(StockPolicy):
 
     SGLang adds batch.extend_num_tokens to its clock at every forward. A decode batch begins as a
     prefill batch, into which later ones are merged. It keeps the count of that first batch, so each
-    decode step adds it again. Here ties go by arrival; in SGLang they go by the random request id.
+    decode step adds it again. Here ties are broken by arrival, in SGLang by the random request id.
     """
 
     counts_stale_prefill: ClassVar[bool] = True

@@ -25,7 +25,7 @@ _FAR_OFF = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a log fares under several policies.
+    """The results of a log under several policies.
 
     tables: comparisons, by the assumption about caps. If the log has caps, there is one, named "".
         If not, there are two, the less flattering first.

@@ -143,7 +143,8 @@ def _swap_token_s(sage: Mapping[str, Any], state: Mapping[str, Any], pool_tokens
 
 
 def _host(sage: Mapping[str, Any], swap_token_s: float) -> Host:
-    """Return the host by the server's own plans and moves, as far as it reports them."""
+    """Return the host with the times of plans and moves that the server reports, and usual ones
+    otherwise."""
     found, host = sage.get("preemption") or {}, USUAL_HOST
     if sage.get("num_passes", 0) >= _FEWEST:
         host = replace(host, plan_s=float(sage["mean_pass_ms"]) / 1e3)

@@ -16,8 +16,8 @@ class Logged:
     """One request of a log.
 
     arrival_s: on the log's own clock.
-    cap_tokens: its max_new_tokens; None if the log does not give it; 0 if it has none, so that the
-        rest of the context is its cap.
+    cap_tokens: its max_new_tokens. None if the log does not give it. 0 if it has none: its cap is
+        then the rest of the context.
     is_cut: whether a cap or its client ended the answer, so that its own length is unknown.
     prompt: the excerpt of the prompt that is embedded; "" if it is unknown.
     prompt_chars: the number of characters of the whole prompt.

@@ -33,7 +33,7 @@ class Sessions(NamedTuple):
     num_beside: int = 0
 
     def lines(self) -> list[str]:
-        """Return what the user should know."""
+        """Return remarks and cautions for the user."""
         lines, num_requests = [], len(self.links)
         if num_known := sum(link.follows is not None for link in self.links) - self.num_supposed:
             lines.append(f"sessions: {num_known} requests wait for another's answer and a pause")
@@ -55,8 +55,8 @@ def sessions_of(engine: Engine, requests: Sequence[Logged]) -> Sessions:
     """Return the links of requests in order of arrival.
 
     A request follows its parent, or else the request before it in its session, if that had ended
-    when it came. If two requests of a session overlap in time, they do not wait for each other; the
-    session is then no conversation, but a load test or a batch, for example. If the log does not
+    when it came. If two requests of a session overlap in time, they do not wait for each other.
+    Such a session is a load test or a batch, for example, and no conversation. If the log does not
     say when a request ended, it took the time that it takes alone on the engine. A recorded pause
     holds in any case.
     """

@@ -103,8 +103,8 @@ class Simulations:
     def bar(
         self, requests: Sequence[SimRequest], *, num_tables: int, num_multiples: int
     ) -> tqdm[NoReturn]:
-        """Say how long all simulations will take, by a small one, and return a bar that counts the
-        requests they serve."""
+        """Run a small simulation to estimate and print the time of all, and return a bar that
+        counts the requests they serve."""
         few, said = requests[:_NUM_TRIED], self.predictions.variants
         usual = replace(self.predictions, variants=(said[0][:_NUM_TRIED],), usual=1)
         started_s = time.perf_counter()

@@ -20,10 +20,10 @@ _SEEDS = 100_000
 
 class Beside(Prompts):
     """Online requests (class "online"), and a batch (class "batch") of the same kind or of other
-    classes of prompts, which comes at once.
+    classes of prompts, which arrives all at once.
 
     of: a workload of prompts. num_batch: the batch's requests; 0: there is no batch.
-    at_s: when it comes. done_in_s: how long after that it has to be done.
+    at_s: when it arrives. done_in_s: its finish time, from then on.
     batch_classes: the classes of its prompts; all by default.
     says: whether it is known as a batch. If not, its requests are like the online ones.
     """

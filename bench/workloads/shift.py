@@ -17,7 +17,7 @@ _PHASES = {"chat": "chat", "reasoning": "reasoning", "chat again": "chat"}
 
 class Shift(Prompts):
     """Requests of a server whose traffic changes twice. Its history has both kinds of prompts, as
-    that of a server has which has seen both before.
+    if the server had seen both before.
 
     slower: how many chat requests are as much work as a reasoning request. Reasoning requests come
         at this fraction of the rate, so that all phases are as heavy.

@@ -147,8 +147,8 @@ class DeviceClock:
         return result
 
     def hold_up(self, num_tokens: int) -> float:
-        """Let a copy beside compute begin, either way, and return its seconds. The host does not
-        wait for it."""
+        """Start a copy that runs in parallel with compute, either way. Return its seconds. The host
+        does not wait for it."""
         move_s = num_tokens * self._model.swap_token_s + self._model.host.move_s
         self._free_s = max(self._free_s, self._now()) + move_s
         self.stats.num_moves += 1

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from bench.engines.clock.device import MAX_LATE_SHARE
 from bench.engines.clock.priority import go_first
 
-# From the fastest that a good host keeps up with.
+# The first is the highest that a good host keeps up with.
 SPEEDS = (6.0, 4.0, 3.0, 2.0, 1.5, 1.0, 0.75, 0.5)
 _NUM_PIECES = 150
 _PAUSE_S = 0.005
@@ -38,7 +38,7 @@ def step_times_s(
 
 
 def speed_for(steps_s: Sequence[float], device_step_s: float) -> float:
-    """Return the highest of SPEEDS at which steps of these times hold a device up for no longer
+    """Return the highest of SPEEDS at which steps of these times do not delay a device for longer
     than is allowed; the lowest if there is none.
 
     device_step_s: the time of a step on the device, in real time.

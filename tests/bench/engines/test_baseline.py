@@ -39,8 +39,8 @@ def test_the_fit_finds_a_linear_time(base: float, per_input: float, per_output: 
 
 
 def slots(answers: NDArray[np.int64], prompts: NDArray[np.int64]) -> Callable[[Any], Served]:
-    """A server of 10 slots, first come, first served: 10 ms per answer token, 1 ms per prompt
-    token, requests of these lengths."""
+    """A server of 10 slots, first come, first served, for requests of these lengths: 10 ms per
+    answer token, 1 ms per prompt token."""
     lengths = [*zip(prompts.tolist(), answers.tolist(), strict=True)]
 
     def serve(arrivals_s: NDArray[np.float64]) -> Served:

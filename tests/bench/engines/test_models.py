@@ -1,4 +1,4 @@
-"""The models that servers of the bench load."""
+"""The models of the bench's servers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_every_token_has_text_and_chats_have_a_template(tmp_path: Path, vocab_si
     model = write_model(tmp_path, vocab_size=vocab_size, weights=False)
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
     assert (len(tokenizer), tokenizer.eos_token) == (vocab_size, END_TOKEN)
-    # The benchmark's client takes the first text for the first token.
+    # The benchmark's client counts the first text as the first token.
     assert all(tokenizer.decode([token]).strip() for token in range(0, vocab_size, 97))
     chat = [{"role": "user", "content": "Hello"}]
     assert "Hello" in tokenizer.apply_chat_template(chat, tokenize=False)

@@ -29,7 +29,7 @@ def test_a_small_comparison_end_to_end(tmp_path: Path, capsys: pytest.CaptureFix
         assert run.about["settings"]["sglang"]
     fcfs, sage = (run.about["requests"] for run in runs)
     assert all(fcfs[same] == sage[same] for same in ("class", "input_tokens", "output_tokens"))
-    # Under our policy every request of the run was ranked; the stock server has no such counter.
+    # Our policy has ranked every request of the run. The stock server has no such counter.
     assert runs[0].about["counters"] == {}
     assert sum(runs[1].about["counters"]["num_predicted"].values()) >= 12
     log = next((tmp_path / "compare" / "logs").glob(f"{tuned}*seed-0.log")).read_text()

@@ -1,4 +1,4 @@
-"""What `sage-sched bench data` says of folders."""
+"""The findings of `sage-sched bench data` about folders."""
 
 from __future__ import annotations
 

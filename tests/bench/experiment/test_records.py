@@ -37,7 +37,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path, found: list[Record])
     records.write(file, [replace(found[-1], metrics={"duration": 1.23456789})])
     assert records.read(file)[-1].metrics == {"duration": 1.2346}
     assert records.read(file)[:-1] == found[:-1]
-    records.write(file, [measured := replace(found[0], engine="clock")])  # beside the simulated one
+    records.write(file, [measured := replace(found[0], engine="clock")])  # joins the simulated one
     assert records.read(file)[-1] == measured
     assert len(records.read(file)) == len(found) + 1
     file.write_text("{}\n")

@@ -1,4 +1,4 @@
-"""Experiments that come along, run small in the simulator."""
+"""The shipped experiments, run small in the simulator."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def small(name: str, **load: object) -> Experiment:
 
 
 def test_a_load_s_rate_and_length_follow_from_what_an_engine_sustains(tmp_path: Path) -> None:
-    """Four engines sustain 8 a second. Ten services of 3 s are 120 requests at half of that."""
+    """Four engines sustain 8 requests/s. Ten service times of 3 s are 120 requests at half that
+    rate."""
     load = Load(name="any", rate="0.5x", nodes=4)
     loaded = Loaded(load, azure_like(tmp_path), measure=lambda: Saturation(2.0, 3.0))
     assert (loaded.rate_per_s, len(loaded.arrivals_s(0))) == (4.0, 120)
@@ -65,7 +66,7 @@ def test_a_setting_under_which_a_server_ends_is_not_the_best() -> None:
 
 
 def test_an_experiment_is_changed_as_a_user_asks() -> None:
-    """Nothing is tuned for other arms, unless a load's rate is that of the tuned one."""
+    """Nothing is tuned for other arms, unless the tuned arm gives a load's rate."""
     for capacity_by, is_tuned in (("fcfs", False), ("tuned", True)):
         experiment = tuned(
             tuned={"policies": ["fcfs"], "clips": [64]}, defaults={"capacity_by": capacity_by},

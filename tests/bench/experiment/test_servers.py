@@ -86,7 +86,7 @@ def test_a_server_gets_the_hints_of_the_simulator(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_arm_s_servers_have_its_settings_and_a_history(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The history is made anew for another store alone."""
+    """Only another store needs a new history."""
     made, warmed = list[dict[str, Any]](), list[Any]()
 
     def servers_in(folder: Path, sage: SageConfig, device: Device, **more: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Experiments as files: their keys, and that a new one takes no code."""
+"""Experiments as files: their keys. A new one takes no code."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_capacity_is_measured_in_order_of_arrival() -> None:
     assert [*map(by_arrival, specs)] == ["fcfs@clip=64", "fcfs", "lpm", "fcfs-fill"]
 
 
-# Two idle nodes, and a request whose prompt takes 1 s and whose first token is due in 10 s.
+# Two idle nodes, and a request with a prompt of 1 s and a first-token deadline in 10 s.
 IDLE = ClusterView(
     prefill_s=np.ones(2), cached_tokens=np.zeros(2, np.int64), input_tokens=10, answer_tokens=40.0,
     ttft_s=10.0, tpot_s=math.inf, gain=1.0, decode_s=np.zeros(2), queue_age_s=np.zeros(2),
@@ -94,7 +94,7 @@ BESIDE = {"node": [0, 0, 1], "left_tokens": [70.0, 70.0, 999.0], "step_s": [0.01
         ("gorouting", {"decode_s": [6.2, 6.1]}, 1),
         ("gorouting", {"decode_s": [3.1, 5.9], "queue_age_s": [0.0, 5.8]}, 1),
         ("gorouting", {"decode_s": [3.1, 4.0], "queue_age_s": [0.0, 3.0]}, 1),
-        # Only nodes that gain: where the request is on time, and makes no other late.
+        # Only nodes with a gain: the request is on time there, and makes no other request late.
         ("gorouting", {"decode_s": [9.1, 9.0]}, 1),
         ("gorouting", {"decode_s": [5.0, 4.0], "remain_s": [6.9], **WAITS}, 1),
         ("gorouting", {"decode_s": [5.0, 4.0], "remain_s": [7.1], **WAITS}, 0),
@@ -102,7 +102,7 @@ BESIDE = {"node": [0, 0, 1], "left_tokens": [70.0, 70.0, 999.0], "step_s": [0.01
         ("gorouting", {"decode_s": [5.0, 4.0], "remain_s": [5.9], **WAITS}, 0),  # late anyway
         ("gorouting", {"decode_s": [8.4, 8.5]}, 0),
         ("gorouting", {"decode_s": [8.4, 8.5], **SHORT_STEPS}, 1),
-        # All wait for the prefill; the others for its steps while it runs beside them.
+        # All wait for the prefill. The others also wait for its steps while it runs with them.
         ("predicted-cost", {"prefill_s": [2.0, 1.0]}, 1),
         ("predicted-cost", BESIDE, 1),
         ("predicted-cost", {**BESIDE, "answer_tokens": 200.0}, 0),

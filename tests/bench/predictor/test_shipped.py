@@ -1,4 +1,4 @@
-"""The files that are shipped: lengths in general, and the vectors of tokens."""
+"""The shipped files: general lengths, and token vectors."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_coefficients_survive_writing(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 def test_the_shipped_file_is_what_the_command_makes() -> None:
-    """But for the last digit, which hosts round differently."""
+    """The last digit may differ, because hosts round differently."""
     vectors, scales = rounded(distilled(alone()))
     shipped, shipped_scales = token_vectors()
     np.testing.assert_allclose(scales, shipped_scales, rtol=1e-2)

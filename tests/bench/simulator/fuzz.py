@@ -3,8 +3,8 @@
 Pools, pages, chunks and step times are small or large. Hints and settings are extreme, and
 predictions wrong. Requests have adapters and sessions, share prefixes, and follow one another. The
 policy changes on the way. The invariants are in invariants.py, and here are two more. Under sage,
-each job passes the starvation bound at the pass that sage_sched.starvation_bound says, by an
-account that forgets nothing. A run ends within the number of events that its tokens allow.
+each job passes the starvation bound (sage_sched.starvation_bound) in the right pass, by an account
+that forgets nothing. A run ends within the number of events that its tokens allow.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from sage_sched.view import SchedulerView
 from tests.bench.simulator.invariants import check_promises, check_state
 from tests.bench.simulator.traffic import STEP_TIME, known, request
 
-# Of sage, so that half of the runs look at promises too.
+# Half of the runs are of sage, to check promises too.
 _POLICIES = [*policy_names(), *["sage"] * len(policy_names())]
 _NUMBERS = (
     0, 5e-324, 1e-310, 1e-9, 1e-6, 1e-3, 0.1, 0.5, 1, 8, 1e3, 1e9, 1e17, 1e308, math.inf, 2**31,
 )  # fmt: skip
 _TIMES_MS = (None, LEAST_SLO_MS, 50.0, 1000.0, MOST_SLO_MS)
 _WEIGHTS = (LEAST_WEIGHT, 1.0, 1.0, MOST_WEIGHT)
-# Events between two checks of a pool; checks then take half of the time.
+# Events between two checks of a pool. Checks then take half of the time.
 _CHECKED = 16
 # A pass serves a token at least, unless requests only move. KV may be computed again.
 _EVENTS_PER_TOKEN = 4
@@ -59,7 +59,7 @@ _EVENTS_PER_TOKEN = 4
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run. switches: by when, which policy takes over."""
+    """One run. switches: the policy that takes over, by time."""
 
     engine: Engine
     config: SageConfig
@@ -70,7 +70,7 @@ class Case:
 
 
 def draw(seed: int, policy: str = "") -> Case:
-    """Return the case of a seed, under a policy of its choice if none is named."""
+    """Return the case of a seed. Without a policy, the seed chooses one."""
     rng = random.Random(seed)
     engine = _engine(rng)
     requests = _with_more(random.Random(f"more {seed}"), _requests(rng, engine))
@@ -169,8 +169,8 @@ def _requests(rng: random.Random, engine: Engine) -> list[SimRequest]:
 
 
 def _in_a_rush(rng: random.Random, requests: list[SimRequest]) -> list[SimRequest]:
-    """A quiet time, and then a flood. The next turn of a refused request never comes, so no request
-    waits for another's answer."""
+    """Make a quiet time, and then a flood. The next turn of a refused request never comes, so no
+    request waits for another's answer."""
     since_s = rng.choice(requests).arrival_s
     slower, faster = rng.choice([1.0, 10.0, 1000.0]), rng.choice([1.0, 0.1, 1e-3, 0.0])
 
@@ -192,7 +192,7 @@ def _with_more(rng: random.Random, requests: list[SimRequest]) -> list[SimReques
 
 
 def _spans(rng: random.Random, input_tokens: int) -> tuple[tuple[int, int, int], ...]:
-    """A beginning that it shares with others, or nothing."""
+    """Return a prompt whose beginning others share, or nothing."""
     family, shared_tokens = rng.choice([0, 1, 2, 3]), rng.randint(1, input_tokens)
     if not family:
         return ()
@@ -218,7 +218,7 @@ def _hints(rng: random.Random, number: int) -> Hints:
 
 @dataclass(slots=True)
 class Account:
-    """All jobs that have come, and those whose bound was passed at a pass."""
+    """All jobs that have come, and the jobs whose bound was passed in a pass."""
 
     jobs: dict[int, Job] = field(default_factory=dict)
     passed: set[Job] = field(default_factory=set)

@@ -1,18 +1,18 @@
 """Invariants that hold at every event. Each check has its number behind it.
 
-1. Conservation: the pages held are those of the requests in the batch and of the chunked one,
-   shared pages counted once; the others that the radix tree has on the device are evictable;
-   together they fit the pool. The tree's KV is on the device or in host memory, which has room.
+1. Conservation: the held pages are the pages of the requests in the batch and of the chunked one,
+   with shared pages counted once. The radix tree's other pages on the device are evictable. All fit
+   the pool. The tree's KV is on the device or in host memory, which has room.
 2. Slots: requests in the batch and the chunked one are at most max_running_requests.
-3. Nothing is lost or doubled: each outstanding request is waiting, chunked or in the batch, in one
-   place.
-4. Exactness: no request has more tokens than its true length, nor, unless finished, all of them; a
-   waiting request has a first token if it has been served, and no other has.
-5. Sums: the sums that the batch keeps in closed form equal those of its members, one by one.
+3. Nothing is lost or doubled: each outstanding request is in one place: waiting, chunked or in the
+   batch.
+4. Exactness: no request has more tokens than its true length, and only a finished one has all. A
+   waiting request has a first token if and only if it has been served.
+5. Sums: the sums that the batch keeps in closed form equal the sums over its members.
 6. Promises: no request passes a waiting one that came before it and has a starvation guarantee.
 
-The node checks always that it is work conserving: if a request has come, a step is taken. result_of
-checks that each request has finished once, with its true length, and not before it came.
+The node itself always checks that it is work conserving: if a request has come, a step is taken.
+result_of checks that each request has finished once, with its true length, and not before it came.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ CHUNKED = [request(0.0, 600, 10), request(0.0, 100, 10)]
 @pytest.mark.parametrize(
     ("policy", "pool_tokens", "requests", "gets_in"),
     [
-        ("fcfs", 1003, TOGETHER, "beside"),  # 2 x (100 + 400 + 1) tokens are set aside
-        ("fcfs", 1002, TOGETHER, "next"),  # then the first counts with 0.7 of its cap only
+        ("fcfs", 1003, TOGETHER, "beside"),  # sets 2 x (100 + 400 + 1) tokens aside
+        ("fcfs", 1002, TOGETHER, "next"),  # the first then counts with 0.7 of its cap
         ("fcfs", 880, TOGETHER, "after"),  # 100 + 0.7 * 399 + 501 and one less
         ("fcfs@clip=399", 1001, TOGETHER, "beside"),
         ("fcfs@conservativeness=1.0", 800, APART, "after"),
@@ -78,12 +78,12 @@ def test_no_request_starves_for_an_adapter(policy: str, preempt: bool) -> None:
     result = simulate(ENGINE, policy, CONFIG, requests, Options(preempt=preempt))
     ttft_s = dict(zip(map(id, requests), result.ttft_s.tolist(), strict=True))
     assert max(ttft_s[id(each)] for each in of_b) < 60
-    # The queue closes for each of them anew, not at once.
+    # The queue closes for each request of b anew, not at once.
     assert sum(ttft_s[id(each)] for each in of_a) < len(of_a)
 
 
 def swapped_out(num_tokens: int) -> Progress:
-    """A request with KV of so many tokens of a document that others may share."""
+    """A request with the KV of this many tokens of a document that others may share."""
     asked = request(0.0, num_tokens, 9, 9, spans=((1, 0, num_tokens),))
     progress = Progress(asked, 0, Job(0, num_tokens, 9, None, 0))
     progress.job.grow(1)
@@ -97,7 +97,7 @@ def test_a_request_comes_back_if_all_of_it_fits(
     held_tokens: int, has_room: bool, cached_tokens: int
 ) -> None:
     pool, returning = KvPool(10, 1), swapped_out(6)
-    if cached_tokens:  # another has left a part in the tree
+    if cached_tokens:  # another request has left a part in the tree
         other = swapped_out(cached_tokens)
         pool.hold(cached_tokens)
         pool.publish(other, cached_tokens)

@@ -19,7 +19,7 @@ SERVER = H800_QWEN3_32B.server_facts()
 @pytest.mark.parametrize("mean_tokens", [60.0, 300.0])
 @pytest.mark.parametrize("policy", ["sage", "fcfs-fill"])
 def test_a_backlog_ends_with_nine_in_ten(number: int, mean_tokens: float, policy: str) -> None:
-    """All are there at once; the forecast is the distribution that lengths are drawn from."""
+    """All requests come at once. The forecast is the distribution that lengths are drawn from."""
     rng = np.random.default_rng(number)
     drawn = np.clip(rng.lognormal(np.log(mean_tokens), 0.8, 4000), 1, 2048).astype(int).tolist()
     forecast = known(*drawn[:1000])
@@ -29,7 +29,7 @@ def test_a_backlog_ends_with_nine_in_ten(number: int, mean_tokens: float, policy
     jobs = [Job(i, inputs[i], 2048, forecast, 0) for i in range(number)]
     ttlt_s = simulate(H800_QWEN3_32B, policy, CONFIG, requests).ttlt_s
     ratio = backlog_s(jobs, 0.7, SERVER) / np.quantile(ttlt_s, 0.9)
-    # A few that start together end one by one, the batch ever smaller.
+    # Few requests end one by one, and the batch shrinks.
     assert (0.8 if number >= 200 else 0.4) < ratio < 1.4
 
 
@@ -37,7 +37,7 @@ def test_a_backlog_ends_with_nine_in_ten(number: int, mean_tokens: float, policy
     ("job", "grown", "left", "takes_s"),
     [
         (Job(0, 100, 1000, known(*[200] * 9), 0), 150, 50, 2.052255),
-        (Job(0, 100, 1000, known(*[200] * 9), 0), 300, 300, 12.32706),  # longer than any alike
+        (Job(0, 100, 1000, known(*[200] * 9), 0), 300, 300, 12.32706),  # longer than any sample
         (Job(0, 100, 1000, known(*[200] * 9), 0), 999, 1, 0.041180236),
         (Job(0, 5000, 1000, UNKNOWN, 0, prefilled_tokens=2000), 0, 300, 13.11638),
         (Job(0, 10, 1000, UNKNOWN, 0, has_fixed_length=True), 0, 1000, 41.12638),

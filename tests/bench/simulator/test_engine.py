@@ -39,7 +39,7 @@ def test_a_part_of_a_sequence_stays_its_session_s() -> None:
 @pytest.mark.parametrize(("options", "page_size"), [(STAY, 1), (CHECKED, 16)])
 @pytest.mark.parametrize("policy", [*sorted(STOCK), "srpt-oracle"])
 def test_invariants_hold_on_mixed_traffic(policy: str, options: Options, page_size: int) -> None:
-    """Of the other policies the fuzzer has random traffic."""
+    """The fuzzer runs random traffic under the other policies."""
     small, many = (replace(engine, page_size=page_size) for engine in (SMALL, MANY_SLOTS))
     result = simulate(small, policy, CONFIG, mixed(150, 6.0, 3), options)
     preempts = options.preempt and policy == "srpt-oracle"
@@ -60,7 +60,7 @@ def test_no_decision_depends_on_a_true_length_that_is_not_yet_known(policy: str)
         for index, each in enumerate(requests):
             node.submit(each, index)
         node.advance(12.0)
-        node.state.running_jobs()  # brings their tokens up to date
+        node.state.running_jobs()  # updates their tokens
         others = [*node.state.decode, *node.state.returning, *node.state.queue]
         places = [(p.index, p.generated_tokens, p.job.num_preemptions) for p in others]
         return {p.index: p.last_token_s for p in finished}, places

@@ -32,7 +32,7 @@ def test_results_are_as_recorded(name: str) -> None:
 
 
 def test_metrics_are_as_recorded() -> None:
-    """Of requests with deadlines or sessions, under pressure, and of parts of them."""
+    """The requests have deadlines or sessions, and fill the engine. Some metrics cover a part."""
     hints = Hints(ttft_slo_ms=900.0, tpot_slo_ms=60.0, weight=2.0, first_token_weight=3.0)
     asked = [
         replace(each, hints=hints if number % 3 else Hints(session=str(number % 7)))

@@ -39,7 +39,7 @@ def test_a_step_takes_the_longer_of_device_and_host() -> None:
     device_ms = 10 + sum(20 + 0.1 * n for n in range(100))
     assert _alone_s(Host()) == pytest.approx(device_ms / 1e3)
     assert _alone_s(Host(step_s=0.005, request_s=0.004)) == pytest.approx(device_ms / 1e3)
-    # The host hides until the device's steps are longer than its own.
+    # The host's 25 ms count until the device's steps are longer.
     decodes_ms = sum(max(20 + 0.1 * n, 25) for n in range(100))
     for policy in ("fcfs", "fcfs-fill"):
         found_s = _alone_s(Host(step_s=0.019, request_s=0.006), policy)
@@ -66,7 +66,7 @@ def test_each_move_holds_the_device_up() -> None:
 
 
 def test_the_gpu_is_simulated_as_it_was_measured() -> None:
-    """With the costs of the host at that time, on the same requests (see presets.toml)."""
+    """The host has the costs measured then, and serves the same requests (see presets.toml)."""
     made = records.read(records.file_of("gpu"))
 
     def of(engine: str, arm: str, metric: str) -> NDArray[np.float64]:

@@ -25,7 +25,7 @@ DECODE_S = 2.0 + 2 * 0.2 + 300 * 0.001
 
 
 class Host:
-    """Its clocks go on only where a test says so, or it sleeps."""
+    """A host whose clocks advance only if a test says so, or it sleeps."""
 
     def __init__(self, model: DeviceModel = MODEL) -> None:
         self.now_s, self.cpu_s = 100.0, 5.0
@@ -43,7 +43,7 @@ class Host:
         return "done"
 
     def step(self, compute_s: float, *, after_idle: bool = False, overlaps: bool = True) -> float:
-        """Launch a decode step; when the device will be done with it."""
+        """Launch a decode step, and return when the device will be done with it."""
         result, done_s = self.clock.run(
             decode_batch(100, 200), lambda: self.work(compute_s),
             after_idle=after_idle, overlaps=overlaps,
@@ -97,7 +97,7 @@ def test_the_modelled_host_holds_steps_and_moves_up() -> None:
 @pytest.mark.parametrize(
     ("events", "overlaps", "later_s", "late_s"),
     [
-        # Steps follow one another however quick the host. Its own work hides behind them.
+        # Steps follow one another, however fast the host is. Its own work hides behind them.
         ("idle 0.5, step 0.5, see 1, work 0.3, step 0.5, see 1", True, (0, 0, 0), 0),
         ("idle 0.1, see 1, wait 50, idle 0.1", True, (0, 50), 0),  # nothing to do until then
         ("idle 0.1, see 1, work 0.5, step 0.1", True, (0, 0.5), 0.5),  # launched late
@@ -130,7 +130,7 @@ def test_moves_go_one_after_the_other_and_hold_the_device_up() -> None:
     running_until = host.step(0.1, after_idle=True)
     assert host.clock.move(10, lambda: host.work(0.1)) == "done"
     assert host.now_s == pytest.approx(100.1 + 0.5)  # the host waited for the copy
-    host.clock.move(4, lambda: host.work(0.9))  # here a copy that takes longer than there
+    host.clock.move(4, lambda: host.work(0.9))  # the copy takes longer here than there
     assert host.now_s == pytest.approx(100.6 + 0.9)
     assert host.step(0.1) == pytest.approx(running_until + 0.5 + 0.2 + DECODE_S)
     assert (host.clock.stats.num_moves, host.clock.stats.moved_s) == (2, pytest.approx(0.7))
@@ -153,7 +153,7 @@ def test_a_run_that_the_host_held_up_is_invalid() -> None:
 
 def test_all_times_of_a_server_are_divided_by_its_speed() -> None:
     device = Device.named("h800-qwen3-32b", speed=4.0)
-    assert device.sped_up(SageConfig()).step_time is None  # it learns them
+    assert device.sped_up(SageConfig()).step_time is None  # the server learns them
     given = SageConfig(
         step_time=StepTimeConfig(decode_base_ms=8.0),
         overload=OverloadConfig(enabled=True, max_ttft_ms=2000.0),

@@ -32,7 +32,7 @@ SLOW = {
 LONGEST_STEP_S = 0.3
 PRESET = "h800-qwen3-32b"
 NUM_REQUESTS = 6
-# Of a comparison, and before it to warm a server up.
+# The requests of a comparison, and those that warm a server up before it.
 NUM_SERVED = NUM_REQUESTS + 8
 
 
@@ -56,7 +56,7 @@ def test_steps_and_moves_take_the_modelled_time(
     engine = replace(PRESETS[PRESET], **SLOW)
     for each in runs:
         about, columns = each.about, each.about["requests"]
-        # No request is sooner than on the device alone, even if the host is quick.
+        # No request takes less time than alone on the device, even if the host is fast.
         for i, ttlt_ms in enumerate(columns["e2e_latency_ms"]):
             fastest_s = alone_s(engine, columns["input_tokens"][i], columns["output_tokens"][i])
             assert ttlt_ms / 1e3 >= fastest_s - 1e-3
@@ -68,7 +68,7 @@ def test_steps_and_moves_take_the_modelled_time(
     sage = [each.about["counters"] for each in runs if each.policy == "sage"]
     seen_us = 1e6 * engine.swap_token_s
     assert sage[0]["preemption"]["swap_token_us"] == pytest.approx(seen_us / 2)
-    # One server a policy, whose history begins anew with each run.
+    # One server per policy. Its history begins anew with each run.
     assert len(list((tmp_path / "on clock" / "logs").iterdir())) == 2
     num_warmed = len(chats.answered().observations())
     for counters in sage:

@@ -72,7 +72,7 @@ def url() -> Iterator[str]:
 
 
 def ask(url: str, *prompts: str, last_s: float = 0.0, **more: Any) -> list[Answer]:
-    """Ask at once, but the last one then."""
+    """Send all requests at once, but the last one at last_s."""
     arrivals_s = [*[0.0] * (len(prompts) - 1), last_s]
     bodies = [body_of(prompt, 2, 8) for prompt in prompts]
     return drive(url, bodies, arrivals_s, label="test", **more)
@@ -95,7 +95,7 @@ def test_a_client_notes_when_it_had_how_many_tokens(url: str) -> None:
 
 
 def test_a_request_has_its_time_from_the_last_arrival_and_from_its_own_sending(url: str) -> None:
-    """In seconds of which the server lives through ten thousand in one."""
+    """The server is 10,000 times faster than reality."""
     times = {"last_s": 3000.0, "timeout_s": 1000.0, "speed": 10_000.0}
     answers = ask(url, "stuck", "stuck", follows=[None, 0], pauses_s=[0.0, 0.0], **times)
     sent_s = [answer.sent_s for answer in answers]
@@ -136,7 +136,8 @@ def test_a_body_has_the_cap_of_all_and_its_own_length_where_no_scheduler_looks()
 
 
 def test_tokens_between_two_looks_came_evenly() -> None:
-    """Due at 1.1, 1.2 … 1.8 s. The first five come by 1.4 s, 0.1 s each; the others 0.2 s each."""
+    """Tokens are due at 1.1, 1.2 … 1.8 s. The first five come by 1.4 s, 0.1 s each, and the others
+    take 0.2 s each."""
     answer = Answer(10.0, ((11.0, 1), (11.4, 5), (12.2, 9)), 40, 0)
     assert answer.token_s() == pytest.approx([11, 11.1, 11.2, 11.3, 11.4, 11.6, 11.8, 12, 12.2])
     early, late = replace(answer, sent_s=10.01), replace(answer, sent_s=9.99)  # by 0.01 s

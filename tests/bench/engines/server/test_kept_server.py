@@ -1,4 +1,4 @@
-"""Runs on servers that stay: which are made again, and what is counted of them."""
+"""Runs on servers that stay: which runs are repeated, and which counts are reported."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.bench.engines.clock.test_device_clock import state
 def held_up(
     monkeypatch: pytest.MonkeyPatch, *late_s: float, num_unpredicted: int = 0
 ) -> tuple[Run, list[str]]:
-    """Return the result and the requests sent, if the host holds each try up for these seconds."""
+    """Return the result and the requests sent, if the host delays each try by these seconds."""
     states = iter(s for late in late_s for s in (_did(0.0, 0), _did(late, num_unpredicted)))
     servers: Any = SimpleNamespace(device=Device.named("h800-qwen3-32b", 1.0))
     kept, sent = KeptServer(servers, "sage"), list[str]()

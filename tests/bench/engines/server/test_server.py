@@ -1,4 +1,4 @@
-"""A server that is awaited is the one that was launched."""
+"""The awaited server is the launched one."""
 
 from __future__ import annotations
 
