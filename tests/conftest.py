@@ -10,7 +10,7 @@ from bench.engines.server import server
 from predictor_store.predict.embedder import Embedder
 from tests.nursery import Nursery
 
-# No example fails for the time that it took.
+# No example fails because of its time.
 settings.register_profile("any host", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any host")
 _ROOT = Path(__file__).parent
@@ -58,7 +58,7 @@ def nursery(pytestconfig: pytest.Config) -> Nursery:
 
 @pytest.fixture(scope="session", autouse=True)
 def _servers_of_nursery(nursery: Nursery) -> Iterator[None]:
-    """All servers that this process starts with SGLang's own command are born there."""
+    """The nursery starts all servers that this process runs by SGLang's own command."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server, "launch", nursery.launch)
         yield

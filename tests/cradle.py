@@ -38,7 +38,7 @@ import setproctitle
 
 from bench.engines.clock.priority import take_place_of_session
 
-# What takes longest of what all processes of SGLang import of itself, and of others.
+# The slowest imports that all processes of SGLang share, of its own and of other packages.
 _OF_SGLANG = (
     "sglang.srt.managers.io_struct", "sglang.srt.managers.tokenizer_manager",
     "sglang.srt.managers.schedule_policy", "sglang.srt.configs",
@@ -88,15 +88,15 @@ def main(orders: socket.socket) -> None:
 
 
 def _imported() -> list[str]:
-    """Import what takes long. Returns where packages are found but for PYTHONPATH and the folder
-    that this process was started in."""
+    """Import the slow modules. Return the places of packages, without PYTHONPATH and the folder in
+    which this process was started."""
     importlib.import_module("sglang.launch_server")
     for name in _OF_OTHERS:
         with suppress(ImportError):
             importlib.import_module(name)
     for name in _OF_SGLANG:
         importlib.import_module(name)
-    setproctitle.getproctitle()  # looks for where titles go, before the environment is another
+    setproctitle.getproctitle()  # finds the place of titles before the environment changes
     _patch_no_more_than_copies()
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return [entry for entry in sys.path[1:] if entry not in named]
@@ -132,7 +132,7 @@ def _reap() -> None:
 
 
 def _take_over(outputs: list[int], folder: str, environment: dict[str, str]) -> None:
-    """Be a process as subprocess.Popen would have made it, in a session of its own."""
+    """Become a process as subprocess.Popen would have made it, in a session of its own."""
     os.setsid()
     take_place_of_session()
     _prctl(_DIE_WITH_PARENT, signal.SIGKILL)
@@ -148,21 +148,21 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _close_all_but(*kept: int) -> None:
-    """But for those and the standard three."""
+    """Close all files except these and the standard three."""
     bounds = [_FIRST_FREE_FD - 1, *sorted(kept), os.sysconf("SC_OPEN_MAX")]
     for before, after in pairwise(bounds):
         os.closerange(before + 1, after)
 
 
 def _go_by(environment: dict[str, str]) -> None:
-    """And be no copy where chance is wanted."""
+    """Take this environment, and random numbers of our own."""
     os.environ.clear()
     os.environ.update(environment)
     random.seed()
 
 
 def _have_cradle() -> None:
-    """Make a copy of this process where those are born that it spawns."""
+    """Fork a copy of this process, in which its spawned processes start."""
     alive_r, alive_w = os.pipe()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(connection.arbitrary_address("AF_UNIX"))
@@ -184,7 +184,7 @@ def _have_cradle() -> None:
 
 
 def _spawn_in_cradles() -> None:
-    """Make Python's "spawn" mean that, in all processes that come of this one."""
+    """Make Python's "spawn" use that copy, in this process and all that come of it."""
     preparation, prepare, begin = spawn.get_preparation_data, spawn.prepare, spawn._main
 
     def with_environment(name: str) -> dict[str, Any]:

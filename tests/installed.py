@@ -39,8 +39,8 @@ def build(folder: Path) -> tuple[Path, Path]:
 
 
 class Installed:
-    """An environment with the wheel and nothing else; with `requirements`, as if those of this
-    environment were installed there too. Nothing of the checkout is on its path."""
+    """An environment with only the wheel. With `requirements` it also has this environment's
+    packages. Nothing of the checkout is on its path."""
 
     def __init__(self, folder: Path, wheel: Path, *, requirements: bool) -> None:
         _run([sys.executable, "-m", "venv", "--without-pip", str(folder)])
@@ -97,7 +97,7 @@ class Installed:
 
 
 def _required(requirements: Iterable[Requirement]) -> list[Distribution]:
-    """And what these require."""
+    """Return the distributions of these requirements, and of their own."""
     found: list[Distribution] = []
     asked, seen = [*requirements], set[tuple[str, frozenset[str]]]()
     while asked:
@@ -123,7 +123,7 @@ def _asked(of: Distribution, extras: Iterable[str]) -> list[Requirement]:
 
 
 def somebodys_folder(folder: Path) -> Path:
-    """A folder to work in that has packages of the names of ours, which say whose they are."""
+    """Make a working folder of a user whose own packages have the names of ours."""
     for name in PARTS:
         (folder / name).mkdir(parents=True)
         (folder / name / "__init__.py").write_text("WHOSE = 'mine'\n", encoding="utf-8")

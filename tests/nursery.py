@@ -19,7 +19,7 @@ from bench.engines.server import server
 from bench.engines.server.policy_server import CPU_ENV
 
 _MAX_ANSWER_BYTES = 32
-# Those of bench/engines/server/model.py and tests/engine, and what theirs are made of.
+# The models of bench/engines/server/model.py and tests/engine, and the models that these import.
 _MODELS = {
     "llama", "mixtral", "minicpm3", "qwen3", "gemma2", "qwen2_vl", "lfm2", "gemma4_causal",
 }  # fmt: skip
@@ -40,20 +40,20 @@ class Born:
         return 0 if select.select([self._pidfd], [], [], 0)[0] else None
 
     def wait(self) -> int:
-        """Return once it has ended."""
+        """Wait for its end."""
         select.select([self._pidfd], [], [])
         return 0
 
 
 class Nursery:
-    """Slow imports are done for the first process that is requested."""
+    """Starts processes by tests/cradle.py, which does the slow imports at the first request."""
 
     def __init__(self) -> None:
         self._orders: socket.socket | None = None
         self._one_by_one = Lock()
 
     def close(self) -> None:
-        """Servers that are left end too."""
+        """End the cradle, and any servers left."""
         if self._orders is not None:
             self._orders.close()
             self._cradle.wait()
@@ -82,7 +82,7 @@ class Nursery:
         return subprocess.CompletedProcess(code, exit_code, *printed)
 
     def _ordered(self, order: dict[str, Any], *outputs: IO[bytes]) -> tuple[int, list[int]]:
-        """The number that is answered, and files that come with it."""
+        """Return the number in the answer, and the files that come with it."""
         order["folder"] = os.getcwd()
         with self._one_by_one:
             orders = self._orders or self._begin()
@@ -105,7 +105,7 @@ class Nursery:
 
 
 def other_models() -> list[str]:
-    """SGLang's modules of the models that no test has, which else each scheduler imports."""
+    """Return SGLang's modules of models that no test uses, which each scheduler would import."""
     (folder,) = find_spec("sglang").submodule_search_locations  # type: ignore[union-attr]
     models = {file.stem for file in Path(folder, "srt", "models").glob("*.py")}
     return sorted(models - _MODELS)

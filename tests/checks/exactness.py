@@ -70,7 +70,7 @@ def ask(
 ) -> list[Spoken]:
     """Return the answers, with `at_a_time` requests in flight. Raises requests.RequestException.
 
-    sampling: further parameters, used in turn.
+    sampling: further parameters for the requests, in turn.
     """
 
     def one(i: int) -> Spoken:
@@ -95,7 +95,7 @@ def differences(
     """Return the number of answers that differ in a token, and the largest difference of a log
     probability before the first different tokens.
 
-    tie: answers that part at tokens whose log probabilities differ by no more are not counted.
+    tie: answers that diverge at tokens whose log probabilities differ by no more are not counted.
     """
     num_different, largest = 0, 0.0
     for one, other in zip(left, right, strict=True):
@@ -115,8 +115,8 @@ def measure(
     them, and the largest difference of log probabilities. The same is returned for batches alone,
     with the counts of preemptions.
 
-    Raises AssertionError if answers differ by more than batching explains, or if too few requests
-    were preempted; ServerError; requests.RequestException.
+    Raises ServerError, requests.RequestException, and AssertionError if answers differ by more than
+    batching explains, or if too few requests were preempted.
     """
     asked, calm = crowd(num_requests), []
     with replace(servers, flags=servers.flags + _ROOMY).server("fcfs", "calm") as server:

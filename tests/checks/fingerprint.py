@@ -76,7 +76,7 @@ _CLUSTERS = {"new": ("deadlines", 0.01), "old": ("sessions", 4.0)}
 
 
 def cases() -> dict[str, Callable[[], Result]]:
-    """Return what is simulated, by name."""
+    """Return the simulations by name."""
     names = sorted({*policy_names(), *STOCK, ORACLE, "fcfs@conservativeness=0.3"})
     return {
         **{f"{name} {regime}": partial(_in_regime, name, regime)
@@ -190,7 +190,7 @@ def _hints(regime: str, number: int) -> Hints:
 
 
 def _next_turn(asked: SimRequest, turn_of: int, before: SimRequest) -> SimRequest:
-    """Return the request as the turn after `before`, whose prompt it begins with."""
+    """Return the request as the turn after `before`. Its prompt begins with that of `before`."""
     told = before.spans or ((turn_of, 0, before.input_tokens),)
     own = (1000 + turn_of, 0, min(400, asked.input_tokens))
     num_tokens = before.input_tokens + own[2]

@@ -47,7 +47,7 @@ from sage_sched.steps import StepTime, attended_pairs
 from tests.checks import exactness
 from tests.predictor_store.probes import probe
 
-# Measured step times are held against it.
+# Measured step times are compared with it.
 _PRESET = "h100-llama-3.1-8b"
 _PACKAGES = ("flashinfer-python", "triton")
 # Llama 3.1 8B (its config.json); with --load-format dummy it needs no weights.
@@ -172,7 +172,7 @@ class Checks:
             env=exactness.STRICT | ({} if self.on_gpu else CPU_ENV),
             sage=SageConfig(),
         )
-        sampling = [{"ignore_eos": self.args.model_path is None}]  # a real one ends them itself
+        sampling = [{"ignore_eos": self.args.model_path is None}]  # a real model ends them itself
         return exactness.measure(servers, 300 if self.on_gpu else 150, sampling)
 
     def fp8_kv(self) -> dict[str, Any]:

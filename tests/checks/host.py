@@ -37,7 +37,7 @@ _NUM_STEPS = 150
 _REFERENCE_S = 250e-6
 # A step of an H200 and a model of 8B parameters.
 _STEP_S = 0.006
-# Seconds after an arrival: its start is due under `sage`, or can no longer be in time.
+# Seconds after an arrival at which `sage` starts it, or it can no longer be in time.
 _DUE_S, _LATE_S = 1.0, 60.0
 _PROMISED = Hints(ttft_slo_ms=1000.0, tpot_slo_ms=100.0)
 _NO_HOST_MEMORY = PreemptionConfig(host_pool_gib=1e-9)
@@ -63,10 +63,10 @@ class FullServer(Server):
         generator = np.random.default_rng(num_waiting)
         num_requests = num_running + num_waiting + num_newcomers
         requests = self.arrive(*(any_request(generator, hints) for _ in range(num_requests)))
-        self.state.ticked(0.0, CLOCK)  # dates them
+        self.state.ticked(0.0, CLOCK)  # sets their times
         self.state.preemption = Preemption(self.scheduler, _NO_HOST_MEMORY)
         for request in requests:
-            request.sage.was_checked = True  # it uses only features that survive a swap
+            request.sage.was_checked = True  # it uses only features that a swap keeps
         self.batch = self.scheduler.running_batch
         self.set_free(0)
         view = self.state.view(self.batch)
@@ -181,7 +181,7 @@ class Times:
 
 def measure(num_waiting: int, num_running: int, policy: str) -> list[Times]:
     """Return the times of a step that changes nothing, of a plan after one request has come and
-    another has left, of a plan while starts are due, and of an arrival."""
+    another has left, of a plan that starts requests, and of an arrival."""
     hints = _PROMISED if policy_type(policy).traits.uses_clock else NO_HINTS
 
     def server() -> FullServer:

@@ -18,7 +18,7 @@ from patches.scheduler.kv_arena import KvArena
 from patches.scheduler.swap_meter import Span
 
 _ROUNDS = 5
-# Work on the device beside a move: about ten times as long as the move.
+# Work on the device during a move. It takes about ten times the move's time.
 _WORK_SIZE, _WORK_ROUNDS = 8192, 40
 
 
@@ -27,10 +27,11 @@ def measure(
 ) -> dict[str, Any]:
     """Move KV of this shape in bfloat16 out and back.
 
-    Return whether it came back `bit_exact`; gigabytes per second `out` and `back`, also for the bus
-    alone (`bus_out`, `bus_back`), the best of 5 rounds; how long a token's move holds up the device
-    (`held_up_us`); and by how much a move out lengthens the device's other work beside it, in the
-    time of the move (`exposed`). A GPU raises an error if the host waits for it during a move.
+    Return whether the KV came back unchanged (`bit_exact`), and the gigabytes per second of moves
+    (`out`, `back`) and of the bus alone (`bus_out`, `bus_back`), the best of 5 rounds. `held_up_us`
+    is the time for which a token's move delays the device. `exposed` is the time that a move out
+    adds to the device's other work, in units of the move's time. A GPU raises an error if the host
+    waits for it during a move.
     """
     pool = MHATokenToKVPool(
         size=4 * num_tokens, page_size=1, dtype=torch.bfloat16, head_num=num_heads,

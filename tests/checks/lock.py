@@ -19,7 +19,7 @@ from pathlib import Path
 
 FILE = Path("requirements.txt")
 PYTHONS = ("3.11", "3.12")
-# Variables that name other indexes than the public one.
+# Variables that name indexes other than the public one.
 _OF_THIS_HOST = ("PIP_FIND_LINKS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX")
 _PIN = re.compile(r"^(\S+==\S+)((?: --hash=sha256:[0-9a-f]{64})*)$")
 
@@ -69,7 +69,7 @@ def _normalized(name: str) -> str:
 
 
 def main() -> None:
-    """Write the file anew; the lines of `#` stay."""
+    """Write the file anew. The lines of `#` stay."""
     # Without pip itself and editable packages.
     listed = _pip("freeze", "--all", "--exclude-editable").splitlines()
     pins = [pin.removesuffix("+cpu") for pin in listed if not pin.startswith("pip==")]

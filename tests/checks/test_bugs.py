@@ -1,4 +1,4 @@
-"""The bugs of bugs.toml fit the code as it is."""
+"""The bugs of bugs.toml fit the current code."""
 
 from __future__ import annotations
 

@@ -29,12 +29,12 @@ EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "two-servers.sh"
 # Fewer slots than requests in flight, so some requests wait.
 _FLAGS = (*CPU_ENGINE_FLAGS, "--max-total-tokens", "8192", "--max-running-requests", "4")
 _LIMIT_S, _POLL_S = 1800.0, 0.2
-# However the script ends, its shell stays, so that what it has started can be found.
+# The script's shell stays in any case, so that the processes that it has started can be found.
 _BEGIN = """trap 'echo $? > ended; sleep infinity' EXIT
 total() { curl -s http://127.0.0.1:$2/metrics | awk "/^$1[{ ]/ {n += \\$NF} END {print n + 0}"; }
 """
 _ANSWERED = "total sglang:num_requests_total"
-# What happens after some steps.
+# Events after some steps.
 _AFTER = {
     3: f"""until [ $(wc -l < statuses.txt) -ge 60 ]; do sleep 0.2; done
 ({_ANSWERED} 30001; {_ANSWERED} 30002) > answered.txt
@@ -52,7 +52,8 @@ class NotFollowedError(RuntimeError):
 
 
 def follow(script: str, folder: Path, env: dict[str, str]) -> None:
-    """Run a script to its end, and kill what it has started. Raises NotFollowedError."""
+    """Run a script to its end, and kill the processes that it has started. Raises
+    NotFollowedError."""
     command, ended = ["bash", "-e", "-c", script], folder / "ended"
     bash = subprocess.Popen(command, cwd=folder, env=env, start_new_session=True)
     try:

@@ -95,5 +95,5 @@ def _write(model: Any, folder: Path) -> None:
             drawn = torch.randn(weights.shape, generator=generator)
             weights.data = drawn * gain / weights[0].numel() ** 0.5
         elif "post_" in name and model.config.tie_word_embeddings:
-            weights.data += 20  # what layers add counts for more than the token that was said
+            weights.data += 20  # the layers' part counts for more than the last token
     model.save_pretrained(folder)

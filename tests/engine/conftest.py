@@ -1,7 +1,7 @@
-"""Real SGLang servers on the CPU platform, with a small model and a store that holds little.
+"""Real SGLang servers on the CPU platform, with a small model and a small store.
 
-Those that tests share are in kinds.py. Tests of one kind, and else of one file, follow one another
-in one worker.
+kinds.py has the servers that tests share. Tests of one kind, or else of one file, follow one
+another in one worker.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tests.engine.serving import CHECKED, CPU_FLAGS, SageServer, states
 
 ASKED = crowd(36)
 Stock = list[Spoken]
-# SGLang's own that orders by prompt length, then by arrival.
+# SGLang's own policy that orders by prompt length, then by arrival.
 POLICY = "shortest-prefill-first"
 _HERE = Path(__file__).parent
 # The shared server that runs, if any, by its kind.
 _SHARED = pytest.StashKey[dict[str, SageServer]]()
-# What takes longest comes first: kinds of servers, and files.
+# The slowest kinds of servers, and files, come first.
 _ORDER = (
     "test_installed", "two_ranks", "test_fuzz", "test_learning", "yielding", "paged",
     "replicas", "foreseeing", "several",
@@ -84,8 +84,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def stock(_staged: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Stock:
-    """Answers to ASKED of a stock server with the plugin installed, which one worker asks for
-    all."""
+    """The answers to ASKED of a stock server with the plugin installed. One worker asks for all
+    workers."""
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent
@@ -105,7 +105,7 @@ def stock(_staged: None, model: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def _shared(name: str) -> Any:
-    """A fixture: the server of that kind; another one if a test has ended it."""
+    """Return a fixture with the server of that kind, or a new one if a test has ended it."""
 
     @pytest.fixture(name=name)
     def server(

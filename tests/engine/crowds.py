@@ -19,7 +19,7 @@ from tests.engine.serving import (
 )
 
 Asked = tuple[str, int]  # a prompt, and how many tokens it is to get
-# Requests of one cap, of which a server is to predict which gets the shorter answer.
+# Requests of one cap. A server has to predict which gets the shorter answer.
 LONG_AND_SHORT = {
     "long": {"prompt": UNASKED_LONG_PROMPT, "max_new_tokens": 20},
     "short": {"prompt": UNASKED_SHORT_PROMPT, "max_new_tokens": 20},
@@ -31,8 +31,8 @@ def ask_one(server: Server, asked: Asked, **sampling: Any) -> Spoken:
 
 
 def started(server: SageServer, asked: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The ids of requests in the order of their starts. asked: what they say, by id; all come
-    before the first may start."""
+    """Return the ids of requests in the order of their starts. All come before the first may start.
+    asked: fields of their bodies, by id."""
     ask = partial(generate, server)
     calls = [partial(ask, rid=rid, **{"prompt": SHORT_PROMPT, **asked[rid]}) for rid in asked]
     stage.together(server, calls)
@@ -48,8 +48,8 @@ def ask_together(
     then: Callable[[dict[str, Any]], None] | None = None,
     **until: int,
 ) -> list[Spoken]:
-    """Their answers, all there before the first may start; `sampling` are further parameters, in
-    turn. For the rest see stage.together()."""
+    """Return the answers to requests that all arrive before the first may start. sampling: further
+    parameters, in turn. For the rest see stage.together()."""
     calls = [
         partial(ask_one, server, one, **sampling[i % len(sampling)]) for i, one in enumerate(asked)
     ]

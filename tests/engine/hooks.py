@@ -8,7 +8,7 @@ from typing import Any
 
 
 def around(owner: type, name: str, hook: Callable[..., Any]) -> None:
-    """Call `hook` in place of a method, with the bound method and its arguments. SGLang's own
+    """Call `hook` instead of a method, with the bound method and its arguments. SGLang's own
     registry drops a hook whose target another plugin has hooked."""
     original = getattr(owner, name)
 

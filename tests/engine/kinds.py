@@ -26,8 +26,8 @@ _ADMIN = ("--admin-api-key", stage.ADMIN_KEY)
 
 
 class Kind(NamedTuple):
-    """flags and settings: FOLDER in them is the server's own. prepare: with the model and the
-    folder; returns further variables of the environment."""
+    """flags, settings: FOLDER in them is the server's own. prepare: gets the model and the folder,
+    and returns further variables of the environment."""
 
     flags: tuple[str, ...]
     settings: str = ""
@@ -37,13 +37,13 @@ class Kind(NamedTuple):
 
 
 def _with_probe(model: Path, folder: Path) -> Mapping[str, str]:
-    """One that says anything at all."""
+    """Write a random probe, and install the saboteur."""
     probe(fingerprint(model)).write(folder / "probe")
     return saboteur.install(folder)
 
 
 KINDS = {
-    # Requests yield, its swapping can be spoilt (saboteur.py), and it writes a trace.
+    # Requests yield, swaps can be made to fail (saboteur.py), and there is a trace.
     "yielding": Kind(
         (*YIELDING_FLAGS, "--sage-trace", "FOLDER/trace.jsonl"), YIELDING, "fastserve",
         prepare=lambda model, folder: saboteur.install(folder),
@@ -53,8 +53,8 @@ KINDS = {
         (*YIELDING_FLAGS, *_ADMIN, "--tp-size", "2", "--enable-priority-scheduling"),
         YIELDING + (SETTINGS / "probed.toml").read_text(), "fastserve", TWO_RANKS, _with_probe,
     ),
-    # Pages of 16, no overlap, and host memory that takes the KV of 200 tokens. More run than memory
-    # has room for to the end.
+    # Pages of 16, no overlap, and host memory that takes the KV of 200 tokens. More requests run
+    # than can fit to their end.
     "paged": Kind(
         (
             *YIELDING_FLAGS, "--max-running-requests", "16", "--page-size", "16",
@@ -69,7 +69,7 @@ KINDS = {
         (SETTINGS / "one_slot.toml").read_text(), "deadlines",
         prepare=lambda model, folder: install_example(folder),
     ),
-    # The cap of 250 tokens has room twice. A prefill step is soon worth its while. Sessions are
+    # Two requests with caps of 250 tokens fit. A prefill step is soon worth its cost. Sessions are
     # known, and their KV is kept.
     "foreseeing": Kind(
         ("--max-total-tokens", "640"),
@@ -84,7 +84,7 @@ KINDS = {
         ),
         (SETTINGS / "classes.toml").read_text(), "proserve",
     ),
-    # Two, among which SGLang chooses.
+    # Two replicas, among which SGLang chooses.
     "replicas": Kind(("--dp-size", "2", "--max-running-requests", "8"), env=TWO_REPLICAS),
     # Two HTTP processes.
     "several": Kind(("--tokenizer-worker-num", "2", *_ADMIN), env=UNHURRIED),

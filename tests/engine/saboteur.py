@@ -13,7 +13,7 @@ from bench.engines.server import plugins
 from tests.engine.hooks import around
 from tests.engine.stage import Stage
 
-# The orders. One in this number of an order's calls fails; SKIP_RESTORE is for all.
+# The orders. Under an order one call in ONE_IN fails. SKIP_RESTORE affects all calls.
 SKIP_RESTORE, FAIL_BACKUP, FAIL_BACKUP_ON_ONE_RANK, FAIL_RESTORE, NO_ROOM = range(1, 6)
 ONE_IN = 3
 
@@ -24,8 +24,8 @@ def install(folder: Path) -> dict[str, str]:
 
 
 def register() -> None:
-    """The entry point. In the scheduler it stands before the arena of copies, and counts the copies
-    that are alive (`copies_alive` among the counters of preemption)."""
+    """The entry point. In the scheduler it wraps the arena of copies, and counts the copies that
+    are alive (`copies_alive` among the counters of preemption)."""
     if "sglang.srt.managers.scheduler" not in sys.modules:
         return
     from torch import distributed
@@ -65,9 +65,9 @@ def register() -> None:
 
 
 def tell_at_once() -> None:
-    """Another entry point: learned step times take effect even if they hardly differ from those
-    before, and are kept after a few steps. Each step seems to take what the shipped times say and
-    a fifth more, as hosts differ."""
+    """Another entry point. Learned step times take effect even if they hardly change, and are kept
+    after a few steps. Because hosts differ, each step seems to take the shipped time and a fifth
+    more."""
     from patches.scheduler import calibration
     from sage_sched import step_learner
     from sage_sched.app.config import StepTimeConfig

@@ -24,20 +24,20 @@ from predictor_store.predict.embedder import NUM_BESIDE, Embedder
 from sage_sched.app.config import StoreConfig
 from tests.checks.exactness import STRICT, Answering
 
-# An idle server else takes a core from all others. What other processes take of memory while one
-# starts counts as its weights, up to the fraction.
+# Otherwise an idle server takes a core from all others. Memory that other processes take while a
+# server starts counts as its weights, up to the fraction.
 CPU_FLAGS = [
     "--device", "cpu", "--dtype", "float32",
     "--mem-fraction-static", "0.5", "--max-total-tokens", "8192", "--sleep-on-idle",
 ]  # fmt: skip
-# However long a prediction takes.
+# A server waits for a prediction, however long it takes.
 _PATIENT = "[predictor]\ndeadline_ms = 600000.0\n"
 # SGLang accounts for each token after each step.
 CHECKED = CPU_ENV | STRICT
-# Two kinds of prompt that the embedder tells apart, and how long their answers were.
+# Prompts of two kinds, which the embedder tells apart: of short and of long answers.
 SHORT_PROMPT = "What is the capital of France?"
 LONG_PROMPT = "Write a long story about a dragon who learns to sail the seven seas."
-# The same, of which a server under test learns nothing more before they are asked for in turn.
+# The same kinds. A server under test learns no answers to these before a test of the order.
 UNASKED_SHORT_PROMPT = "Is 91 a prime number? Answer yes or no."
 UNASKED_LONG_PROMPT = "Draft the complete rental contract of a farm, clause by clause."
 # The prompt of SGLang's warm-up (entrypoints/http_server.py), and a prompt by which tests find out
@@ -58,7 +58,7 @@ def warmed_store(path: Path) -> Path:
     return path
 
 
-# Of several HTTP processes: how long one may take to start, which imports all of SGLang.
+# The time that one of several HTTP processes may take to start. It imports all of SGLang.
 UNHURRIED = {"SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "600"}
 SEVERAL_HTTP_PROCESSES = pytest.mark.skipif(
     not serves_named_app(), reason="refused with this release of SGLang"
@@ -66,7 +66,7 @@ SEVERAL_HTTP_PROCESSES = pytest.mark.skipif(
 
 
 class SageServer(Server):
-    """A server under one of our policies whose history is in `store`; by default, a warmed one. It
+    """A server under one of our policies, with its history in `store`, by default a warmed one. It
     waits for predictions, unless `settings` have a section for the predictor."""
 
     def __init__(
@@ -98,7 +98,8 @@ class SageServer(Server):
         return found
 
     def predictor_worker(self) -> psutil.Process:
-        """The only process that predicts. Raises ValueError if there is none, or another."""
+        """Return the only process that predicts. Raises ValueError if there is none, or a second
+        one."""
         assert self.pid is not None
         (found,) = (
             process
@@ -109,7 +110,7 @@ class SageServer(Server):
 
     @contextmanager
     def without_predictions(self) -> Iterator[None]:
-        """The predictor stands still for a block."""
+        """Suspend the predictor for a block."""
         worker = self.predictor_worker()
         worker.suspend()
         try:
@@ -118,8 +119,8 @@ class SageServer(Server):
             worker.resume()
 
     def history(self, prompts: tuple[str, ...] = PROMPTS) -> list[tuple[str, int, bool]]:
-        """Prompt, output tokens and whether censored, of each record. prompts: candidates, as the
-        store does not keep prompts."""
+        """Return the prompt and output tokens of each record, and whether it is censored. prompts:
+        candidates, because the store keeps no prompts."""
         rows = "SELECT vector, output_tokens, censored FROM records WHERE origin = 'history'"
         with sqlite3.connect(f"file:{self.store / 'history.sqlite3'}?mode=ro", uri=True) as store:
             found = store.execute(rows).fetchall()
@@ -132,13 +133,14 @@ def _embedded(prompts: tuple[str, ...]) -> NDArray[np.float32]:
 
 
 def _prompt_of(vector: bytes, prompts: tuple[str, ...]) -> str:
-    """The prompt of a recorded vector, or "another". One token more or less changes nothing."""
+    """Return the prompt of a recorded vector, or "another". One token more or less changes
+    nothing."""
     cosines = _embedded(prompts) @ np.frombuffer(vector, "<f4")[:-NUM_BESIDE]
     return prompts[int(cosines.argmax())] if cosines.max() > 0.9 else "another"
 
 
 def states(server: Answering) -> list[dict[str, Any]]:
-    """What /server_info tells of each rank."""
+    """Return each rank's state in /server_info."""
     info = requests.get(f"{server.url}/server_info", timeout=1200).json()
     found: list[dict[str, Any]] = info["internal_states"]
     return found
@@ -147,7 +149,7 @@ def states(server: Answering) -> list[dict[str, Any]]:
 def post(
     server: Answering, path: str, body: Any = None, headers: Mapping[str, str] | None = None
 ) -> Any:
-    """The JSON of an answer, or None. Raises requests.HTTPError unless the call succeeds."""
+    """Return the JSON of an answer, or None. Raises requests.HTTPError unless the call succeeds."""
     answer = requests.post(server.url + path, json=body or {}, headers=headers, timeout=1200)
     answer.raise_for_status()
     is_json = "json" in answer.headers.get("Content-Type", "")
@@ -157,8 +159,8 @@ def post(
 def generate(
     server: Answering, prompt: str | list[str] | None, max_new_tokens: int = 4, **more: Any
 ) -> Any:
-    """One /generate call; `more` joins its body, `sampling_params` in it the sampling, or is its
-    headers."""
+    """Call /generate. `more` joins its body, and `sampling_params` in it the sampling. `headers`
+    are the call's."""
     sampling = {"temperature": 0, "max_new_tokens": max_new_tokens}
     headers, sampling = more.pop("headers", None), sampling | more.pop("sampling_params", {})
     body = {"text": prompt, **more, "sampling_params": sampling}

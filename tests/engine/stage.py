@@ -1,6 +1,6 @@
 """An SGLang plugin for tests: it holds the scheduler at a chosen point.
 
-A test so builds a situation (these requests have arrived, that one has ten tokens, two are swapped
+So a test builds a situation (these requests have arrived, that one has ten tokens, two are swapped
 out) and acts in it, on a host of any speed. Orders come as POST /set_internal_state, which SGLang
 broadcasts, so all ranks wait at the same pass. A held scheduler still receives requests, aborts and
 questions; it starts no batch.
@@ -33,8 +33,8 @@ def hold(server: Server, **until: int) -> None:
     """Hold the scheduler from now on, or as soon as all conditions of `until` hold.
 
     tokens: some running request has this many. swapped: this many requests with tokens are in the
-    queue. prefilled: this many tokens of the chunked prompt are done. Returns at once; counts anew
-    what arrives, is aborted and starts.
+    queue. prefilled: this many tokens of the chunked prompt are done. Returns at once. The counts
+    of arrivals, aborts and starts begin anew.
     """
     _order(server, hold=1, **until)
 
@@ -128,13 +128,13 @@ class Stage:
             self._started = {}
 
     def runs(self, batch: Any) -> None:
-        """A batch is about to run."""
+        """Note a batch that is about to run."""
         for req in batch.reqs:
             if req is not self._scheduler.chunked_req:
                 self._started.setdefault(req.rid)
 
     def waits(self) -> bool:
-        """Whether no batch may start now. Once it waits, it does until the next order."""
+        """Whether no batch may start now. A scheduler that waits does so until the next order."""
         self._waits = self._held and (self._waits or self._all_so())
         return self._waits
 
@@ -148,8 +148,8 @@ class Stage:
         return all(facts[name] >= wanted for name, wanted in self._until.items())
 
     def state(self) -> dict[str, Any]:
-        """Counters, and the ids of requests. started: whose first token was computed, in that
-        order. fresh: which wait for their start. All since the scheduler was held."""
+        """Return counters and the ids of requests since the scheduler was held. started: requests
+        in the order of their first tokens. fresh: requests that wait for their start."""
         waiting = self._scheduler.waiting_queue
         return {
             "waits": self._waits,
@@ -162,7 +162,7 @@ class Stage:
         }
 
     def _running(self) -> list[Any]:
-        # A prefill's requests join the running batch a pass later; one that yielded has left it.
+        # A prefill's requests join the running batch a pass later. A preempted request has left it.
         last = self._scheduler.last_batch
         found = [*self._scheduler.running_batch.reqs, *(last.reqs if last is not None else ())]
         waiting = self._scheduler.waiting_queue

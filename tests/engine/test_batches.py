@@ -17,7 +17,7 @@ BODY = {"text": SHORT_PROMPT, "sampling_params": {"max_new_tokens": 8, "ignore_e
 def post(
     server: SageServer, left_s: float | None, stream: bool = False, **headers: str
 ) -> requests.Response:
-    """Send a request; of a batch, if it has a time."""
+    """Send a request. With a time it belongs to a batch."""
     if left_s is not None:
         done_by = f"{time.time() + left_s}"
         batch = {"X-Sage-Batch": "b", "X-Sage-Batch-Size": "2", "X-Sage-Done-By": done_by}

@@ -20,7 +20,7 @@ from tests.engine.fuzz.trial import Trial, calm_server
     ids="-".join,
 )
 def test_nothing_is_found(names: Sequence[str], tmp_path: Path) -> None:
-    """By configurations that share an undisturbed server."""
+    """The configurations share an undisturbed server."""
     model = write_spelling_model(tmp_path / "model")
     with closing(Oracle(calm_server(CONFIGURATIONS[names[0]], model, tmp_path))) as oracle:
         for name in names:

@@ -16,8 +16,8 @@ from tests.engine.serving import SageServer, generate
 
 _POOL_TOKENS, _RATIO, _NUM_REQUESTS = 640, 1.5, 60
 _RNG = np.random.default_rng(0)
-# Of each request the document, of which it has so many tokens, and how many of its own. They fill
-# the pool and host memory many times.
+# For each request, its document, its tokens of that document, and its own tokens. Together they
+# fill the pool and host memory many times.
 ASKED = [
     (int(_RNG.integers(6)), int(_RNG.integers(40, 180)), int(_RNG.integers(10, 80)))
     for _ in range(_NUM_REQUESTS)
@@ -25,7 +25,7 @@ ASKED = [
 
 
 def served(server: SageServer) -> list[tuple[int, int]]:
-    """Cached tokens of each, and how many of these were in host memory."""
+    """Return each request's cached tokens, and how many of these were in host memory."""
     found = []
     for number, (document, num_shared, num_own) in enumerate(ASKED):
         shared = [100 + document, *range(200, 199 + num_shared)]
@@ -37,7 +37,7 @@ def served(server: SageServer) -> list[tuple[int, int]]:
 
 
 def simulated(write_policy: str) -> list[tuple[int, int]]:
-    """The same. A request's steps are those of the simulator's executor."""
+    """Return the same from the simulator, by the steps of its executor."""
     host = HostTier(int(_POOL_TOKENS * _RATIO), write_policy == "write_back")
     pool, found = KvPool(_POOL_TOKENS, 1, host), []
     for number, (document, num_shared, num_own) in enumerate(ASKED):
@@ -65,7 +65,7 @@ def test_host_memory_holds_as_much(model: Path, tmp_path: Path, write_policy: st
     with SageServer(model, tmp_path, flags=flags) as server:
         real = served(server)
     ours = simulated(write_policy)
-    # Leaves that are as old as each other go in another order, and what follows differs.
+    # Leaves of equal age are evicted in another order, and later results differ.
     assert sum(one == other for one, other in zip(real, ours, strict=True)) >= 0.75 * len(real)
     (cached, in_host), (our_cached, our_in_host) = np.sum(real, axis=0), np.sum(ours, axis=0)
     assert in_host > 500

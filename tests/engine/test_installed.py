@@ -26,8 +26,8 @@ class Reader:
         self._env = installed.env | {"PATH": path, "XDG_CACHE_HOME": cache}
 
     def steps_of(self, page: str) -> list[str]:
-        """Its blocks of commands, but for those that are marked as not run. The page's files are
-        written first."""
+        """Write the page's files. Return its blocks of commands, except blocks that are marked as
+        not run."""
         for file in (*blocks(DOCS / page, "json"), *blocks(DOCS / page, "python")):
             text = file.code.replace("30000", str(self.port))
             (self.folder / file.title).write_text(text + "\n", encoding="utf-8")
@@ -52,7 +52,7 @@ class Reader:
         return done.stdout
 
     def starts(self, serve: str, *flags: str) -> Server:
-        """A server by this command, which the page has for a terminal of its own."""
+        """Return a server by this command, for which the page uses a separate terminal."""
         words = serve.replace("MODEL", self._model).split()
         assert words[:5] == ["sage-sched", "serve", "--model-path", self._model, "--port"]
         here = ("bash", "-c", 'cd "$0" && exec "$@"', str(self.folder))
@@ -87,7 +87,7 @@ def test_it_serves_and_the_pages_commands_run(
             assert re.search(r"Successful requests: +2", reader.types(command))
         (state,) = states(server)
     assert state["sage"]["predictor"]["worker_alive"]
-    # One by hand, and of the benchmark two and one to warm up, twice.
+    # One by hand. Each of two runs of the benchmark sends two, and one to warm up.
     assert sum(state["sage"]["num_predicted"].values()) >= 1 + 2 * 3
 
 
@@ -101,7 +101,7 @@ def test_a_first_day(installed: Installed, model: Path, tmp_path: Path) -> None:
     with reader.starts(serve) as server:
         reader.port = server.port
         ask, see, what_if, switch = reader.steps_of("first-day.md")[3:]
-        # Nothing but its cap ends an answer of the small model, and two cores are slow.
+        # Only its cap ends an answer of the small model, and two cores are slow.
         script = reader.folder / "ask.py"
         script.write_text(script.read_text().replace("192", "96"))
         assert re.findall(r"^(\d+) answers", reader.types(ask), re.M) == ["20", "60"]

@@ -1,5 +1,5 @@
-"""What real servers of two ranks read and learn: hidden states and step times. Their answers stay
-the same."""
+"""Real servers of two ranks read hidden states and learn step times. Their answers stay the
+same."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from tests.engine.serving import (
     warmed_store,
 )
 
-# As many as are learned from at once, and more prefills than are left out.
+# One round of learning has this many answers, and more prefills than it leaves out.
 NUM_ANSWERS, NUM_TOKENS = 20, 30
-# More run than memory has room for to the end.
+# More requests run than can fit to their end.
 FLAGS = ["--max-total-tokens", "640", "--max-running-requests", "16", "--tp-size", "2"]
 
 
@@ -69,7 +69,7 @@ def test_recorded_states_are_those_of_the_answers(server: SageServer) -> None:
 
 
 def test_learned_step_times_are_those_of_all_ranks_and_the_next_server(tmp_path: Path) -> None:
-    """Of a model of latent attention, whose KV is swapped too."""
+    """The model has latent attention. Its KV is swapped too."""
     store = warmed_store(tmp_path / "store")
     model = write_model(tmp_path / "model", latent_attention=True)
 
@@ -94,7 +94,7 @@ def test_learned_step_times_are_those_of_all_ranks_and_the_next_server(tmp_path:
         assert kept["source"] == "kept"
         assert coefficients(kept) == coefficients(learned)
         wait_until(lambda: both_ranks_say(second, "step times are kept now: "))
-        # Latent KV comes back as it went.
+        # Latent KV comes back unchanged.
         asked = ASKED[:18]
         found = ask_together(second, asked)
         moved = second.preemption()
@@ -103,7 +103,7 @@ def test_learned_step_times_are_those_of_all_ranks_and_the_next_server(tmp_path:
 
 
 def both_ranks_say(server: SageServer, what: str) -> bool:
-    """Whether both logs say it, and of it the same."""
+    """Whether both ranks' logs have these words, with the same ends of lines."""
     lines = re.findall(rf"(TP\d)\].* {what}(.*)", server.log.read_text())
     first, second = ([told for rank, told in lines if rank == name] for name in ("TP0", "TP1"))
     return len(first) > 0 and first == second

@@ -47,8 +47,9 @@ def answer(server: Answering, i: int, **more: Any) -> list[int]:
 def answers_stay(
     server: SageServer, bodies: Sequence[Mapping[str, Any]] = ({},), *, preempts: bool = True
 ) -> Answers:
-    """Answers given together, though memory runs out, equal those given one by one. All requests
-    yield and come back, or none does and the shorter starts first. `bodies` join them, in turn."""
+    """Check that requests get the same answers together, though memory runs out, as one by one.
+    Either all yield and come back, or none does and the shorter starts first. `bodies` join them,
+    in turn."""
     if not preempts:
         assert started(server, LONG_AND_SHORT) == ["short", "long"]
     asked = [partial(answer, server, i, **bodies[i % len(bodies)]) for i in range(NUM_ASKED)]
@@ -70,7 +71,7 @@ def abort_swapped(server: SageServer, state: Mapping[str, Any]) -> None:
 
 def host_memory_takes_what_leaves_the_device(server: SageServer, alone: Answers) -> None:
     assert 320 <= server.stats()["preemption"]["host_pool_tokens"] < 330
-    # Aborted, they give their copies' memory back: kept, these would leave room for no other.
+    # Aborted requests release their copies, which would fill host memory otherwise.
     calls = [partial(answer, server, i) for i in range(NUM_ASKED)]
     for _ in range(5):
         stage.together(server, calls, then=partial(abort_swapped, server), swapped=4)
@@ -92,7 +93,7 @@ def host_memory_takes_what_leaves_the_device(server: SageServer, alone: Answers)
 
 
 def storage_is_read(server: SageServer, alone: Answers) -> None:
-    """A prompt of which neither the device nor host memory has anything any more."""
+    """Check that storage serves a prompt that is no longer on the device or in host memory."""
     prompt = [*range(100, 400)]
     said = generate(server, None, input_ids=prompt, rid="said")
 
@@ -111,8 +112,8 @@ def answers_go_by_the_kv(server: SageServer, alone: Answers) -> None:
 
 
 class Mode(NamedTuple):
-    """A way to run a server. make: its model, in a folder; None: a plain one. bodies: join its
-    requests, in turn. then: what it also does, given answers."""
+    """A way to run a server. make: makes its model in a folder; None: a plain model. bodies: join
+    its requests, in turn. then: a further check, which gets the answers."""
 
     flags: str
     preempts: bool = True
@@ -242,7 +243,7 @@ def chat(server: SageServer, rid: str, prompt: str, max_new_tokens: int) -> None
 
 
 class Stream(NamedTuple):
-    """A streamed answer. ids: as they came; each event repeats those before. num_states: hidden
+    """A streamed answer. ids: by event; each event repeats the earlier ones. num_states: hidden
     states by event."""
 
     ids: list[list[int]]
@@ -262,7 +263,7 @@ def streamed(server: Answering, num_tokens: int, body: Mapping[str, Any]) -> Str
     return Stream(ids, num_states, about[-1]["num_retractions"])
 
 
-# What SGLang would answer differently after a retraction, or is not known to answer alike.
+# Requests that SGLang answers differently after a retraction, or may do so.
 PINNED: Mapping[str, Mapping[str, Any]] = {
     "input_embeds": {},
     "return_hidden_states": {"return_hidden_states": True},
@@ -274,7 +275,8 @@ PINNED: Mapping[str, Mapping[str, Any]] = {
 
 
 def ends_in_a_pause(server: SageServer, body: Mapping[str, Any]) -> None:
-    """A pause takes the memory of all. A stream that would begin anew ends with an error."""
+    """Check that a pause, which takes all memory, ends a stream that would begin anew with an
+    error."""
     asked = {**body, "stream": True, "sampling_params": {"max_new_tokens": 300, "ignore_eos": True}}
     with requests.post(f"{server.url}/generate", json=asked, stream=True, timeout=300) as got:
         lines = (line for line in got.iter_lines() if line)
@@ -305,7 +307,7 @@ def test_streams_that_a_retraction_would_change_stay(model: Path, tmp_path: Path
             left = {kind for kind, each in zip(kinds, found, strict=True) if each[2]}
             assert left <= {"none", *(["return_hidden_states"] if swapping else [])}
             for kind, one, other in zip(kinds, alone, found, strict=True):
-                # Without swaps it is computed again, and in bfloat16 rounded differently.
+                # Without swaps its KV is computed again, and in bfloat16 rounded differently.
                 if swapping or kind not in left:
                     assert other.ids[-1] == one.ids[-1], kind
                 assert all(b[: len(a)] == a for a, b in pairwise(other.ids)), kind
@@ -335,7 +337,7 @@ def test_each_attention_group_decides_for_itself_and_its_ranks_alike(tmp_path: P
 
         alone = [of(i, i % 2) for i in range(NUM_OF_GROUP)]
         with ThreadPoolExecutor(NUM_OF_GROUP) as pool:
-            # All of one group: the other one takes the same steps, and decides nothing.
+            # All are in one group. The other one takes the same steps, and decides nothing.
             assert list(pool.map(of, range(NUM_OF_GROUP), [1] * NUM_OF_GROUP)) == alone
             none, some = num_preemptions()
             assert none == 0 < some

@@ -21,7 +21,7 @@ from tests.engine.crowds import ask_together
 from tests.engine.serving import LONG_PROMPT, SHORT_PROMPT, SageServer, generate, wait_until
 from tests.engine.watch import MONITORING, Watch, samples
 
-# Step times so long that one long answer is a backlog.
+# With these step times one long answer is a backlog.
 SETTINGS = """
 [predictor]
 deadline_ms = 5000.0
@@ -83,7 +83,7 @@ def backlog(server: SageServer) -> Iterator[None]:
 
 @contextmanager
 def surprises(server: SageServer) -> Iterator[None]:
-    """Answers of one token where 900 were predicted."""
+    """Give answers of one token instead of the predicted 900."""
     generate(server, [LONG_PROMPT] * 60, 950, sampling_params=AT_ONCE)
     yield
 
@@ -112,7 +112,7 @@ def predictor_down(server: SageServer) -> Iterator[None]:
     is_over = threading.Event()
 
     def kill() -> None:
-        while not is_over.wait(0.02):  # less than one takes to start
+        while not is_over.wait(0.02):  # less than a worker takes to start
             with suppress(psutil.NoSuchProcess, ValueError):
                 server.predictor_worker().kill()
 

@@ -1,4 +1,4 @@
-"""Which request of a real server's queue starts first."""
+"""The order in which a real server starts requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_short_predictions_go_first(foreseeing: SageServer) -> None:
 
 
 def test_a_policy_of_another_package_reads_its_clients_hints(one_slot: SageServer) -> None:
-    """The one of docs/policies.md."""
+    """It is the policy of docs/policies.md."""
     settings(one_slot, {"schedule_policy": "deadlines"})
     slos_ms = {"late": 50_000.0, "soon": 20_000.0, "sooner": 10_000.0}
     asked: dict[str, dict[str, Any]] = {"none": {}} | {
@@ -47,7 +47,7 @@ def test_one_of_several_questions_computes_their_document(foreseeing: SageServer
     document_tokens = min(answer["meta_info"]["prompt_tokens"] for answer in answers) - 20
     assert cached[0] < 20
     assert cached[1] > document_tokens
-    # Together they were given what each is given by itself.
+    # Their answers together are the same as one by one.
     assert [answer["text"] for answer in answers] == [alone()["text"] for alone in ask]
 
 
@@ -84,15 +84,15 @@ PRIORITIES: dict[str, dict[str, Any]] = {
 def test_higher_priorities_of_sglang_go_first_and_two_ranks_agree(
     two_ranks: SageServer, policy: str, num_preemptions: tuple[int, int]
 ) -> None:
-    """A running request yields to one that is high enough: under ours with its KV in host memory,
-    where SGLang computes it again. SGLang's check of the ranks ends them if they differ."""
+    """A running request yields to a request of high enough priority. Our policies move its KV to
+    host memory, SGLang computes it again. SGLang's check ends the ranks if they differ."""
     settings(two_ranks, {"schedule_policy": policy, "preemption": {"enabled": True}})
     assert started(two_ranks, PRIORITIES) == ["high", "middle", "low", "none"]
     assert tuple(num_yielding_to(two_ranks, level) for level in (10, 11)) == num_preemptions
 
 
 def num_yielding_to(server: SageServer, priority: int, num_slots: int = 6) -> int:
-    """The number of running requests preempted for a request of this priority."""
+    """Return the number of running requests preempted for a request of this priority."""
     before = server.preemption()["num_preemptions"]
     high: list[Future[Any]] = []
 

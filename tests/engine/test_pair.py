@@ -18,7 +18,7 @@ from tests.engine.serving import CHECKED, SHORT_PROMPT, SageServer, generate, wa
 from tests.engine.test_modes import ADAPTERS, adapter_flags, answer
 
 pytestmark = pytest.mark.long
-# More may run on the decode server than memory has room for to the end.
+# More requests may run on the decode server than can fit to their end.
 _DECODE_FLAGS = (
     "--max-total-tokens", "640", "--max-running-requests", "16",
     "--num-reserved-decode-tokens", "8",
@@ -55,7 +55,7 @@ def pair(_staged: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def says_what_one_server_says(pair: Pair, stock: Stock) -> None:
-    """Though requests leave its decode server."""
+    """Check that a pair gives the same answers, though requests leave its decode server."""
     num_different, largest = differences(stock, ask(pair, ASKED, 24))
     assert num_different == 0
     assert largest < 1e-4

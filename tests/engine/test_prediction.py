@@ -33,8 +33,8 @@ def server(foreseeing: SageServer) -> SageServer:
 def num_on_disk(server: SageServer) -> int:
     """Records on disk, once those of all requests that have ended are among them.
 
-    An answer is heard before its record is written; records are written in the order in which
-    their requests ended.
+    An answer arrives before its record is written. Records are written in the order in which their
+    requests ended.
     """
 
     def num_markers() -> int:
@@ -139,7 +139,7 @@ def test_an_aborted_answer_is_a_censored_record(server: SageServer) -> None:
         stage.once(server, num_aborts=1)
     ((prompt, num_tokens, censored),) = recorded(server, 1, before)
     assert (prompt, censored) == (SHORT_PROMPT, True)
-    assert 5 <= num_tokens <= 7  # with overlap, a step is under way where it waits
+    assert 5 <= num_tokens <= 7  # with overlap, a step is in flight while it waits
 
 
 def test_an_abort_during_the_prediction_is_not_lost(server: SageServer) -> None:
@@ -172,7 +172,7 @@ def test_short_predictions_admit_more_and_survive_long_answers(server: SageServe
         server, asked, unbounded, then=lambda state: running.extend(state["running"]), tokens=3
     )
     assert len(running) == len(asked)
-    # Answers become 40 times as long as predicted, so the pool is too small for all.
+    # Answers become 40 times longer than predicted, so the pool is too small for all.
     assert sum(answer.num_retractions for answer in together) > 0
     assert differences(ask(server, asked[:3], 1, sampling=unbounded), together[:3])[0] == 0
 
@@ -184,5 +184,5 @@ def test_a_killed_predictor_costs_order_not_service(server: SageServer) -> None:
     assert [answer["meta_info"]["completion_tokens"] for answer in answers] == [4] * 8
     wait_until(lambda: server.stats()["predictor"]["worker_alive"] == 1)
     assert server.stats()["predictor"]["num_worker_restarts"] == before + 1
-    num_on_disk(server)  # what ends from now on is recorded
+    num_on_disk(server)  # requests that end from now on are recorded
     assert server.stats()["num_policy_errors"] == 0

@@ -63,7 +63,8 @@ def test_answers_stay_and_the_tree_keeps_the_kv(
 def counted_alike(
     server: SageServer, asked: Sequence[Asked], counting: Sequence[dict[str, Any]]
 ) -> tuple[list[Spoken], set[int]]:
-    """Answers given one by one, which are those given together; which kinds of counting yielded."""
+    """Check that answers are the same together and one by one. Return them, and the kinds of
+    counting that yielded."""
     alone, found = ask(server, asked, 1, counting), ask_together(server, asked, counting)
     assert differences(alone, found)[0] == 0
     retracted = {i % len(counting) for i, answer in enumerate(found) if answer.num_retractions}
@@ -76,14 +77,14 @@ def test_counted_tokens_go_on_where_they_were(paged: SageServer, stock: Stock) -
         {"frequency_penalty": 1.5},
         {"presence_penalty": 1.5},
         {"repetition_penalty": 1.5},
-        # Until then no token may end the answer, after it one in eight does.
+        # The first 40 tokens cannot end the answer. After them one token in eight does.
         {"min_new_tokens": 40, "ignore_eos": False, "stop_token_ids": list(range(0, 16384, 8))},
         {},
     ]
     before = paged.stats()["preemption"]
     alone, kinds = counted_alike(paged, asked, counting)
     assert kinds >= set(range(4))
-    # What counts may not be computed again: without host memory it runs on.
+    # A request that counts tokens cannot be computed again. Without host memory it runs on.
     after = paged.stats()["preemption"]
     assert after["num_without_host_room"] > before["num_without_host_room"]
     # Each kind of counting changes answers, so the comparison can fail.
@@ -153,7 +154,7 @@ def test_a_client_that_leaves_frees_its_copy_only(yielding: SageServer, stock: S
     after = yielding.preemption()
     came_back = sum(after[name] - before[name] for name in ("num_resumed", "num_recomputed"))
     assert after["num_preemptions"] - before["num_preemptions"] == came_back + len(groups[1])
-    generate(yielding, SHORT_PROMPT)  # the last batch of a server is let go with the next
+    generate(yielding, SHORT_PROMPT)  # a server releases its last batch with the next one
     wait_until(lambda: yielding.preemption()["copies_alive"] == 0)
 
 

@@ -1,4 +1,4 @@
-"""Preemption broken on purpose, as clients see it."""
+"""Effects of deliberately broken preemption on clients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def counted(server: SageServer) -> Counter[str]:
 
 
 def test_kv_that_does_not_come_back_is_noticed(yielding: SageServer, stock: Stock) -> None:
-    # Comparisons of the other tests can fail.
+    # So the comparisons of the other tests can fail.
     with stage.sabotaged(yielding, saboteur.SKIP_RESTORE):
         assert differences(stock, ask_together(yielding, ASKED))[0] > 5
 

@@ -26,7 +26,7 @@ from tests.nursery import Nursery
 
 
 def test_both_replicas_serve_go_by_new_settings_and_lose_nothing(replicas: SageServer) -> None:
-    """SGLang gives each request a rank, and each rank has an order."""
+    """SGLang gives each request to a rank, and each rank has its own order."""
     for policy in ("fcfs", "sage"):
         settings(replicas, {"schedule_policy": policy})
         assert [state["sage"]["schedule_policy"] for state in states(replicas)] == [policy] * 2
@@ -63,14 +63,14 @@ if __name__ == "__main__":
 
 
 def asked(server: SageServer, prompts: Sequence[str]) -> list[int]:
-    """The lengths of answers, of three tokens if all is well."""
+    """Return the lengths of answers, three tokens if all is well."""
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda prompt: generate(server, prompt, 3), prompts))
     return [answer["meta_info"]["completion_tokens"] for answer in answers]
 
 
 def wait_for_both(server: SageServer, name: str, is_enough: Callable[[list[int]], bool]) -> None:
-    """Until the counter's values in both HTTP processes, which answer by chance, are enough."""
+    """Wait until the counter is high enough in both HTTP processes, which answer at random."""
     seen: dict[int, int] = {}
 
     def both() -> bool:
@@ -90,13 +90,13 @@ def test_several_http_processes_share_one_worker(several: SageServer) -> None:
     stats = several.stats()
     assert stats["num_predicted"].get("warm", 0) + stats["num_predicted"].get("history", 0) >= 32
     assert stats["num_policy_errors"] == 0
-    # What either learns both have.
+    # Both have the records of either.
     wait_for_both(several, "num_recorded", lambda nums: min(nums) >= 32)
 
 
 @SEVERAL_HTTP_PROCESSES
 def test_no_abort_is_lost_by_which_http_process_it_comes_to(several: SageServer) -> None:
-    """While predictions are awaited, and as often as not to another process than the request."""
+    """Aborts come while predictions are awaited, half of them to the other process."""
     settings(several, {"schedule_policy": "sage"})
     rids = [f"awaited-{number}" for number in range(12)]
     with ThreadPoolExecutor(len(rids)) as pool, several.without_predictions():
@@ -139,7 +139,7 @@ def test_two_servers_on_one_service(model: Path, tmp_path: Path) -> None:
         )
 
     with server("one") as one:
-        # There is no service yet. It serves all the same, and finds it by itself.
+        # There is no service yet. The server serves all the same, and finds the service later.
         assert asked(one, [SHORT_PROMPT] * 4) == [3] * 4
         assert one.stats()["predictor"]["num_predicted_prior"] >= 4
         with service(tmp_path, address) as serving, server("other") as other:
@@ -149,7 +149,7 @@ def test_two_servers_on_one_service(model: Path, tmp_path: Path) -> None:
                 wait_until(lambda each=each: each.stats()["predictor"]["num_recorded"] == 8)
             assert not (tmp_path / "one" / "unused").exists()
 
-            # It is killed: both go on with the prior, and find it again when it is back.
+            # The service is killed. Both go on with the prior, and find it again when it is back.
             serving.kill()
             serving.wait()
             for each in (one, other):

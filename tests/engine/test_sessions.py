@@ -25,7 +25,7 @@ def learn_pauses(server: SageServer) -> None:
 
 @pytest.fixture
 def server(foreseeing: SageServer) -> SageServer:
-    """With nothing in its tree."""
+    """Return a server with an empty radix tree."""
     learn_pauses(foreseeing)
     post(foreseeing, "/flush_cache")
     return foreseeing
@@ -34,7 +34,7 @@ def server(foreseeing: SageServer) -> SageServer:
 def ask(
     server: SageServer, ids: list[int], session: str = "", opened: str = "", **said: Any
 ) -> int:
-    """How many of its tokens were cached. opened: a session of SGLang's that it is in."""
+    """Return a request's cached tokens. opened: its session of SGLang's."""
     more: dict[str, Any] = {"session_params": {"id": opened}} if opened else {}
     if session:
         more["sampling_params"] = {"custom_params": {"session": session, **said}}
@@ -43,7 +43,7 @@ def ask(
 
 
 def prompt(number: int, num_tokens: int = _PROMPT_TOKENS) -> list[int]:
-    """No two numbers begin alike."""
+    """Return a prompt. The prompts of different numbers share no prefix."""
     return [100 + number, *range(200, 199 + num_tokens)]
 
 
@@ -52,7 +52,7 @@ def kept_before_others(server: SageServer, num_others: int) -> None:
     assert ask(server, kept, "agent") == 0
     for ids in others:
         ask(server, ids)
-    # It was used longest ago, but by a session.
+    # This prompt was used longest ago, but by a session.
     assert ask(server, kept, "agent") >= _PROMPT_TOKENS - 1
     assert ask(server, others[0]) == 0
     assert server.stats()["num_policy_errors"] == 0

@@ -1,4 +1,4 @@
-"""A stock server with --sage-shadow: the record is all that differs from one without."""
+"""A stock server with --sage-shadow differs from one without only in its record."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def test_the_shadow_records_and_changes_nothing(
         ]
 
         def predicted(state: object) -> None:
-            """No request waits for its prediction, but these are held until all are there."""
+            """No request waits for its prediction. These are held until all predictions are
+            there."""
             wait_until(lambda: server.stats()["predictor"]["num_predicted_warm"] == len(PROMPTS))
 
         stage.together(server, calls, predicted)
@@ -72,7 +73,7 @@ def test_the_shadow_records_and_changes_nothing(
     assert all(row["prediction"] for row in rows)
     assert not any(one.prompt for one in log.requests)
     assert "left out" not in " ".join(log.lines)
-    # SGLang can dump these requests all the same, and no object of ours is in its pickle.
+    # SGLang can still dump these requests, and its pickle has no object of ours.
     dumped = b"".join(file.read_bytes() for file in dumps.rglob("*.pkl"))
     assert b"patches" not in dumped
     assert all(prompt.encode() in dumped for prompt in PROMPTS.values())

@@ -66,13 +66,13 @@ def test_tenants_of_a_fair_class_take_turns(server: SageServer) -> None:
     bulk = {"x-llm-d-inference-objective": "bulk"}
     asked["b 2"] = {"headers": bulk | {"x-llm-d-inference-fairness-id": "b"}}
     asked["urgent"] = {"headers": bulk | {"x-dynamo-request-priority": "2"}}
-    # All get the same prediction, whatever the store learns of the last test's answers meanwhile.
+    # All get the same prediction, even while the store learns the last test's answers.
     asked = {rid: {"prompt": UNASKED_SHORT_PROMPT, **said} for rid, said in asked.items()}
     assert started(server, asked) == ["urgent", "a 1", "b 1", "a 2", "b 2", "a 3"]
 
 
 def test_answers_stay_the_same_under_tight_deadlines(server: SageServer) -> None:
-    """Budgets cut prompts, urgent requests go first, others yield."""
+    """Budgets cut prompts, urgent requests go first, and others yield."""
     asked = [(f"{SHORT_PROMPT} Case {i}. " + "And so on. " * (i % 4) * 8, 40) for i in range(12)]
     sampling = [
         {"custom_params": {"ttft_slo_ms": 1000.0 + 50 * i, "tpot_slo_ms": 1.0 + 20 * (i % 4)}}

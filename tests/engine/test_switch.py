@@ -1,5 +1,5 @@
-"""Settings that change while real servers run: nothing is lost, all ranks go on alike, and only an
-admin may change them."""
+"""Settings change while real servers run. Nothing is lost, all ranks stay in step, and only an
+admin may change settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tests.engine.kinds import settings
 from tests.engine.serving import SEVERAL_HTTP_PROCESSES, SageServer, wait_until
 
 UNDER_WAY = 48
-# Those whose requests yield between those whose requests do not; SGLang's own orders; a clock.
+# They alternate between policies with and without preemption, and include SGLang's own orders and a
+# policy that uses the clock.
 SWITCHES: tuple[dict[str, Any], ...] = (
     {"schedule_policy": "ssjf"},
     {"schedule_policy": "sage", "policy": {"sage": {"regret": 2.0}}},
@@ -56,11 +57,11 @@ def test_switches_lose_nothing(server: SageServer) -> None:
     assert moved["num_preemptions"] == moved["num_resumed"] + moved["num_recomputed"]
     num_preemptions = moved["num_preemptions"] - before["preemption"]["num_preemptions"]
     assert num_preemptions >= len(SWITCHES)
-    # No more at a time than may run, so that none yields.
+    # No more requests at a time than may run, so none yields.
     settings(server, {"schedule_policy": "fcfs"})
     alone = ask(server, asked, 6)
     assert differences(alone, switched) == (0, pytest.approx(0, abs=1e-3))
-    # SGLang's check of the ranks ends the server where they part; both logs say the same.
+    # SGLang's check ends the server if the ranks differ. Both logs are the same.
     log = server.log.read_text().splitlines()
     first, second = (
         [line.partition(" by ")[2] for line in log if rank in line and "scheduled by" in line]

@@ -1,8 +1,8 @@
-"""An SGLang plugin for tests: what some modes need on a CPU, in PyTorch.
+"""An SGLang plugin for tests: replaces kernels that some modes need, in PyTorch on a CPU.
 
-SGLang's own kernels for DP attention and short convolutions are CUDA's and Triton's. Its experts in
-PyTorch know of no parallel ones, its adapters pin memory, and its attention in PyTorch looks for
-the KV of a sliding window where that of full attention is.
+SGLang's own kernels for DP attention and short convolutions need CUDA and Triton. Its experts in
+PyTorch do not support expert parallelism, its adapters pin memory, and its attention in PyTorch
+looks for a sliding window's KV in the wrong pool, that of full attention.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _convolve(
     has_initial_state: torch.Tensor,
     **others: object,
 ) -> torch.Tensor:
-    """x: channels by tokens, those of all requests one after the other."""
+    """x: channels by tokens, with the tokens of all requests one after the other."""
     found, bounds = torch.empty_like(x), query_start_loc.tolist()
     for row, slot in enumerate(cache_indices.tolist()):
         here = slice(bounds[row], bounds[row + 1])

@@ -28,7 +28,7 @@ def samples(server: Server) -> list[Sample]:
 
 class Watch:
     """The alerts of one server. Their expressions are read as Python's, in which a series is a
-    call; NaN stands for one that is not there."""
+    call. A missing series is NaN."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -36,7 +36,7 @@ class Watch:
         self._greatest: dict[str, float] = {}
 
     def firing(self) -> set[str]:
-        """The names of the alerts that fire now."""
+        """Return the names of the alerts that fire now."""
         now: dict[str, float] = {}
         self._greatest = {}
         for sample in samples(self._server):
@@ -69,6 +69,7 @@ class Watch:
         return self._increase(series) / max(1e-9, self._seen[-1][0] - self._before()[0])
 
     def _before(self) -> tuple[float, dict[str, float]]:
-        """Of two looks at least, however far apart they are on a slow host."""
+        """Return the newest earlier look that is old enough, or else the oldest. On a slow host
+        looks may be far apart."""
         since_s = self._seen[-1][0] - _LOOKS_BACK_S
         return next((look for look in self._seen[-2::-1] if look[0] <= since_s), self._seen[0])

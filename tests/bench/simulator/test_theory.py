@@ -37,13 +37,14 @@ PURE = SrptOracleParameters(preempt_margin=0.0)  # no hysteresis
 
 @pytest.fixture(autouse=True)
 def _without_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests yield as often as they should, by indices that are nearly always new."""
+    """Requests yield as often as the policy wants, by indices that are nearly always new."""
     monkeypatch.setattr(Policy, "traits", Traits(max_preemptions=1_000_000))
     monkeypatch.setattr(Policy, "on_pass", lambda self, view, queue: NextPlan(interval_tokens=10))
 
 
 def traffic(num_requests: int, load: float, seed: int) -> tuple[float, list[SimRequest]]:
-    """The rate per step, and requests that arrive at it; all predict the true distribution."""
+    """Return the rate per step, and requests that arrive at it, predicted by the true
+    distribution."""
     rng = np.random.default_rng(seed)
     rate = load / float(STEPS @ WEIGHTS)
     arrivals_s = np.cumsum(rng.exponential(TOKEN_S / rate, num_requests)).tolist()
@@ -55,18 +56,18 @@ def traffic(num_requests: int, load: float, seed: int) -> tuple[float, list[SimR
 
 
 def mean_and_error(result: Result) -> tuple[float, float]:
-    """Mean response in steps and its standard error, by the means of 20 stretches."""
+    """Return the mean response in steps, and its standard error by the means of 20 stretches."""
     means = [part.mean() for part in np.array_split(result.ttlt_s / TOKEN_S, 20)]
     return float(np.mean(means)), float(np.std(means, ddof=1) / math.sqrt(len(means)))
 
 
 def surely(request: SimRequest) -> SimRequest:
-    """With its own length as the prediction."""
+    """Return the request with its own length as the prediction."""
     said = LengthDistribution.from_samples([request.output_tokens], "prior")
     return replace(request, distribution=said)
 
 
-# How many requests, and their seed.
+# The number of requests, and their seed.
 DRAWN = {
     "fcfs": (10_000, 1), "ssjf": (10_000, 3), "srpt-oracle": (5_000, 2), "trail-prompt": (2_500, 3),
 }  # fmt: skip
@@ -84,7 +85,7 @@ DRAWN = {
 def test_the_mean_response_is_the_closed_form(
     policy: str, load: float, limit: float | None
 ) -> None:
-    """Of Pollaczek and Khinchine, Cobham, Schrage and Miller, and TRAIL with exact predictions."""
+    """Pollaczek and Khinchine, Cobham, Schrage and Miller, and TRAIL with exact predictions."""
     number, seed = DRAWN[policy]
     rate, requests = traffic(number, load, seed)
     if policy in ("ssjf", "trail-prompt"):
@@ -97,18 +98,18 @@ def test_the_mean_response_is_the_closed_form(
     # If requests yield, an arrival is seen at the end of a step, half a step late in the mean.
     assert mean == pytest.approx(expected, abs=4 * error + bool(limit))
     assert error < 0.1 * mean or policy == "trail-prompt"
-    # The check can fail: without TRAIL's limit the value would be another.
+    # The check can fail: without TRAIL's limit the value would differ.
     assert mean > _srpt_response(rate) + error or limit != 0.3
 
 
 def _srpt_response(rate: float, limit: float = 1.0) -> float:
     """Schrage and Miller 1966, for a distribution of atoms, ties by arrival.
 
-    With preemption up to age limit * size, TRAIL's Lemma 1 for exact predictions; without any, if
-    limit is 0, Cobham 1954. As printed, the lemma leaves out the larger jobs that are found in
-    service with no more than size left, and those that are past their own limit with more:
-    max(size, (1 - limit) * theirs) is ahead (SOAP, theorem 5.5, with their rank as the lemma's
-    proof has it).
+    With preemption up to age limit * size, it is TRAIL's Lemma 1 for exact predictions. If limit is
+    0, without preemption, it is Cobham 1954. As printed, the lemma leaves out two kinds of larger
+    jobs in service: jobs with no more than size left, and jobs past their own limit with more left.
+    max(size, (1 - limit) * theirs) is ahead (SOAP, theorem 5.5, with the rank of the lemma's
+    proof).
     """
     response = 0.0
     for size, weight in zip(STEPS, WEIGHTS, strict=True):
@@ -118,7 +119,7 @@ def _srpt_response(rate: float, limit: float = 1.0) -> float:
         load_up_to = rate * float(STEPS[up_to] @ WEIGHTS[up_to])
         load_below = rate * float(STEPS[below] @ WEIGHTS[below])
         wait = rate / 2 * second / ((1 - load_up_to) * (1 - load_below))
-        # While less than (1 - limit) * size is left of it, no other gets ahead.
+        # While less than (1 - limit) * size is left of it, no other job gets ahead.
         alone = (1 - limit) * size
         residence = alone
         for start, end in pairwise([0, *STEPS[up_to]]):

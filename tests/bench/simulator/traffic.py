@@ -43,7 +43,7 @@ SMALL = Engine(
 def request(
     arrival_s: float, input_tokens: int, output_tokens: int, cap: int = 400, **more: Any
 ) -> SimRequest:
-    """One without a prediction, unless there is more to say of it."""
+    """Return a request, without a prediction by default."""
     plain = SimRequest(arrival_s, input_tokens, output_tokens, cap, None, "hand-made")
     return replace(plain, **more)
 
@@ -76,6 +76,6 @@ MANY_SLOTS = replace(SMALL, kv_pool_tokens=4096, max_running_requests=64)
 
 
 def burst() -> list[SimRequest]:
-    """Twenty seconds of light traffic, in which admission grows bold, and 60 requests at once."""
+    """Twenty seconds of light traffic, which make admission bold, and then 60 requests at once."""
     arrivals_s = [0.5 * i for i in range(40)] + [20.0] * 60
     return [request(at_s, 16, 100, 100, distribution=known(80, 100)) for at_s in arrivals_s]

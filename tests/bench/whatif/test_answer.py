@@ -1,4 +1,4 @@
-"""A log under several policies, and how sure of it one may be."""
+"""A log under several policies, and the certainty of the results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SMALL = OwnServer(
 
 
 def traffic(num_requests: int = 120, **more: Any) -> TrafficLog:
-    """More than the small engine serves, short and long answers mixed."""
+    """Return more requests than the small engine serves, with short and long answers mixed."""
     rng = np.random.default_rng(1)
     arrivals = np.cumsum(rng.exponential(0.4, num_requests)).tolist()
     lengths = np.where(rng.random(num_requests) < 0.7, 20, 300).tolist()
@@ -108,7 +108,7 @@ def test_a_prompt_is_predicted_by_answers_that_had_ended(tmp_path: Path) -> None
     def means(ends_s: list[float]) -> list[float]:
         predictor = ReplayedPredictor(CONFIG, None)
         found = predictor.predictions(requests, ends_s)
-        # What was cut is not judged.
+        # Cut answers are not judged.
         assert predictor.quality().get("num_answers", 0) == (71 if ends_s[0] < 80 else 0)
         return [each.mean() if each else 0.0 for each in found]
 
@@ -146,7 +146,7 @@ def test_notes_name_left_out_requests_and_a_far_off_simulation() -> None:
     for factor in (1, 3):
         told = traffic(ttlt_s=factor * answer.rows[0].mean_ttlt_s)
         assert ("far off" in "\n".join(asked(told, "fcfs").notes)) == (factor == 3)
-    # Another load is not compared with the log.
+    # A simulation of another load is not compared with the log.
     (first, *_, last) = told.requests
     log = TrafficLog((first, replace(first, arrival_s=1.0), replace(last, arrival_s=8.0)))
     assert asked(log, "fcfs", load=2.0).notes == [
@@ -200,7 +200,7 @@ def test_an_engine_is_read_from_server_info() -> None:
     assert of_info(info(STATE, schedule_policy="random"), None, "info").policy == ""
     few = {"predictor": {"quality": {"num_answers": 99, "crps_gain": 0.31}}}
     assert of_info(info(STATE | few), None, "info").crps_gain is None
-    # 150 moves of 100 tokens took 0.6 s, of which their bytes took 0.045 s.
+    # 150 moves of 100 tokens took 0.6 s, 0.045 s of it for their bytes.
     moves = {"num_preemptions": 90, "num_left_in_tree": 10, "num_resumed": 70, "host_pool_gib": 7.0,
              "host_pool_tokens": 7000, "swapped_bytes": 15 * 2**30, "swapped_s": 0.6}  # fmt: skip
     busy = {"num_passes": 200, "mean_pass_ms": 0.7, "preemption": STATE["preemption"] | moves}
@@ -209,7 +209,7 @@ def test_an_engine_is_read_from_server_info() -> None:
     assert replace(host, plan_s=USUAL_HOST.plan_s, move_s=USUAL_HOST.move_s) == USUAL_HOST
     whole = of_info(info(STATE, chunked_prefill_size=-1), None, "info").engine
     assert whole.chunked_prefill_size == 4992
-    # Without a measured time of moves, by the bytes of its KV over PCIe.
+    # Without measured moves, their time follows from the bytes of the KV over PCIe.
     given = PRESETS["h100-llama-3.1-8b"].step_time
     stock = of_info(info(None), given, "info").engine
     assert (stock.step_time, stock.swap_token_s) == (given, 1.25e9 / 5003 / 25e9)

@@ -1,4 +1,4 @@
-"""Damaged and odd logs, which are read right or refused by name, and the links of sessions."""
+"""Damaged and odd logs are read right, or refused by name. Sessions are linked."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SOUND = {
         for a in random.Random(1).sample(ASKED, 240)
     ),
 }
-# Logs that a user has to judge, with the caution.
+# Logs that a user has to judge, each with its caution.
 DOUBTFUL = {
     "only a mark of byte order": ("\ufeff", "is empty"),
     "only a head": (HEAD, "is empty"),
@@ -106,7 +106,8 @@ def linked(*requests: Logged) -> list[tuple[int | None, float]]:
 
 
 def test_a_request_follows_the_one_before_in_its_session_unless_the_session_overlaps() -> None:
-    """An overlap below the precision of the log's times is none: whole seconds in the last case."""
+    """An overlap below the precision of the log's times (seconds in the last case) does not
+    count."""
     other = replace(FIRST, session="t")
     later, last = (replace(FIRST, arrival_s=at_s) for at_s in (5.5, 8.0))
     assert linked(FIRST, other, later, last) == [(None, 0.0)] * 2 + [(0, 3.5), (2, 0.5)]
@@ -144,7 +145,7 @@ def test_a_parent_and_a_recorded_pause_hold() -> None:
 
 
 def test_requests_for_the_simulator_have_caps_that_fit() -> None:
-    """No cap is below the answer."""
+    """No cap is shorter than the answer."""
     most = ENGINE.kv_pool_tokens - ENGINE.page_size - 300 - 1
     for cap_tokens, given, cap in (
         (64, None, 64), (40, 99, 50), (None, 99, 99), (0, 99, most), (None, None, most),

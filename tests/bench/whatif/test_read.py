@@ -1,4 +1,4 @@
-"""Logs of operators, written by SGLang's own writers where it writes them."""
+"""Logs of operators. SGLang's own code writes SGLang's logs."""
 
 from __future__ import annotations
 

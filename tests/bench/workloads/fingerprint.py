@@ -16,9 +16,9 @@ def fingerprint(found: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return it as lists, with rounded numbers: hosts differ in the last digit."""
+    """Return it as lists, with rounded numbers, because hosts differ in the last digit."""
     if isinstance(value, SimRequest) and value.batch is None:
-        value = astuple(value)[:-1]  # most requests are of no batch
+        value = astuple(value)[:-1]  # most requests have no batch
     if is_dataclass(value) and not isinstance(value, type):
         value = astuple(value)
     if isinstance(value, np.ndarray | np.generic):

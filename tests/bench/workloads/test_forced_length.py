@@ -14,7 +14,7 @@ from bench.engines.server.server import Server
 from bench.workloads.forced_length import LENGTH_KEY, ForcedLength
 
 LENGTHS = (1, 2, 5, 37, 120, 250)
-RETRACT = {"SGLANG_TEST_RETRACT": "1"}  # SGLang's own fault injection: requests yield under way
+RETRACT = {"SGLANG_TEST_RETRACT": "1"}  # SGLang's own fault injection: it retracts requests
 
 
 def ask(server: Server, text: str, **sampling: Any) -> dict[str, Any]:

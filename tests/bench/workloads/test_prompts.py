@@ -30,7 +30,7 @@ def requests_of(**sizes: int) -> list[WorkloadRequest]:
 
 @given(st.lists(st.tuples(prompts, st.integers(1, 9)), max_size=30))
 def test_no_prompt_is_both_history_and_evaluation(rows: list[tuple[str, int]]) -> None:
-    # Once more in other clothes: a duplicate must not cross over.
+    # Each prompt again, in another form: a duplicate must not cross over.
     dressed = [(f"  {prompt.upper()}\n", length) for prompt, length in rows]
     requests = [WorkloadRequest(prompt, length, "chat") for prompt, length in rows + dressed]
     workload = Workload.split(requests, "")
@@ -40,7 +40,7 @@ def test_no_prompt_is_both_history_and_evaluation(rows: list[tuple[str, int]]) -
     def plain(part: tuple[WorkloadRequest, ...]) -> set[str]:
         return {" ".join(request.prompt.casefold().split()) for request in part}
 
-    # "ß".upper() is "SS": casefold makes the two one, so they must have gone one way.
+    # "ß".upper() is "SS". Casefold makes the two equal, so they must be on the same side.
     assert not plain(workload.history) & plain(workload.evaluation)
 
 
@@ -86,7 +86,7 @@ def test_the_predictor_is_the_servers(predictors: Predictors) -> None:
     vector = again._vectors["static", request.prompt]
     served = predictor.predict(again.history("static"), vector)
     assert served is not None
-    # An embedding's last digits depend on the batch that it was in.
+    # The last digits of an embedding depend on its batch.
     assert predicted.lengths.tolist() == served.lengths.tolist()
     assert predicted.weights == pytest.approx(served.weights, rel=1e-4)
 

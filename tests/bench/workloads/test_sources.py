@@ -1,4 +1,4 @@
-"""What each source asks. Reported results rest on these requests, so they have fingerprints."""
+"""The requests of each source. Reported results rest on them, so they have fingerprints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.bench.workloads.fingerprint import fingerprint
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Lengths tell where they come from: 100s are chats, 900s texts, 10s instructions."""
+    """Lengths show their origin: 100s are chats, 900s texts, 10s instructions."""
 
     def save(name: str, *rows: dict[str, Any]) -> None:
         write(tmp_path / f"{name}.jsonl.gz", rows)

@@ -1,7 +1,7 @@
 """The command: `python -m tests.engine.fuzz --seed S --minutes M [--config NAME ...]`.
 
-It plays random scenarios against real servers, and checks what must hold whatever the timing. The
-time is shared out evenly among the configurations. Exit code 1 if something is found.
+It plays random scenarios against real servers, and checks facts that hold at any timing. The
+configurations get equal shares of the time. Exit code 1 if it finds something.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> int:
     folder = _FOLDER.absolute()
     model = write_spelling_model(folder / "model")
     found = False
-    # Configurations that want the same of the undisturbed server come together, and share it.
+    # Configurations that can share an undisturbed server follow one another.
     chosen = sorted((CONFIGURATIONS[name] for name in args.config), key=lambda one: one.flags)
     for _, alike in itertools.groupby(chosen, key=lambda one: one.flags):
         configurations = list(alike)

@@ -16,28 +16,28 @@ import requests
 
 from tests.engine.fuzz.scenario import Disturbance, Kind, Scenario, Talk, Trouble, Turn
 
-# If nothing came back after this number of looks, a second apart, the server is stuck.
-# Counted, as a clock goes on while this process and the server are stopped.
+# If nothing came back after this number of looks, a second apart, the server is stuck. A count,
+# because a clock goes on while this process and the server are stopped.
 _STALLED_LOOKS = 150
 _GENERATE = "/generate"
 _SETTINGS = "/sage/settings"
 _UPDATE = "/update_weights_from_disk"
 # These counters are read while requests come and go.
 _COUNTS = ("/server_info", "/metrics", "/v1/loads")
-# SGLang refuses to flush while a request runs whose client has gone, for one.
+# SGLang refuses to flush, for example while a request runs whose client has gone.
 _REFUSED_FLUSHES = ("the cache was not flushed", "Flush cache failed")
 _PAUSES = {Trouble.PAUSE_ABORT: "abort", Trouble.PAUSE_IN_PLACE: "in_place"}
 # A SWITCH goes back to these settings, and to the policy.
 _CALM = {"preemption": {"enabled": True}, "decode": {"max_gap_ms": 1000.0}}
 
 
-# The body of a request, without the way in which the answer comes.
+# The body of a request, without the fields that say how the answer comes.
 Question = Mapping[str, Any]
 
 
 @dataclass(slots=True)
 class Answer:
-    """margins: for each token, the log probability of the first choice less that of the second.
+    """margins: for each token, the log probability of the first choice, minus that of the second.
     problems: errors of the stream itself."""
 
     text: str = ""
@@ -53,7 +53,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Outcome:
-    """A turn and its answer. ended_s: when the answer was complete, the client gone, or never."""
+    """A turn and its answer. ended_s: when the answer was complete or the client gone, or inf."""
 
     talk: Talk
     turn: Turn
@@ -87,7 +87,7 @@ class Actor:
         self.played = Played()
 
     async def play(self, scenario: Scenario) -> None:
-        """Play an episode. `played` says what was played, and whether the server stalled."""
+        """Play an episode. `played` has the events, and whether the server stalled."""
         # A server closes connections that are idle, some just as they are used again.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         timeout, most_bytes = aiohttp.ClientTimeout(total=None), 1 << 24  # of a line
@@ -120,7 +120,7 @@ class Actor:
         await asyncio.sleep(max(0.0, self._started_s + at_s - time.monotonic()))
 
     async def _post(self, path: str, body: Mapping[str, Any] | None) -> tuple[int, Any]:
-        """Status and JSON, or text, of a call; of a GET without a body."""
+        """Return the status and the JSON, or text, of a call. Without a body it is a GET."""
         assert self._http is not None
         method = "GET" if body is None else "POST"
         async with self._http.request(method, self._url + path, json=body) as response:
@@ -134,7 +134,7 @@ class Actor:
     async def _demand(
         self, path: str, body: Mapping[str, Any] | None, refusals: Sequence[str] = ()
     ) -> Any:
-        """The answer of a call that has to succeed, but for these refusals."""
+        """Return the answer of a call, which must succeed or fail with one of these refusals."""
         status, found = await self._post(path, body)
         if status != 200 and not any(refusal in str(found) for refusal in refusals):
             self.played.problems.append(f"{path} {body} gave {status}: {found}")
@@ -272,7 +272,7 @@ def _question(turn: Turn, prompt: Sequence[int]) -> Question:
 
 
 def _claimed(body: Mapping[str, Any], turn: Turn) -> dict[str, Any]:
-    """A request's body with what its client says of its importance."""
+    """Return a request's body with the client's claims of its importance."""
     said = {"custom_params": {**turn.custom_params}} if turn.custom_params else {}
     priority = {} if turn.priority is None else {"priority": turn.priority}
     return {**body, **priority, "sampling_params": {**body["sampling_params"], **said}}
@@ -295,7 +295,7 @@ def _heard(found: Mapping[str, Any]) -> Answer:
 
 
 def _next(before: Answer, chunk: Mapping[str, Any]) -> Answer:
-    """The answer with a chunk of /generate, which has all that was said so far."""
+    """Return the answer after a chunk of /generate, which repeats all text so far."""
     now = replace(_heard(chunk), error=before.error, problems=before.problems)
     if before.finish:
         now.problems.append("the answer went on after its end")

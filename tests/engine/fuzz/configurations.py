@@ -11,7 +11,7 @@ from tests.checks.exactness import STRICT, TWO_RANKS
 from tests.engine.fuzz.scenario import Mix, Trouble
 from tests.engine.kinds import SETTINGS
 
-# An idle server else takes a core from the other one.
+# Otherwise an idle server takes a core from the other one.
 _FLAGS = (*CPU_ENGINE_FLAGS, "--log-level-http", "warning", "--sleep-on-idle")
 _CHECKS = {**CPU_ENV, **STRICT, "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1"}
 _RESTLESS = (SETTINGS / "fuzzed.toml").read_text()
@@ -21,7 +21,7 @@ _CLAIMED = _RESTLESS + (SETTINGS / "fuzzed_claims.toml").read_text()
 _COUNTED = ("--enable-metrics",)
 _CALM_TROUBLES = {Trouble.FLUSH: 1.0, Trouble.ABORT_ALL: 0.5}
 _ALL_TROUBLES = {one: 1.0 for one in Trouble if one not in (Trouble.LOOK, Trouble.SWITCH)}
-# Where clients say how important they are, and its policy is switched meanwhile.
+# For servers whose clients claim importance, and whose policy is switched meanwhile.
 _POLICIES = (
     "qllm", "proserve", "urgency", "sage", "fastserve", "uniboost", "ssjf", "ltr", "fcfs-fill",
     "fcfs", "lpm", "lof", "dfs-weight",
@@ -46,8 +46,8 @@ _WITH_SESSIONS = {
 class Configuration:
     """A server, and the requests that it gets.
 
-    flags: the server of the undisturbed answers has them too, because they may change how numbers
-        are rounded, or which tokens a grammar allows.
+    flags: the undisturbed server has them too, because they may change how numbers are rounded, or
+        which tokens a grammar allows.
     pool_tokens, num_slots: a starved server's.
     starved_flags: of the fuzzed server alone.
     settings: its --sage-config; "" for a stock policy.
@@ -83,7 +83,7 @@ _WHOLE = ("--chunked-prefill-size", "-1")
 _PAGED = ("--page-size", "16")
 _CALM = Mix(max_tokens=400, troubles=_CALM_TROUBLES)
 _LOOKED_AT = _CALM_TROUBLES | {Trouble.LOOK: 1.0}
-# A server with an admin's eyes on it, whose clients say how important they are.
+# A server that an admin watches, and whose clients claim importance.
 _claimed = partial(
     Configuration, pool_tokens=900, starved_flags=_COUNTED, settings=_CLAIMED, mix=_CLAIMING
 )
@@ -139,7 +139,7 @@ _LIST = [
             num_talks=20, troubles=_LOOKED_AT,
         ),
     ),
-    # All at once. Few sessions, as open sessions may hold all slots.
+    # Everything at once. There are few sessions, because open sessions may hold all slots.
     _claimed(
         name="chaos", flags=(*_MIXED, "--disable-overlap-schedule"), pool_tokens=1000,
         starved_flags=("--enable-streaming-session", "--enable-session-radix-cache", *_COUNTED),
@@ -152,7 +152,7 @@ _LIST = [
         name="computed-again", policy="sage", settings=_COMPUTED_AGAIN, pool_tokens=900,
         mix=Mix(max_tokens=400, troubles=_ALL_TROUBLES),
     ),
-    # SGLang itself under the same conditions: what fails here is not ours.
+    # SGLang itself under the same conditions: failures here are not ours.
     Configuration(
         name="stock", policy="fcfs", settings="", pool_tokens=1000,
         mix=Mix(troubles=_ALL_TROUBLES, grammar=0.1, max_troubles=4),

@@ -1,4 +1,4 @@
-"""Whether the answers are right, under any timing."""
+"""Checks that answers are right at any timing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.engines.server.server import Server
 from tests.engine.fuzz.actor import Answer, Outcome, Played, Question, ask
 from tests.engine.serving import post
 
-# Of a log probability: who is decoded together changes its last digits.
+# For log probabilities, whose last digits depend on the batch.
 _TOLERANCE = 1e-3
 _AT_A_TIME = 8
 
@@ -40,7 +40,7 @@ class Oracle:
         return [self._known[key] for key in keys]
 
     def alone(self, question: Question) -> Answer:
-        """Ask again alone, with an empty cache: a near tie may break the other way."""
+        """Ask again alone, with an empty cache, because a near tie may break the other way."""
         return self._ask([question], flush=True)[0]
 
     def margins(self, question: Question) -> list[float]:
@@ -57,8 +57,9 @@ class Oracle:
 
 
 def judge(played: Played, oracle: Oracle, counts: Counter[str]) -> list[str]:
-    """The faults of an episode's answers. counts: goes on counting the answers that were compared,
-    aborted, left by their client, or uncertain: two undisturbed runs did not agree either."""
+    """Return the faults of an episode's answers. counts: gets the answers that were compared,
+    aborted, left by their client, or uncertain because two undisturbed runs did not agree
+    either."""
     findings = list(played.problems)
     known = oracle.answers([outcome.question for outcome in played.outcomes])
     for outcome, calm in zip(played.outcomes, known, strict=True):
@@ -72,9 +73,9 @@ def judge(played: Played, oracle: Oracle, counts: Counter[str]) -> list[str]:
 
 
 def _is_uncertain(outcome: Outcome, calm: Answer, oracle: Oracle) -> bool:
-    """Whether the undisturbed server says another thing by now, or all that is wrong began at a
-    token that was hardly likelier than another. In a chat, say, the KV of what was said before is
-    of decode steps, in which it is rounded otherwise than in a prefill."""
+    """Whether the undisturbed server now answers differently, or the fault began at a token that
+    was hardly likelier than another. In a chat, for example, the KV of earlier answers is of decode
+    steps, which round differently from a prefill."""
     again = oracle.alone(outcome.question)
     if (again.ids, again.text) != (calm.ids, calm.text):
         return True
@@ -104,8 +105,8 @@ def _judge_one(outcome: Outcome, calm: Answer, may_abort: bool, counts: Counter[
         counts["aborted"] += 1
         if not may_abort:
             problems.append("aborted, though no client asked for it")
-        # If an abort meets a request whose grammar is being made, SGLang puts a stub in its
-        # prompt's place and lets it make one step (constrained/grammar_manager.py).
+        # If a request is aborted while its grammar is being made, SGLang replaces its prompt by a
+        # stub and runs it for one step (constrained/grammar_manager.py).
         is_stub = len(answer.ids) == 1 and "regex" in outcome.turn.sampling
         return problems if is_stub else problems + _not_a_start(answer, calm)
     if not answer.finish:
@@ -115,7 +116,7 @@ def _judge_one(outcome: Outcome, calm: Answer, may_abort: bool, counts: Counter[
 
 
 def _not_a_start(answer: Answer, calm: Answer) -> list[str]:
-    """The text up to an abort has to be the beginning of the full answer."""
+    """Check that the text up to an abort is the beginning of the full answer."""
     if answer.ids == calm.ids[: len(answer.ids)]:
         return []
     return [f"said {answer.ids}, undisturbed {calm.ids}"]
@@ -136,7 +137,7 @@ def _differences(answer: Answer, calm: Answer) -> list[str]:
 
 
 def _first_difference(answer: Answer, calm: Answer) -> int | None:
-    """The place of the first different token; None if one answer begins with the other."""
+    """Return the place of the first different token; None if one answer begins with the other."""
     pairs = enumerate(zip(answer.ids, calm.ids, strict=False))
     return next((i for i, (said, wanted) in pairs if said != wanted), None)
 

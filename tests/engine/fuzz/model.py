@@ -1,5 +1,5 @@
-"""The model that is served: each token is a few printable characters, so that a grammar, a stop
-string and a stream of random text all mean something."""
+"""The served model. Each token is a few printable characters, so that grammars, stop strings and
+streams of random text make sense."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.engines.server.model import END_TOKEN, PAD_TOKEN, save_tokenizer, wri
 
 VOCAB_SIZE = 512
 _SPECIAL = (PAD_TOKEN, "[UNK]", "[CLS]", END_TOKEN, "<|user|>", "<|assistant|>")
-# A prompt's text falls into these, one character a token; an answer has the others too.
+# Prompts are made of these tokens, one character each. An answer has the others too.
 CHARACTERS = string.ascii_letters + string.digits + string.punctuation + " "
 FIRST_ID = len(_SPECIAL)
 
@@ -21,7 +21,7 @@ def write_spelling_model(folder: Path) -> Path:
     write_model(folder, vocab_size=VOCAB_SIZE)
     if not (folder / "spelling").exists():
         _write_tokenizer(folder)
-        (folder / "spelling").touch()  # last, so that a write that was cut short is repeated
+        (folder / "spelling").touch()  # last, so that an incomplete folder is written again
     return folder
 
 

@@ -14,7 +14,7 @@ from sage_sched.policy import Traits
 from sage_sched.view import SchedulerView
 from sage_sched.waiting_queue import MovingKeys, WaitingQueue
 
-# Of served work, a phase each.
+# The served work of a phase.
 _PHASE_TOKENS = 96
 _BUDGETS = (
     None, Budget(prefill_tokens=0), Budget(prefill_tokens=48), Budget(chunk_tokens=20),
@@ -30,7 +30,7 @@ class Picky(FastServe):
 
 
 class Fickle(FastServe):
-    """FastServe with another budget in each phase, which also holds some requests back."""
+    """FastServe with another budget in each phase. It also holds some requests back."""
 
     traits = Traits(moving=MovingKeys)
 
@@ -41,7 +41,7 @@ class Fickle(FastServe):
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:
-        # A request that is held back while it waits is not the first to go while it runs.
+        # A request that is held back while it waits is not preempted first while it runs.
         return FastServe.key(self, waiting, view) < FastServe.key(self, running, view)
 
     def budget(self, view: SchedulerView, queue: WaitingQueue) -> Budget | None:
@@ -53,6 +53,6 @@ def _phase(view: SchedulerView) -> int:
 
 
 def install(folder: Path) -> dict[str, str]:
-    """The environment of servers that know them: picky and fickle."""
+    """Return the environment of servers that know both, as picky and fickle."""
     plugins.install_as(folder, "picky", f"{__name__}:Picky", ENTRY_POINT_GROUP)
     return plugins.install_as(folder, "fickle", f"{__name__}:Fickle", ENTRY_POINT_GROUP)

@@ -43,9 +43,9 @@ _PRIORITIES = (None, None, -(2**31), -1, 0, 1, 2, 5, 2**31 - 1)
 class Kind(Enum):
     """The connection between the turns of a talk, by the family of talks that come alone."""
 
-    PLAIN = "singles"  # each turn for itself, after the talk's opening
-    CHAT = "chats"  # each turn sends all that was said, answers included
-    SESSION = "sessions"  # SGLang remembers what was said
+    PLAIN = "singles"  # each turn by itself, after the talk's opening
+    CHAT = "chats"  # each turn repeats all earlier text, answers included
+    SESSION = "sessions"  # SGLang remembers the earlier text
     STREAMING_SESSION = "streaming sessions"  # SGLang keeps its KV, too
 
 
@@ -60,7 +60,7 @@ class Leave:
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One question. words: new token ids, all of which are plain characters. custom_params,
-    headers, priority: what its client says of its importance."""
+    headers, priority: the client's claims of its importance."""
 
     words: tuple[int, ...]
     sampling: Mapping[str, Any]
@@ -123,10 +123,11 @@ class Mix:
     """The distributions of scenarios. Weights need not sum to 1; shares are of turns.
 
     max_tokens: of a whole talk, so that it fits into the pool.
-    num_stop_ids: of those that stop at some token. SGLang's check that ranks agree compares the
-        text of sets, which for more than one id depends on how it was made: then 1.
-    claims: turns whose client says how important they are.
-    policies: to which SWITCH troubles switch the server.
+    num_stop_ids: the ids of a request that stops at some token. On several ranks it must be 1:
+        SGLang's check that ranks agree compares the text of sets, which can differ for equal sets
+        of several ids.
+    claims: turns whose client claims importance.
+    policies: the choices of SWITCH troubles.
     """
 
     num_talks: int = 24
@@ -175,7 +176,7 @@ class _Draw:
         return Disturbance(at_s, trouble, self._rng.choice((0.0, 0.05, 0.3, 1.0)), settings)
 
     def _settings(self) -> dict[str, Any]:
-        """Those that a SWITCH sets."""
+        """Return the settings of a SWITCH."""
         rng = self._rng
         found: dict[str, Any] = {"schedule_policy": rng.choice(self._mix.policies)}
         if rng.random() < 0.3:
@@ -206,7 +207,7 @@ class _Draw:
         left = self._mix.max_tokens - len(opening)
         each = left if kind is Kind.PLAIN else left // num_turns
         turns = tuple(self._turn(kind, each) for _ in range(num_turns))
-        # Prefixes of one another are aborted together: so names are of one length.
+        # An abort also ends requests whose ids begin with its own, so all names have one length.
         return Talk(f"t{self._num_talks:03d}", at_s, kind, opening, turns)
 
     def _turn(self, kind: Kind, max_tokens: int) -> Turn:
@@ -255,7 +256,7 @@ class _Draw:
         return claims
 
     def _words(self, least: int, most: int) -> tuple[int, ...]:
-        """About one of the few things that a warmed store knows, and like nothing else."""
+        """Return words about one of the warmed store's few topics, unlike any other."""
         num = self._rng.randint(least, max(least, most))
         topic = self._rng.choice((SHORT_PROMPT, LONG_PROMPT))
         own = "".join(self._rng.choices(CHARACTERS, k=4))

@@ -19,8 +19,8 @@ from tests.engine.fuzz.judge import Oracle, judge
 from tests.engine.fuzz.scenario import draw
 from tests.engine.serving import generate, post, states, wait_until, warmed_store
 
-# How long an idle server may take to notice that it is: a client that left, for one, is looked for
-# every few seconds. No host takes as long.
+# The time in which a server must notice that it is idle. SGLang looks for clients that left only
+# every few seconds, for example. No host takes this long.
 _SETTLE_S = 300
 _DEATHS = ("Scheduler hit an exception", "Error:", "though", "Leak", "leak", "diverge")
 # The log line of a scheduler that serves by arrival because its policy raised.
@@ -28,7 +28,8 @@ _FAILED = "the policy could not"
 
 
 def calm_server(configuration: Configuration, model: Path, folder: Path) -> Server:
-    """A stock server, not started yet, that rounds and allows what this configuration's does."""
+    """Return a stock server, not started yet, that rounds and allows the same as this
+    configuration's."""
     log, env = folder / f"{configuration.name}-calm.log", configuration.environment()
     return Server(model, configuration.calm_flags(), log=log, env=env)
 
@@ -36,7 +37,7 @@ def calm_server(configuration: Configuration, model: Path, folder: Path) -> Serv
 class Trial:
     """A fuzzed server, and the server with which its answers are compared.
 
-    folder: for logs and settings. counts: totals over episodes, and what the server counts by now.
+    folder: for logs and settings. counts: totals over episodes, and the server's current counts.
     played_s: without starts and comparisons.
     """
 
@@ -78,7 +79,7 @@ class Trial:
         return self._counted_wrong() + judge(actor.played, self._oracle, self.counts)
 
     def _not_settled(self) -> list[str]:
-        """Return what keeps the server from being idle, or what it holds once it is."""
+        """Return the reasons why the server is not idle, or still holds memory."""
         left: list[str] = []
 
         def is_empty() -> bool:
@@ -92,9 +93,9 @@ class Trial:
 
         try:
             post(self._server, f"/flush_cache?timeout={_SETTLE_S}")
-            # The newest batch of a server is let go with the next.
+            # A server releases its newest batch with the next one.
             generate(self._server, None, 2, input_ids=[9, 8, 7])
-            wait_until(is_empty, _SETTLE_S)  # an answer is sent before its batch is let go
+            wait_until(is_empty, _SETTLE_S)  # answers are sent before their batch is released
         except TimeoutError:
             return left
         except requests.RequestException as error:
@@ -122,8 +123,8 @@ class Trial:
         return self._server.log.read_text(errors="replace")
 
     def _death(self) -> list[str]:
-        """How the server died, if it did."""
-        for _ in range(20):  # a scheduler that died takes the launcher along, in a while
+        """Return errors from the server's log if it died."""
+        for _ in range(20):  # the launcher ends some time after its scheduler
             text = self._log()
             if not self._server.running() or "hit an exception" in text:
                 lines = [line for line in text.splitlines() if any(d in line for d in _DEATHS)]

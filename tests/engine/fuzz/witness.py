@@ -1,5 +1,5 @@
-"""An SGLang plugin for tests: /server_info says what a scheduler still holds, and which aborts it
-lost. It hooks SGLang's own functions only, so it says the same under any policy."""
+"""An SGLang plugin for tests: /server_info shows a scheduler's held resources and lost aborts. It
+hooks only SGLang's own functions, so it works under any policy."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from bench.engines.server import plugins
 from tests.engine.fuzz import policies
 from tests.engine.hooks import around
 
-# What an aborted request may still say: its abort is carried out with the step in flight, and the
-# one after it.
+# The most tokens that an aborted request may still get, from the step in flight and the next one.
 _LAST_WORDS = 3
 
 
@@ -34,8 +33,8 @@ def register() -> None:
 
 
 class _Aborts:
-    """The aborts of one scheduler. met: how many met a request in a state. lost: requests that
-    ran to their natural end all the same, and how."""
+    """The aborts of one scheduler. met: aborted requests by their state. lost: aborted requests
+    that still ran to their natural end, and how."""
 
     def __init__(self) -> None:
         self.met: Counter[str] = Counter()
