@@ -1,8 +1,7 @@
-"""Stands in for a GPU: streams whose work is done later, in any order that events allow.
+"""A stand-in for a GPU: streams do their work later, in any order that events allow.
 
-Within `deferring`, every tensor operation of PyTorch is queued on the current stream. Work that is
-not ordered by streams and events is done in an order that the seed chooses, so that a missing wait
-shows in the data.
+Within `deferring`, every tensor operation of PyTorch is queued on the current stream. The seed
+orders work that streams and events do not order, so a missing wait shows in the data.
 """
 
 from __future__ import annotations
@@ -60,8 +59,8 @@ class Event:
 
 
 class Stream:
-    """Work in order. Each entry is something to do, and whether it may be done yet. speed: how
-    often it is done, compared to other streams."""
+    """Work in order. Each entry is a task, and whether it may be done yet. speed: how often tasks
+    are done, compared to other streams."""
 
     def __init__(self, device: FakeDevice, speed: int) -> None:
         self._device, self.speed = device, speed
@@ -86,7 +85,7 @@ class Stream:
 
 
 class FakeDevice:
-    """What torch.get_device_module returns. num_syncs: how often the host waited for the device.
+    """The result of torch.get_device_module. num_syncs: how often the host waited for the device.
     now_ms: the device's clock, which works_for() moves."""
 
     def __init__(self, seed: int = 0) -> None:
@@ -157,6 +156,6 @@ class _Deferred(TorchDispatchMode):
             return kwargs["out"] if "out" in kwargs else changed[0]
         result = func(*args, **kwargs)
         if torch.is_tensor(result) and not func.is_view and result.numel():
-            # Its content follows; until then it is what the memory happens to hold.
+            # Its content follows. Until then the memory is arbitrary.
             stream.add(lambda: result.copy_(func(*args, **kwargs)))
         return result

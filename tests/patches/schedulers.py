@@ -1,7 +1,7 @@
 """Schedulers and requests without a server or a model, after vLLM's create_scheduler.
 
-Requests, KV pools and radix trees are SGLang's own. Of a scheduler and its batches there is what
-our hooks read.
+Requests, KV pools and radix trees are SGLang's own. A scheduler and its batches have only the
+fields that our hooks read.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def make_tree(pool: Any = None) -> UnifiedRadixCache:
 def make_bare_scheduler(
     schedule_policy: str = "sage", free_tokens: int = 10_000, **attributes: Any
 ) -> Any:
-    """Make what our hooks read of a scheduler (managers/scheduler.py); nothing waits or runs yet.
-    attributes: of the scheduler, or of its server_args."""
+    """Make a scheduler's fields that our hooks read (managers/scheduler.py). Nothing waits or runs
+    yet. attributes: of the scheduler, or of its server_args."""
     allocator = make_allocator()
     allocator.available_size = lambda: free_tokens
     server_args = SimpleNamespace(
@@ -174,7 +174,7 @@ class Server:
         self.state = self.scheduler.sage
 
     def arrive(self, *reqs: Any) -> list[Any]:
-        """Requests arrive; they are not in the queue yet."""
+        """Let requests arrive. They are not in the queue yet."""
         for req in reqs:
             self.hooks["init_req_max_new_tokens"](None, self.scheduler, req)
         return [*reqs]

@@ -84,7 +84,7 @@ def test_ids_are_short_and_as_different_as_before() -> None:
     ("stamp", "came_s"),
     [
         *((carrier.encode_asked("a", came_s, came_s), came_s) for came_s in (90.0, 100.0, -3500.0)),
-        # The clock has jumped, or it is not the same one.
+        # The clock has jumped, or is another one.
         *(
             (carrier.encode_asked("a", came_s, 0.0), 100.0)
             for came_s in (100.5, -3501.0, float("nan"))

@@ -15,7 +15,7 @@ from tests.engine.serving import wait_until
 
 
 def written(path: Path, lines: int = 1, **about: Any) -> JsonLines:
-    """Return once so many lines have been written, or writing has stopped."""
+    """Write this many lines, and return when they are written, or writing has stopped."""
     file = JsonLines(path, **about)
     for number in range(lines):
         file.add({"t": 1.0, "is": "ends", "rid": f"{number}", "tokens": 3, "why": "done"})
@@ -57,7 +57,7 @@ def test_a_full_disk_ends_the_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_hanging_disk_costs_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("patches.json_lines._MOST_WAITING", 50)
     path = tmp_path / "trace.jsonl"
-    os.mkfifo(path)  # a pipe without a reader: opening it blocks
+    os.mkfifo(path)  # opening a pipe without a reader blocks
     file = JsonLines(path)
     for _ in range(80):
         file.add({})

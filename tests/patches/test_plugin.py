@@ -32,7 +32,7 @@ FIRST_HOOKS = [
     *(f"sglang.srt.server_args.ServerArgs.{method}"
       for method in ("add_cli_args", "check_server_args", "from_cli_args")),
 ]  # fmt: skip
-# Starts servers until SGLang looks for their model, and tells what became of each.
+# Starts servers until SGLang looks for their model, and prints the outcome of each.
 STARTS = """
 import json, os, sys
 from sglang.srt.managers.multi_tokenizer_mixin import MultiTokenizerRouter as Router
@@ -76,7 +76,7 @@ SETTINGS = {
 
 def starts_in(folder: Path) -> list[tuple[list[str], dict[str, str], Any]]:
     """Return flags and variables of servers, each with words of its refusal, or with its trace, its
-    record, its app and the hooks that are in place then."""
+    record, its app and its hooks."""
     free, used, served = (f"{folder}/{name}.toml" for name in SETTINGS)
     trace, nowhere = f"{folder}/trace", "/no/such/folder/trace"
     ours, needs = ["--schedule-policy", "sage"], " needs --schedule-policy "
@@ -136,7 +136,7 @@ DECLARED = {**REFUSED, **REFUSED_WITH_SHADOW}
 
 
 def named(declared: str) -> list[str]:
-    """The attributes of ServerArgs that declared reasons name."""
+    """Return the attributes of ServerArgs that declared reasons name."""
     return [flag.replace("-", "_") for flag in re.findall(r"--([\w-]+)", declared)]
 
 
@@ -167,7 +167,7 @@ def test_a_model_that_generates_nothing_is_refused() -> None:
 
 
 def test_sglangs_check_sees_fcfs_alone() -> None:
-    """With --enable-priority-scheduling it refuses other policies."""
+    """SGLang refuses other policies with --enable-priority-scheduling."""
     args = SimpleNamespace(_resolved_overrides=[], enable_priority_scheduling=True)
     with passing_for_fcfs(args):
         assert args._resolved_overrides == [("sage-sched", {"schedule_policy": "fcfs"})]

@@ -35,7 +35,7 @@ def http_hook(method: str) -> Callable[..., Any]:
 
 
 def stats(num_answers: int) -> dict[str, Any]:
-    """Return the counters of a client, after so many answers."""
+    """Return the counters of a client after this number of answers."""
     quality = {"num_answers": num_answers, "within_80": 0.25, "crps_gain": -1.0, "widened": True}
     return {
         **{f"num_predicted_{source}": n * num_answers for n, source in enumerate(COUNTED, 1)},
@@ -45,7 +45,7 @@ def stats(num_answers: int) -> dict[str, Any]:
 
 
 class Client:
-    """A prediction worker's client. model: of the server that has made it."""
+    """A prediction worker's client. model: of its server."""
 
     prior = PRIOR
     model = ""
@@ -79,7 +79,7 @@ class Client:
 
 class Manager:
     """The parts of a TokenizerManager that our hooks read. sent: messages to the schedulers.
-    answers: theirs to each. held_back: is called while a pause would hold a request back."""
+    answers: their answers to each. held_back: called while a pause would hold a request back."""
 
     mm_processor = None
     enable_metrics = False
@@ -114,8 +114,8 @@ class Manager:
     def receive(
         self, obj: Any, headers: Any = None, route: str = "generate_request", at_once: bool = False
     ) -> list[Any]:
-        """Take a request through our hooks, as SGLang does: the requests that it became, which
-        carry what goes to the schedulers in sampling_params.custom_params. at_once: tokenize a
+        """Take a request through our hooks, as SGLang does. Return the requests that it became,
+        which carry our data for schedulers in sampling_params.custom_params. at_once: tokenize a
         batch in one call."""
         endpoint = SimpleNamespace(__name__=route)
         request = SimpleNamespace(
@@ -149,7 +149,7 @@ class Manager:
         return SimpleNamespace(input_ids=[1], mm_inputs=None, sampling_params=sampling)
 
     def answer(self, rid: str, num_tokens: int, reason: dict[str, Any] | None) -> None:
-        """Tokens of an answer come from the scheduler, to a prompt of five."""
+        """Receive tokens of an answer from the scheduler, to a prompt of five."""
         output = SimpleNamespace(
             rids=[rid], finished_reasons=[reason],
             prompt_tokens=[5], completion_tokens=[num_tokens],
@@ -174,7 +174,7 @@ def client() -> Client:
 def make_manager(
     tokenizer: Any, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Manager]:
-    """Managers of programs without an HTTP server, whose predictions are the client's."""
+    """Return managers of programs without an HTTP server, which get the client's predictions."""
     monkeypatch.setattr(state, "PredictorClient", client.made)
     monkeypatch.setattr(load_snapshot, "snapshot_decoder", load_snapshot.snapshot_decoder)
     monkeypatch.delitem(sys.modules, HTTP_SERVER, raising=False)

@@ -1,4 +1,4 @@
-"""Aborts that overtake their requests: HTTP processes send them, and schedulers keep them."""
+"""HTTP processes send aborts that overtake their requests, and schedulers keep them."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def chat(**fields: Any) -> Asked:
 
 
 def about(**others: Any) -> Asked:
-    """Return what the chat SAID asks, but for these fields."""
+    """Return the Asked of the chat SAID, with these fields changed."""
     system = digest("Be brief.")
     plain = Asked(num_turns=2, system=system, session=digest(system, "Why?"))
     return replace(plain, **others)

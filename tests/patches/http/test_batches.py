@@ -1,4 +1,4 @@
-"""Which batch a request is a part of, and how batches are shown."""
+"""The batch of a request, and the list of batches."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_stream_of_a_batch_waits_for_its_answer(
     make_manager: Callable[..., Manager],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A status of 200 before would be wrong if the batch cannot be done in time."""
+    """An earlier status of 200 would be wrong if the batch cannot be done in time."""
     told: list[int] = []
 
     async def stream(scope: Any, receive: Any, send: Any) -> None:

@@ -25,13 +25,13 @@ TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 
 
 
 def carried(manager: Manager, obj: Any = None, *args: Any, **kw: Any) -> Any:
-    """The custom_params with which a request goes on, the first of several."""
+    """Return the custom_params with which a request, or the first of several, goes on."""
     tokenized, *_ = manager.receive(generate() if obj is None else obj, *args, **kw)
     return tokenized.sampling_params.custom_params
 
 
 def of_chat(messages: list[Any] = TALK, **fields: Any) -> Any:
-    """The request that SGLang makes from a chat."""
+    """Return the request that SGLang makes from a chat."""
     obj = generate("a template around it", **fields)
     chat_hooks[0].hook((obj, None), None, ChatCompletionRequest(model="any", messages=messages))
     return obj
@@ -79,10 +79,10 @@ HINT = LengthDistribution.from_samples([30], "hint")
 @pytest.mark.parametrize(
     ("fields", "about", "predicted"),
     [
-        # Served by arrival it would come before all that have a rank.
+        # In order of arrival it would precede all ranked requests.
         ({"rid": "HEALTH_CHECK"}, {}, PREDICTED),
         ({"text": None, "input_embeds": [[1.0, 1.0]]}, {}, PRIOR),
-        # Only the server's own requests go without a prediction.
+        # Only the server's own requests have no prediction.
         ({}, {"route": "health_generate"}, None),
         ({}, {"server_status": ServerStatus.Starting}, None),
         ({}, {"server_status": ServerStatus.Starting, "_server_stop_hook": None}, PREDICTED),

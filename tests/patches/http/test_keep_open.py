@@ -1,4 +1,4 @@
-"""Silent streams: what their clients get, on an event loop whose time is the test's."""
+"""Bytes that clients of silent streams get, on an event loop with simulated time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMMENT = ": waiting\n\n"
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """Its time jumps to the next thing that is due."""
+    """An event loop whose time jumps to the next event."""
 
     def __init__(self) -> None:
         super().__init__(selectors.DefaultSelector())
@@ -43,10 +43,10 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 def client_gets(*steps: Any, asks: bool = True) -> list[tuple[float, Any]]:
-    """Return what a client gets, and when, behind the middleware of refusals.
+    """Return a client's messages and their times, behind the middleware of refusals.
 
     steps: SGLang's app sleeps for numbers, begins an answer with (status, content type), sends
-        bytes, the last of which end the answer, and raises exceptions.
+        bytes, and raises exceptions. The last bytes end the answer.
     """
     loop, got = Loop(), list[tuple[float, Any]]()
 
@@ -102,14 +102,14 @@ OPENS = (200, SSE)
         # The head with the first token: a comment comes before, with a head of ours.
         ((20.0, OPENS, b"data: 1\n\n", 14.0, b"data: 2\n\n"),
          [(15, HEAD), (15, COMMENT), (20, "data: 1\n\n"), (34, "data: 2\n\n"), (34, "end")]),
-        # A head that waits until no refusal can come any more.
+        # A head that waits until no refusal can come.
         ((OPENS, 16.0, b"data: 1\n\n"),
          [(15, HEAD), (15, COMMENT), (16, "data: 1\n\n"), (16, "end")]),
         # Within an event no comment may come.
         ((OPENS, b"data: ", 16.0, b"1\n\n", 16.0, b"data: 2\n\n"),
          [(0, HEAD), (0, "data: "), (16, "1\n\n"), (31, COMMENT), (32, "data: 2\n\n"),
           (32, "end")]),
-        # After the end nothing comes, and nothing in an answer of another kind.
+        # Nothing comes after the end, or in an answer of another kind.
         ((OPENS, b"data: 1\n\n", 40.0), [(0, HEAD), (0, "data: 1\n\n"), (0, "end")]),
         (((200, b"application/x-ndjson"), b"{}\n", 40.0, b"{}\n"),
          [(0, (200, "application/x-ndjson")), (0, "{}\n"), (40, "{}\n"), (40, "end")]),

@@ -14,12 +14,12 @@ from predictor_store.service.client import Prediction
 from tests.patches.http.conftest import COUNTED, stats
 
 LABELS = {"model_name": "of test_metrics"}
-# All but the first are missing until there are enough answers, and NaN if they come to be too few.
+# All but the first are missing until there are enough answers, and NaN if there are too few later.
 RATIOS = ("prediction_scored_answers", "prediction_coverage_ratio", "prediction_crps_gain_ratio")
 
 
 def reported() -> dict[str, float]:
-    """Return our samples, by their names and labels."""
+    """Return our samples by their names and labels."""
     return {
         " ".join([sample.name.removeprefix("sage:"), *labels.values()]): sample.value
         for family in REGISTRY.collect()

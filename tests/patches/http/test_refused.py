@@ -58,7 +58,8 @@ TIMES = (200, {}, [{"message": "a dry run", "late": 0, "ttft_ms": 1500, "ttlt_ms
 def test_a_client_gets(
     manager: Manager, parts: list[Any], aborts: list[Any], refused_at: int, answer: Any
 ) -> None:
-    """What an app sends in parts, if it is refused before one of them."""
+    """Return the messages of an app that sends its answer in parts, if it is refused before one of
+    them."""
     sent: list[dict[str, Any]] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -100,8 +101,8 @@ OF_ROUTE = {
 
 
 class Streamed:
-    """A stream of a route, and what its client has got: after the head, after the events that come
-    before the request is begun, and at the end.
+    """A stream of a route, and its client's messages after the head, after the events before the
+    request begins, and at the end.
 
     ends: by the request's refusal, by a fault that SGLang finds in it, or with its first token.
     """

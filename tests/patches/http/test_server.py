@@ -1,4 +1,4 @@
-"""What our hooks make of an HTTP process: its app, its counters and its helpers."""
+"""An HTTP process under our hooks: its app, its counters and its helpers."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def tokens(**fields: Any) -> None:
 
 
 def vertex(**fields: Any) -> None:
-    """On the only route of SGLang without a schema."""
+    """Check a body of the only route of SGLang without a schema."""
     request = {"text": ["a", "b"], "sampling_params": {"max_new_tokens": 5}, "stream": True}
     check_body(GenerateReqInput(**{**request, **fields}), "vertex_generate")
 
@@ -116,7 +116,7 @@ FIELDS: list[tuple[Callable[..., None], str, list[Any], list[Any]]] = [
     (prompt, "input_embeds",
      [[[1.0]], [WIDE, [1.0]], [[1.0, NAN]], [[1.0, 1e38]], [[1.0, -1.1e4]], [], 5, "a"],
      [[WIDE, WIDE], [[1e4, -1e4]]]),
-    # Numbers that end a server.
+    # Numbers that would end a server.
     (tokens, "top_logprobs_num", [101, -1, 1.5, [5], "5", NAN], [0, 100, None]),
     (tokens, "logprob_start_len", [-2, -7, 0.5, 2**31, [0]], [-1, 0, 2**31 - 1]),
     (tokens, "routed_experts_start_len", [-1, 2**31], [0, 2**31 - 1]),
@@ -174,7 +174,7 @@ def test_searches_of_all_running_requests_are_bounded() -> None:
 @pytest.mark.parametrize(
     ("manager", "request_", "given", "is_refused"),
     [
-        # A text model ignores media. Tokens that stand for media may be any, if they are read.
+        # A text model ignores media. If media are read, any tokens may stand for them.
         (MANAGER, asked(shows=True, input_ids=[2**40]), None, True),
         (SEEING, asked(shows=True, input_ids=[2**40]), None, False),
         (SEEING, asked(shows=True, input_ids=[-5]), None, True),

@@ -1,4 +1,4 @@
-"""Faults made on purpose, each of which the doctor has to name, and no other with it."""
+"""For each deliberate fault, the doctor names that fault and no other."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ sys.exit(main(["doctor", "--json", *{flags!r}]))
 
 @pytest.fixture
 def patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a healthy server's settings, model and store."""
+    """Return the folder of a healthy server's settings, model and store."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -200,7 +200,7 @@ def test_each_check_says_what_it_has_found(
     change: Any, flags: list[str], said: dict[str, tuple[str, str]], patient: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """SGLang is not asked about flags: it would keep our plugin."""
+    """It does not ask SGLang about flags, because SGLang would keep our plugin."""
     # First: SGLang's modules look for accelerators when they are imported.
     expected = {**HEALTHY, "hooks": ("ok", f"{len(targets())}, and all fit"), **said}
     told = {True: "with settings", False: "without settings"}

@@ -18,7 +18,7 @@ _, CAME, STARTS, _, _, YIELDS, *_, ENDS = EVENTS
 def explained(
     events: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], *argv: str
 ) -> list[str]:
-    """Write a trace, with text as it is. Return the lines that the command prints."""
+    """Write a trace, with texts unchanged. Return the lines that the command prints."""
     lines = [event if isinstance(event, str) else json.dumps(event) for event in events]
     (tmp_path / "trace").write_text("\n".join(lines))
     assert main(["explain", *argv, str(tmp_path / "trace")]) == 0
@@ -58,7 +58,7 @@ def test_a_trace_is_read_as_far_as_it_goes_and_the_last_run_counts() -> None:
         for rid in ("long", "short", "unknown"):
             timeline(EVENTS[number:], rid)
     assert last_run([*EVENTS, *EVENTS]) == EVENTS
-    begun = EVENTS.index(YIELDS)  # for one that came before this trace begins
+    begun = EVENTS.index(YIELDS)  # for a request that came before this trace begins
     assert [event["is"] for event in of_request(EVENTS[begun:], "short")] == ["starts", "ends"]
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from patches.ops import run_command
 
-# As `dynamo.sglang` does: a parser of its own, with SGLang's flags, before any plugin is loaded.
+# Like `dynamo.sglang`, it has a parser of its own, with SGLang's flags, before any plugin is
+# loaded.
 LAUNCHER = """
 import argparse, multiprocessing
 from sglang.srt.server_args import ServerArgs

@@ -44,7 +44,7 @@ def test_names_with_dots_are_sections() -> None:
 
 
 def answering(answer: bytes) -> tuple[str, list[bytes]]:
-    """Address of a server that always answers this, and the requests that it got."""
+    """Yield the address of a server that always answers this, and its requests."""
     listener, asked = socket.create_server(("127.0.0.1", 0)), list[bytes]()
 
     def serve() -> None:

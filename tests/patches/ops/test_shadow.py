@@ -40,7 +40,7 @@ def whatif_reads(record: Path) -> None:
 
 
 async def receive(hooks: dict[str, Any], manager: Any, requests: Mapping[str, Any]) -> None:
-    """Requests arrive, by id with their sampling. Two of them get no prediction in time."""
+    """Receive requests, given as sampling by id. Two of them get no prediction in time."""
     for rid, sampling in requests.items():
         obj = generate(sampling=sampling, rid=rid)
         obj.normalize_batch_and_arguments()

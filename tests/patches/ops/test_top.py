@@ -19,7 +19,8 @@ TTFT = "sglang:time_to_first_token_seconds"
 
 
 def metrics(waiting: tuple[int, ...], requests: int, ttft: tuple[int, int, int]) -> str:
-    """A server's series. waiting: of each data-parallel rank. ttft: up to 1 s, 2 s and 4 s."""
+    """Return a server's series. waiting: of each data-parallel rank. ttft: up to 1 s, 2 s and 4
+    s."""
     lines = [f'sglang:num_queue_reqs{{dp_rank="{i}"}} {n}' for i, n in enumerate(waiting)]
     lines += [f'sglang:num_requests_total{{model_name="m"}} {requests}']
     lines += ['sage:policy_info{policy="sage"} 1', 'sage:policy_info{policy="fcfs"} 0']
@@ -40,7 +41,7 @@ def test_figures_are_those_of_the_time_between_two_readings() -> None:
     assert figures["ttft_attainment"] == 0.75
     assert figures["ttft_p50_s"] == 1.5
     assert figures["ttft_p99_s"] == pytest.approx(2 + 2 * 9.6 / 10)
-    assert figures["num_swapped"] is figures["e2e_p99_s"] is None  # a stock policy has no such
+    assert figures["num_swapped"] is figures["e2e_p99_s"] is None  # a stock policy has none
 
 
 def test_a_restarted_server_counts_from_zero() -> None:

@@ -57,7 +57,7 @@ def rank() -> Rank:
 def test_scores_are_repeated_until_they_return(rank: Rank) -> None:
     first = rank.read(1)
     assert isinstance(first, Scores)
-    assert rank.job.revision == 0  # rank 0, too, counts broadcast scores only
+    assert rank.job.revision == 0  # rank 0 also counts only broadcast scores
     again = rank.read(2)
     assert again.ages == [1, 2]
     rank.probing.scored(first)
@@ -65,7 +65,7 @@ def test_scores_are_repeated_until_they_return(rank: Rank) -> None:
     left = rank.probing.polled()
     assert left is not None
     assert left.ages == [2]
-    rank.probing.scored(again)  # the first of them has come before
+    rank.probing.scored(again)  # the first one has come before
     assert (rank.job.revision, rank.probing.polled()) == (2, None)
     other_rank = Rank()
     other_rank.probing.scored(again)
@@ -100,7 +100,7 @@ def test_scores_that_are_not_finite_are_counted_and_dropped(rank: Rank) -> None:
 
 def test_a_rank_that_can_read_no_longer_still_takes_scores_in(rank: Rank) -> None:
     scores = rank.read(1)
-    rank.read(2, LONG[:0])  # of no request, though one decodes
+    rank.read(2, LONG[:0])  # scores of no request, though one decodes
     rank.read(4)
     rank.probing.scored(scores)
     assert (rank.job.revision, rank.probing.polled()) == (1, None)
@@ -112,7 +112,7 @@ def test_a_rank_that_can_read_no_longer_still_takes_scores_in(rank: Rank) -> Non
         (lambda rank: None, 1, 0),
         (lambda rank: rank.probing.ended(rank.req, was_aborted=False), 0, 0),
         (lambda rank: rank.probing.weights_updated(), 0, 0),
-        # Another policy has come meanwhile, and the same one again.
+        # The policy was switched meanwhile, and switched back.
         (lambda rank: rank.probing.switched("", ()), 0, 0),
         (lambda rank: setattr(rank.probing._refiner, "refine", fail), 0, 1),
     ],
@@ -182,7 +182,7 @@ def test_old_states_make_room(rank: Rank, tmp_path: Path, monkeypatch: pytest.Mo
     assert sum(path.stat().st_size for path in tmp_path.glob("*.rows")) < 4200
     segments = {path.name.partition(".")[0] for path in tmp_path.glob("*.rows")}
     assert len(segments) > 1
-    # The answers beside them go too.
+    # Their answers go too.
     assert {path.name.partition(".")[0] for path in tmp_path.glob("*.answers.jsonl")} <= segments
     assert recorder.stats()["num_dropped"] == 0
 

@@ -1,8 +1,8 @@
-"""Detects changes of what a server does: `python -m tests.patches.recorded` records it anew.
+"""Detects changes of a server's behaviour: `python -m tests.patches.recorded` records it anew.
 
-It runs SGLang's scheduler with our plugin in each of the situations, and keeps a hash of what an
-operator could see, by kind: steps, answers, trace, series, reports and files. After a deliberate
-change, record them anew, and say in the commit why they changed.
+It runs SGLang's scheduler with our plugin in each of the situations, and keeps a hash of each kind
+of output that an operator could see: steps, answers, trace, series, reports and files. After a
+deliberate change, record them anew, and say in the commit why they changed.
 
 `python -m tests.patches.recorded NAME` prints one situation. Compare its output with that of the
 commit before.

@@ -1,4 +1,4 @@
-"""What reaches a scheduler, as HTTP processes send it."""
+"""Messages to a scheduler, as HTTP processes send them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Ask:
     """A request, with the id `r{number}`.
 
     shared_tokens: of the beginning of its prompt, which it shares with its family.
-    lengths: observed lengths that its prediction is made of; no prediction if empty.
+    lengths: the observed lengths of its prediction; no prediction if empty.
     carried: other entries of its custom_params. others: other fields of its message.
     """
 
@@ -85,6 +85,6 @@ def send(message: type[BaseReq], **fields: Any) -> Make:
 
 
 def _words(seed: int, number: int) -> array[int]:
-    """Return words of a prompt. Those of different seeds differ from the first on."""
+    """Return words of a prompt. With different seeds the first words already differ."""
     places = range(number)
     return array("q", (NUM_SPECIAL_TOKENS + (seed * (n + 7) + n * n) % NUM_WORDS for n in places))

@@ -1,4 +1,4 @@
-"""Requests of many kinds, told by their number."""
+"""Requests of many kinds. A request's number sets its kind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def crowd(
 
 
 def sampling(n: int) -> Mapping[str, Any]:
-    """Sampling that a swap has to keep, or that rules preemption out."""
+    """Return sampling that a swap must keep, or that rules preemption out."""
     return {
         "sampling": (
             {}, {"frequency_penalty": 0.5}, {"ignore_eos": True, "max_new_tokens": 9 + n % 20},
@@ -60,8 +60,8 @@ def alike(n: int) -> Mapping[str, Any]:
 
 
 def conversation(n: int) -> Mapping[str, Any]:
-    """Conversations of which each is half as lively as the one before. Each turn's prompt begins as
-    the one before."""
+    """Return conversations, each half as lively as the one before. Each turn's prompt begins with
+    the previous prompt."""
     session = (~n & n + 1).bit_length()
     turn = min(n >> session, 12)
     return {
@@ -72,7 +72,7 @@ def conversation(n: int) -> Mapping[str, Any]:
 
 
 def dry_now_and_then(n: int) -> Mapping[str, Any]:
-    """Some only ask how long they would take."""
+    """Return requests, some of which only ask how long they would take."""
     return {"carried": DRY_RUN} if n % 6 == 5 else of_classes(n)
 
 
@@ -98,7 +98,8 @@ def streaming(n: int) -> Mapping[str, Any]:
 
 
 def malformed(n: int) -> Mapping[str, Any]:
-    """Other programs may send anything. Some prompts are longer than the model's context."""
+    """Return malformed messages, which other programs may send. Some prompts exceed the model's
+    context."""
     carried = {3: {"__sage_weights": "x"}, 5: {"__sage_hint_weight": -1.0}}.get(n % 7, {})
     return {
         **sampling(n), "carried": carried, "prompt_tokens": 5000 if n % 13 == 12 else 30 + n % 50

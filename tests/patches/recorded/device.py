@@ -1,8 +1,8 @@
-"""Replaces what a scheduler has of a device: its time, and its model.
+"""Replaces a scheduler's device: its time, and its model.
 
-Time stands still but for steps, moves of KV, and turns of the scheduler's loop, so that nothing
-depends on the host. The model's next token follows from the KV of all tokens before it: if a swap,
-a prefix or a retraction mixes KV up, the answer changes.
+Time advances only with steps, moves of KV, and turns of the scheduler's loop, so nothing depends on
+the host. The model's next token follows from the KV of all tokens before it: if a swap, a prefix or
+a retraction mixes KV up, the answer changes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.patches.recorded.asks import NUM_WORDS
 _END = SPECIAL_TOKENS.index(END_TOKEN)
 _START_S = 1_000.0
 _EPOCH_S = 1_800_000_000.0
-# Its step times, in those that are shipped. It slows down, so that there is always more to learn.
+# Its step times, as a share of the shipped ones. It slows down, so there is always more to learn.
 _FACTOR, _SLOWER_EVERY_S = 0.6, 2.0
 # A prime below 2^23: all sums of KV are exact.
 _MODULUS = 8191
@@ -41,7 +41,7 @@ class Clock:
         self.now_s += seconds
 
     def install(self) -> None:
-        """Let `time` tell this clock's time."""
+        """Make `time` return this clock's time."""
         for name in ("monotonic", "perf_counter", "thread_time", "process_time"):
             setattr(time, name, lambda: self.now_s)
             setattr(time, f"{name}_ns", lambda: int(self.now_s * 1e9))
@@ -53,11 +53,11 @@ class Device:
     """A modelled GPU, whose model computes only if its hidden states are read."""
 
     def __init__(self, clock: Clock, moves_a_failure: int | None) -> None:
-        """moves_a_failure: of so many moves of KV to host memory or back, and evictions for its
-        sake, one fails; None if all succeed."""
+        """moves_a_failure: one of this many moves of KV to host memory or back, and evictions for
+        its sake, fails; None if all succeed."""
         self._clock, self._moves_a_failure = clock, moves_a_failure
         facts = H800_QWEN3_32B.server_facts()
-        # Faster than the shipped step times say.
+        # Faster than the shipped step times.
         self._model = DeviceModel(facts.step_time, facts.swap_token_s).times(_FACTOR)
         self._compute = TpModelWorker.forward_batch_generation
         self._num_moves = self._num_launches = 0
@@ -124,7 +124,7 @@ def _penalties(batch: Any) -> list[int]:
 
 
 def _next_token(req: Any, seen: int) -> int:
-    """Return a word, or the end once the answer has the length that its request asks for."""
+    """Return a word, or the end token if the answer has the length that its request asks for."""
     if num_output_tokens(req) >= req.sampling_params.custom_params[LENGTH_KEY]:
         return _END
     return NUM_SPECIAL_TOKENS + seen % NUM_WORDS

@@ -15,17 +15,17 @@ from predictor_store.probe.file import fingerprint
 from tests.patches.recorded.asks import NUM_WORDS
 from tests.predictor_store.probes import probe
 
-# What takes long, and is the same for all. The second needs the first.
+# The slow imports, which are the same for all. The second needs the first.
 _IMPORTED = ("sglang.srt.managers.scheduler", "sglang.srt.models.registry")
 
 
 def main() -> None:
-    """Arguments: a folder, and names of situations. Writes the records of each to NAME.json, or
-    what went wrong to NAME.error."""
+    """Write the records of each situation to NAME.json, or its error to NAME.error. Arguments: a
+    folder, and names of situations."""
     folder, names = Path(sys.argv[1]), sys.argv[2:]
     for module in _IMPORTED:
         importlib.import_module(module)
-    # Only now, because the plugin tells by the imported modules what a process is.
+    # Only now, because the plugin finds the kind of a process by its imported modules.
     importlib.import_module("sglang.srt.plugins").load_plugins()
     os.chdir(folder)
     for model, num_layers in (("model", 1), ("deep", 3)):
@@ -35,7 +35,7 @@ def main() -> None:
         )  # fmt: skip
     probe(fingerprint(Path("deep")), hidden_size=8, layer=1).write(Path("probe"))
     gc.collect()
-    gc.freeze()  # collections in the forks would copy all of this process's memory
+    gc.freeze()  # garbage collection in the forks would copy all of this process's memory
     for name in names:
         if os.fork() == 0:
             try:

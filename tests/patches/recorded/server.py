@@ -43,7 +43,7 @@ _MOST_TURNS = 3000
 _TURNS_A_LOOK = 25
 _HOST_BYTES = 2**30
 _LEARNING_STEPS = 24
-# Longer than the interval at which series are brought up to date.
+# Longer than the interval at which series are updated.
 _LAST_S = 3.0
 
 
@@ -72,7 +72,7 @@ class RecordedServer:
             self._adapt(most)
 
     def _replace(self, can_fail: bool) -> None:
-        """Put in the device and the script, and record what ranks agree on, in this process."""
+        """Install the device and the script in this process, and record the agreements of ranks."""
         TpModelWorker.forward_batch_generation = lambda worker, batch, **_: self._ran(worker, batch)
         SchedulerRequestReceiver._pull_raw_reqs = lambda _: self._pulled()
         # Without the thread that writes the file.
@@ -105,7 +105,7 @@ class RecordedServer:
             setattr(UnifiedRadixCache, name, copy)
 
     def _follow(self) -> None:
-        """Record what the scheduler tells other processes, and let it wait for the device."""
+        """Record the scheduler's messages to other processes, and let it wait for the device."""
         scheduler: Any = self.scheduler
         poll, process = scheduler._poll_timeout_aborts, scheduler.process_batch_result
 
@@ -120,7 +120,7 @@ class RecordedServer:
 
     def _adapt(self, most: int) -> None:
         """Pretend that a batch has room for this number of adapters. A decode server loads them
-        beside steps."""
+        during steps."""
 
         def has_room(req: Any, beside: set[str]) -> bool:
             self.records.add("told", "adapter", req.rid)
@@ -133,7 +133,8 @@ class RecordedServer:
         runner.lora_manager = SimpleNamespace(validate_lora_batch=lambda ids: len(ids) <= most)
 
     def run(self) -> None:
-        """Give the scheduler what the script has, by the turns of its loop, until all is done."""
+        """Give the scheduler the script's messages at their turns of the loop, until all is
+        done."""
         self.scheduler.run_event_loop()
         self._clock.passes(_LAST_S)
         self.scheduler._poll_timeout_aborts()
@@ -156,7 +157,7 @@ class RecordedServer:
         return self._device.launch(worker, batch)
 
     def _told(self, messages: list[Any]) -> list[Any]:
-        """Record what rank 0 tells all ranks."""
+        """Record rank 0's broadcasts."""
         for message in messages:
             self.records.add("told", type(message).__name__, msgspec.structs.asdict(message))
         return messages
@@ -169,7 +170,7 @@ class RecordedServer:
         return recorded
 
     def _look(self) -> None:
-        """Record what /server_info, /v1/loads and /metrics show."""
+        """Record /server_info, /v1/loads and /metrics."""
         asked = GetInternalStateReq()
         self.records.add("stats", self.scheduler.get_internal_state(asked).internal_state["sage"])
         load = self.scheduler.load_inquirer.get_loads().to_dict()

@@ -1,4 +1,4 @@
-"""No decision of a server, and nothing that its operator sees of it, changes unnoticed."""
+"""No decision of a server, and nothing that its operator sees, changes unnoticed."""
 
 from __future__ import annotations
 

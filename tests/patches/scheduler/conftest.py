@@ -17,5 +17,5 @@ def _one_rank() -> Iterator[None]:
 
 @pytest.fixture
 def server() -> Server:
-    """A server under sage, on which no request can leave the device."""
+    """Return a server under sage on which no request can leave the device."""
     return Server()

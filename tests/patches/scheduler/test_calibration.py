@@ -36,7 +36,8 @@ def made() -> Calibration:
 def run(
     calibration: Calibration, step_time: StepTime, num_steps: int, noise: float = 0.05
 ) -> list[StepTimes]:
-    """Steps of a server that is as step_time says; what rank 0 tells meanwhile, and all hear."""
+    """Run steps of a server with these step times. Return rank 0's messages, which all ranks
+    get."""
     told = []
     for work, seconds in islice(steps(step_time, 0, rate=8.0, noise=noise), num_steps):
         calibration._learner.add(work, seconds)
@@ -73,7 +74,7 @@ def test_the_next_server_begins_with_what_many_steps_have_told() -> None:
 
 
 def test_a_server_as_shipped_says_once_that_it_has_learned() -> None:
-    """Nothing is refused before."""
+    """It refuses nothing before that."""
     calibration = made()
     assert len(run(calibration, SHIPPED, 2000, noise=0.0)) == 1
     assert (calibration.step_time, calibration.source) == (SHIPPED, "learned")

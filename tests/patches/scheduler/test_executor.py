@@ -33,7 +33,7 @@ def roomy() -> FullServer:
 
 
 def test_nothing_of_a_view_outlives_its_pass(full: FullServer) -> None:
-    # Requests would live on through it, and their KV in host memory.
+    # It would keep requests alive, and their KV in host memory.
     for request in full.batch.reqs:
         request.output_ids.extend([0] * 1500)  # so that the policy weighs which to preempt
     full.next_arrival()
@@ -62,7 +62,7 @@ def test_ended_requests_are_in_no_plan(full: FullServer) -> None:
     gone, *others = full.batch.reqs
     full.state.end(gone, was_aborted=False)
     full.batch.filter_batch = lambda: setattr(full.batch, "reqs", others)
-    for is_full in (False, True):  # in the second pass none has ended
+    for is_full in (False, True):  # no request has ended in the second pass
         full.batch.batch_is_full = True
         full.take_pass()
         assert (full.batch.reqs, full.batch.batch_is_full) == (others, is_full)
@@ -82,7 +82,7 @@ def test_the_limit_counts_neither_swapped_requests_nor_the_first_on_an_idle_serv
     seen = without_started(full.scheduler, lambda: [*full.waiting])
     assert seen == [before[number] for number in queued]
     assert full.waiting == before
-    # SGLang drops one of those that it sees, for a higher priority.
+    # SGLang drops one of the requests that it sees, for a higher priority.
     dropped = without_started(full.scheduler, lambda: full.waiting.pop(1))
     assert dropped is seen[1]
     assert full.waiting == [request for request in before if request is not dropped]
@@ -233,5 +233,5 @@ def test_a_request_that_joins_after_the_plan_waits_for_the_next(roomy: FullServe
 
     for during in (original, None):
         assert sorted(map(id, roomy.take_pass(during))) == sorted(map(id, [*queue, late]))
-    calc_priority(None, roomy.waiting)  # outside a pass nothing is hidden
+    calc_priority(None, roomy.waiting)  # nothing is hidden outside a pass
     assert late in roomy.waiting

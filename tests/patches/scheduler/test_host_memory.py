@@ -21,7 +21,7 @@ def test_a_container_has_no_more_than_its_share(
         ("max", 5, 0, 64 * GIB),
         (8 * GIB, 2 * GIB, 0, 6 * GIB),
         (5, 9, 0, 0),
-        # Weights that have just been read fill the container, and make way.
+        # Freshly read weights fill the container's file cache, which makes way.
         (8 * GIB, 8 * GIB, 3 * GIB, 6 * GIB),
     ):
         (tmp_path / "memory.max").write_text(f"{limit}\n")

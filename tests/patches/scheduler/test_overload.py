@@ -20,7 +20,7 @@ KNOWN = {**ON, "step_time": {"decode_base_ms": 1000.0}}
 
 
 def server_of(sections: Any = KNOWN, mode: str = "null") -> tuple[Server, list[Any]]:
-    """A server with many requests that have come and wait, and the aborts that it sends."""
+    """Return a server with many waiting requests, and the aborts that it sends."""
     server = Server(schedule_policy="fcfs-fill", sections=sections, disaggregation_mode=mode)
     aborts: list[Any] = []
     server.scheduler.send_abort_output = lambda abort, req: aborts.append(abort)
@@ -29,7 +29,7 @@ def server_of(sections: Any = KNOWN, mode: str = "null") -> tuple[Server, list[A
 
 
 def refuses(server: Server, req: Any) -> bool:
-    """A request begins to wait; return whether it was turned away."""
+    """Let a request begin to wait, and return whether it was refused."""
     queued: list[Any] = []
     released: list[Any] = []
     server.scheduler._release_aborted_request = released.append
@@ -65,7 +65,7 @@ def test_a_late_request_is_refused_once(sections: Any, state: Any, is_refused: b
 @pytest.mark.parametrize("broken", ["lasting", "refuses"])
 def test_a_prediction_that_fails_refuses_none(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     server, aborts = server_of()
-    if broken == "refuses":  # a time that no number tells
+    if broken == "refuses":  # a time that is not a number
         endless = Refusal("ttft", math.inf, 1.0, 1.0)
         monkeypatch.setattr(server.state.core.limits.overload, broken, lambda *args, **kw: endless)
     else:
@@ -75,14 +75,14 @@ def test_a_prediction_that_fails_refuses_none(broken: str, monkeypatch: pytest.M
 
 
 def test_a_call_is_not_refused_for_its_own_prompts() -> None:
-    # Else an idle server would refuse a long list of prompts again and again.
+    # Otherwise an idle server would refuse a long list of prompts again and again.
     server, _ = server_of()
     server.scheduler.waiting_queue.clear()
     for came_s in (1.0, 1.0, 2.0):
         (req,) = server.arrive(make_request([900], carried=encode_asked("a call", came_s, 1.0)))
         assert refuses(server, req) == (came_s == 2.0)
         server.scheduler.waiting_queue.append(req)
-    # An admitted request stays, whichever requests wait by now.
+    # An admitted request stays, regardless of the requests that wait by now.
     assert not refuses(server, server.scheduler.waiting_queue[0])
 
 
@@ -167,7 +167,7 @@ def test_a_request_is_looked_up_and_running_ages_are_read_before_the_decision(
     (req,) = server.arrive(make_request([900]))
     assert not refuses(server, req)
     assert seen == [(15, 12, 300)]
-    # A streaming session's prompt would lend its KV to whoever looks it up.
+    # A streaming session's prompt would lend its KV to any look-up.
     (turn,) = server.arrive(make_request([900]))
     turn.sage.job.keeps_memory = True
     assert not refuses(server, turn)

@@ -1,4 +1,4 @@
-"""Counts of tokens that go on where they were."""
+"""Counts of tokens continue after a swap."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Requests that leave the device and come back, with SGLang's pools and radix tree, on a stand-in
-device (tests/patches/fake_device.py)."""
+"""Requests leave a stand-in device (tests/patches/fake_device.py) and come back, with SGLang's
+pools and radix tree."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ NUM_TOKENS, HOST_TOKENS = 12, 64
 
 
 class Swapping(Server):
-    """A server whose requests run, leave and come back. Their KV goes by their ids.
+    """A server whose requests run, leave and come back. A request's id sets its KV.
 
-    Steps are launched as SGLang launches them: beside passes, whose results come a step later.
+    It launches steps as SGLang does: parallel to passes, with results a step later.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Swapping(Server):
         req.kv.mark_kv_released()
 
     def kv(self, req: Any) -> list[Any]:
-        """The KV of a request, by buffer, with a row for each token but the newest."""
+        """Return the KV of a request, by buffer, with a row for each token but the newest."""
         seed = 31 * int(req.rid)
         with _disable_current_modes():
             shapes = [(req.seqlen - 1, *buffer.shape[1:]) for buffer in self.buffers]
@@ -94,7 +94,7 @@ class Swapping(Server):
             ]
 
     def start(self, number: int, num_tokens: int = NUM_TOKENS) -> Any:
-        """A request of this many tokens runs."""
+        """Start a request of this many tokens."""
         (req,) = self.arrive(make_request([9], [number] * (num_tokens - 2), answer_tokens=2))
         req.rid = str(number)
         self.rows.alloc([req])
@@ -267,7 +267,7 @@ def test_ranks_go_by_the_one_whose_copy_fails_first(
     assert server.preempt(one, two) == [one, two][:num_gone]
     assert server.batch.reqs == [one, two][num_gone:]
     assert [view.is_swapped(req) for req in (one, two)] == [num_gone > 0, num_gone > 1]
-    if num_gone == 2:  # of two that come back, the other rank writes back one
+    if num_gone == 2:  # two requests come back; the other rank writes one back
         monkeypatch.setattr(kv_copy, "least", lambda _, number: min(number, 1))
         server.next_pass()
         server.resume(one, two)

@@ -28,7 +28,7 @@ def test_each_wait_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(monotonic=lambda: now_s, perf_counter=lambda: now_s)
     monkeypatch.setattr(request, "time", clock)
     waits = Waits(came_s=0.0, since_s=0.0)
-    # SGLang retracts it at 5, and it is preempted at 11. Each time it runs again in two chunks.
+    # SGLang retracts it at 5, and we preempt it at 11. Each time it runs again in two chunks.
     events = ((3, 0), (9, 5), (10, 5), (11, None), (14, 11), (15, 11))
     for at_s, stamp_s in events:
         now_s = float(at_s)

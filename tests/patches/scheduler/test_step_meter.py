@@ -25,7 +25,7 @@ def batch(*kv: int, new: list[int] | None = None, mixed: int = 0) -> Any:
 
 
 def works(*steps: tuple[Any, float]) -> list[dict[str, float]]:
-    """Return what is reported of batches whose requests get this many tokens each."""
+    """Return the reported work of batches whose requests get this many tokens each."""
     reported: list[list[float]] = []
     meter = StepMeter(lambda work, seconds: reported.append([*work]), "cpu")
     for one, num_tokens in steps:
@@ -75,7 +75,7 @@ def test_the_device_tells_when_a_step_ended_and_nothing_waits_for_it(
         meter.timed(scheduler, batch(5, 17), run)
         if number == 2:
             device.work()
-        meter.processed(result)  # the host is late, or sees it before the event
+        meter.processed(result)  # the host is late, or sees the result before the event
     assert reported == [0.005, 0.004]
     device.work()
     meter.processed(meter.timed(scheduler, batch(5, 17), lambda: SimpleNamespace()))

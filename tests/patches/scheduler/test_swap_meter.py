@@ -18,8 +18,8 @@ PACE = 1000.0
 
 
 def meter_of(pool: Any = None, told: float | None = None) -> tuple[SwapMeter, list[str], Any]:
-    """A meter, what precedes its measurements, and what it reads of a scheduler. told: what rank 0
-    has measured."""
+    """Return a meter, its notes before measurements, and its scheduler. told: rank 0's
+    measurement."""
     allocator, noted = make_allocator(pool), list[str]()
     ranks = SimpleNamespace(broadcast_object=lambda measured: measured if told is None else told)
     scheduler: Any = SimpleNamespace(
@@ -33,7 +33,7 @@ def meter_of(pool: Any = None, told: float | None = None) -> tuple[SwapMeter, li
 
 @pytest.fixture
 def move(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Moves of 800 tokens, by a clock that the test moves."""
+    """Return a function that makes moves of 800 tokens, on a simulated clock."""
     now_s = [0.0]
     clock = SimpleNamespace(perf_counter=lambda: now_s[0])
     monkeypatch.setattr(swap_meter, "time", clock)
@@ -75,7 +75,7 @@ def test_a_stall_is_not_taken_for_the_price_of_a_move(move: Callable[..., None])
         move(meter, token_s, num_times)
     assert meter.token_s == pytest.approx(PACE * 5.0)
     assert (meter.total_s, meter.total_tokens) == (800 * (79 * 5.0 + 80_000.0), 800 * 80)
-    # Lasting costs are learned, and forgotten if they have stopped all moves.
+    # Lasting costs are learned. They are forgotten if they have stopped all moves.
     move(meter, 80_000.0, 64)
     for served_tokens, known in ((500, False), (1500, False), (1501, True)):
         if served_tokens > meter.rests_at_tokens:

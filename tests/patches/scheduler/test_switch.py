@@ -28,7 +28,7 @@ from tests.patches.schedulers import Server, make_request
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
-    """Under sage; of SGLang's policies, shortest-prefill-first cannot be set up."""
+    """Return a server under sage, which cannot set up SGLang's shortest-prefill-first."""
     monkeypatch.setattr(switching, "get_context", lambda: context)
     context = SimpleNamespace(override=lambda **about: vars(context).update(about))
 
@@ -189,13 +189,11 @@ def test_deadlines_count_from_arrival(server: Server) -> None:
     change(server, {"schedule_policy": "proserve"}, now_s=100.0)
     assert arrivals_s(reqs) == [70.0, 95.0, 100.0]
     assert server.state.view(server.scheduler.running_batch).now_s == 100.0
-    # The schedulers' clock is another host's: those requests cannot be dated by it, and are dated
-    # once.
+    # The schedulers' clock is another host's. Requests cannot be dated by it, and are dated once.
     for now_s in (71.0, 72.0):
         server.state.jobs.ticked(now_s, "another host's")
         assert arrivals_s(reqs) == [71.0] * 3
-    # All ranks date alike before the next tick, too, whichever host each is on. Time does not go
-    # back.
+    # All ranks date alike before the next tick too, on any hosts. Time does not go back.
     for sent_s, now_s in ((72.0, 72.0), (60.0, 72.0)):
         change(server, {"schedule_policy": "sage"}, now_s=sent_s, clock="another host's")
         assert arrivals_s(reqs) == [now_s] * 3
