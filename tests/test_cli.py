@@ -1,4 +1,4 @@
-"""The command line, as a newcomer meets it."""
+"""The command line as a newcomer sees it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RUN = "import sys; from sage_sched.cli import main; sys.exit(main(sys.argv[1:]))
 
 
 def said(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
-    """Exit status, stdout and stderr."""
+    """Return exit status, stdout and stderr."""
     try:
         status = main([*argv])
     except SystemExit as end:
@@ -38,7 +38,7 @@ def replace_set(monkeypatch: pytest.MonkeyPatch, run: Callable[[Any], Any]) -> N
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = said(capsys, "--help")
     assert (status, [name for name in OF_SERVERS | COMMANDS if f"  {name} " not in out]) == (0, [])
-    # Without any command the same is said, as an error.
+    # Without a command the same text is an error.
     assert said(capsys)[::2] == (2, out)
     versions = f"sage-sched {version('sage-sched')}, SGLang {version('sglang')}\n"
     assert said(capsys, "--version")[:2] == (0, versions)
@@ -85,7 +85,7 @@ def test_a_package_that_is_not_installed_is_named(
     replace_set(monkeypatch, lambda args: importlib.import_module("patches.no_such_module"))
     with pytest.raises(ModuleNotFoundError):
         main(["set"])
-    ends_with(KeyboardInterrupt())  # of SIGINT, which this process may ignore
+    ends_with(KeyboardInterrupt())  # not by SIGINT, which this process may ignore
     assert main(["set"]) == 128 + signal.SIGINT
     replace_set(monkeypatch, lambda args: int("x"))
     with pytest.raises(ValueError, match="invalid literal"):
@@ -129,7 +129,7 @@ def test_a_closed_pipe_gives_no_traceback(tmp_path: Path) -> None:
     [("", 0, ""), (">&- 2>&-", 0, ""), ("<&-", 0, ""), (">/dev/full", 2, "No space left")],
 )
 def test_no_output_gives_a_traceback(end: str, status: int, error: str, tmp_path: Path) -> None:
-    # The id has what ASCII lacks.
+    # The id has characters that ASCII lacks.
     (tmp_path / "trace").write_text(
         '{"t": 0, "is": "ends", "rid": "\u00fc", "tokens": 3, "why": "d\u00fc"}\n', encoding="utf-8"
     )

@@ -18,7 +18,8 @@ from tests.pages import DOCS, blocks
 ROOT = Path(__file__).parents[1]
 POLICIES_MD = DOCS / "policies.md"
 
-# In a process of its own, as names are looked up once: the simulator, and a server's command line.
+# Runs in a process of its own, because names are looked up once: the simulator, and a server's
+# command line.
 _SIMULATED = """
 from dataclasses import replace
 
@@ -40,7 +41,7 @@ for policy in ("fcfs", "deadlines"):
 
 
 def install_example(folder: Path) -> dict[str, str]:
-    """Install the page's own policy, as the page says; the environment that knows it."""
+    """Install the page's own policy as the page says. Return the environment that knows it."""
     source, installed = folder / "deadlines", folder / "installed"
     source.mkdir()
     for language in ("python", "toml"):
@@ -65,7 +66,7 @@ def test_the_example_policy_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_tables_say_what_the_code_says() -> None:
-    """If not: `python -m tests.checks.pages`."""
+    """If they differ, run `python -m tests.checks.pages`."""
     assert [page.name for page, _ in stale(sorted(DOCS.rglob("*.md")))] == []
 
 

@@ -50,7 +50,7 @@ def test_probes_ask_routes_of_sglang_at_its_port(manifest: dict[str, Any]) -> No
     (port,) = server["ports"]
     assert f"--port={port['containerPort']}" in server["args"]
     routes = sources_of("srt/entrypoints/http_server.py")
-    # Then /health fails without an answer.
+    # /health then fails without an answer.
     (waits_s,) = re.findall(r'"SGLANG_HEALTH_CHECK_TIMEOUT", (\d+)\)', routes)
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         asked = server[probe]["httpGet"]

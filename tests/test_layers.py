@@ -28,7 +28,7 @@ FORBIDDEN = {
 ROOMS = {"best_effort", "probe", "slo", "urgency"}
 _CALLED = "|".join(name for name, one in vars(Policy).items() if isfunction(one) and name[0] != "_")
 CALLS = rf"\.({_CALLED})\("
-# Where names of policies, and sections of the configuration, become objects of the rooms.
+# Here names of policies, and sections of the configuration, become objects of the rooms.
 EDGE = {"sage_sched.app.config", "sage_sched.app.registry"}
 
 
@@ -42,8 +42,8 @@ def modules_of(package: str) -> dict[str, Path]:
 
 
 def imports_of(file: Path) -> Iterator[tuple[str, str]]:
-    """Each imported module, and the name that is taken from it, "" for the whole; for types and
-    within functions too."""
+    """Return each imported module, and the imported name ("" for the whole), also for types and
+    within functions."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
@@ -78,7 +78,7 @@ def test_no_module_and_no_room_imports_itself_through_others(package: str) -> No
 
 
 def room_of(module: str) -> str:
-    """The room of the core that a module belongs to, "" if it stands in front."""
+    """Return the room of the core to which a module belongs; "" if it stands in front."""
     package, name = [*module.split("."), ""][:2]
     return name if package == "sage_sched" and name in ROOMS else ""
 

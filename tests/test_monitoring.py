@@ -1,4 +1,4 @@
-"""docs/monitoring names existing series. tests/engine checks a real server's."""
+"""docs/monitoring names existing series. tests/engine checks the series of a real server."""
 
 from __future__ import annotations
 

@@ -56,10 +56,10 @@ def test_the_command_runs_without_packages(built: tuple[Path, Path], tmp_path: P
     assert "Traceback" not in missing.stderr
 
 
-# For each extra in docs/index.md, the packages installed next to it without its requirements.
+# For each extra in docs/index.md, the packages that are installed by `--no-deps`.
 DOCUMENTED: dict[str, tuple[str, ...]] = {"gpu": (), "cpu": ("sglang",)}
-# Each is run, in one process, as imports are most of it, and has to end well; but for the doctor,
-# who finds no GPU. {work}: a folder with the files below.
+# All run in one process, because imports take most of the time. Each must succeed, except the
+# doctor, which finds no GPU. {work}: a folder with the files below.
 RUN = (
     "doctor",
     *(f"{command} --help" for command in COMMANDS),
@@ -99,7 +99,7 @@ def test_documented_installs_are_complete(built: tuple[Path, Path], tmp_path: Pa
     lines = json.dumps([line.format(work=tmp_path) for line in RUN])
     done = environment.run("python", "-c", _RUNNER, cwd=tmp_path, stdin=lines)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    # The picture takes an extra, and says so.
+    # The picture needs an extra, and says so.
     assert (tmp_path / "whatif" / "summary.json").exists()
     assert not (tmp_path / "whatif" / "whatif.svg").exists()
     assert 'pip install "sage-sched[plots]"' in done.stderr

@@ -45,14 +45,14 @@ def test_it_can_be_searched_and_takes_nothing_from_elsewhere(tmp_path: Path) -> 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_command_is_run_by_a_test_or_marked(page: Path) -> None:
     text, found = page.read_text(encoding="utf-8"), blocks(page, "sh")
-    # No block of commands, and no mark, that is not seen here.
+    # This test sees every block of commands, and every mark.
     assert len(re.findall(r"```[ {.]*(?:ba|z|)sh|```[ {.]*shell", text)) == len(found)
     assert text.count("Not run") == sum(bool(block.why_not_run) for block in found)
     assert page.name in RUN or all(block.why_not_run for block in found)
 
 
 def commands() -> Iterator[tuple[str, str]]:
-    """Page and command: lines of shell blocks, and code within the text that is one."""
+    """Yield each page's commands: lines of shell blocks, and code within the text."""
     for page in (*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
         text = page.read_text(encoding="utf-8")
         for code in re.findall(r"`([^`\n]+)`", text) + text.splitlines():
@@ -78,7 +78,7 @@ def test_what_a_command_names_is_there(page: str, command: str) -> None:
     else:
         assert importlib.util.find_spec(argv[1]) is not None
         if argv[1].split(".")[0] in ("bench", "tests", "patches"):
-            # Some build on the options of others, so they are looked for in all of that folder.
+            # Some build on the options of others, so the whole folder is searched.
             files = [*(ROOT / "bench").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
             sources = "".join(file.read_text(encoding="utf-8") for file in files)
             assert not [flag for flag in flags if f'"{flag}"' not in sources and flag != "--help"]

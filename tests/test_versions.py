@@ -1,4 +1,4 @@
-"""One SGLang release, named alike wherever a tool needs its name."""
+"""All tools name the same SGLang release."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_everything_that_pyproject_names_is_pinned_with_hashes() -> None:
 
 
 def test_what_the_makefile_imports_is_there() -> None:
-    """A marked set-up runs on fresh machines only."""
+    """The Makefile runs its set-up on fresh machines only."""
     snippets = re.findall(r"python -c '([^']+)'", MAKEFILE)
     nodes = [node for snippet in snippets for node in ast.walk(ast.parse(snippet))]
     imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]

@@ -1,4 +1,4 @@
-"""Probes and recordings that no model has been asked for."""
+"""Made-up probes and recordings."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def probe(
 
 
 def write_recording(folder: Path, num_answers: int, session: int = 1) -> None:
-    """Write the recording of a model with two layers. The states of the second show how much is
-    left of an answer. The states of the first do not."""
+    """Write the recording of a model with two layers. Only the states of the second show the length
+    left of an answer."""
     rng = np.random.default_rng(session)
     folder.mkdir(parents=True, exist_ok=True)
     about_recording(folder, {"fingerprint": "0123", "hidden_size": 8, "layers": [0, 1]})

@@ -54,7 +54,7 @@ def learn(history: History, vector: NDArray[np.float32], *lengths: int, **fields
 
 
 def grown(num: int, seed: int = 0, dimension: int = 8) -> tuple[History, NDArray[np.float32]]:
-    """A history of num records, whose lengths its vectors tell but for noise."""
+    """Return a history of num records, whose vectors predict their lengths, except for noise."""
     rng = np.random.default_rng(seed)
     vectors = unit_vectors(num, seed, dimension)
     history = History(dimension, 0, num)
@@ -65,7 +65,7 @@ def grown(num: int, seed: int = 0, dimension: int = 8) -> tuple[History, NDArray
 
 
 def share_of(found: LengthDistribution | None, length: int) -> float:
-    """The probability of this length."""
+    """Return the probability of this length."""
     assert found is not None
     return float(found.weights[found.lengths == length].sum())
 

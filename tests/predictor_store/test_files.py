@@ -86,7 +86,7 @@ def test_a_path_is_made_absolute_or_says_why_not(
     monkeypatch.chdir(tmp_path)
     assert expanded("x") == tmp_path / "x"
     for variable, folder in (("HOME", ".cache/"), ("XDG_CACHE_HOME", "")):
-        monkeypatch.setenv("XDG_CACHE_HOME", "")  # as good as unset
+        monkeypatch.setenv("XDG_CACHE_HOME", "")  # the same as unset
         monkeypatch.setenv(variable, str(tmp_path))
         assert default_path() == tmp_path / f"{folder}sage-sched/store"
     assert folder_of(StoreConfig("~/mine")) == tmp_path / "mine"

@@ -1,4 +1,4 @@
-"""A notation for situations and plans, so that a test of a decision is one line.
+"""A notation for situations and plans, so that a test of a decision takes one line.
 
 A situation: `run 0:500; wait 1:20 2:30!; full`. Jobs are `arrival:input_tokens` with marks:
 `!` has passed the starvation bound, `~` swapped, `k` keeps its memory, `f` has a
@@ -56,7 +56,7 @@ _NUMBERS = {
 
 
 class ByInput(Policy):
-    """The shortest prompt first; it pushes out any that is longer."""
+    """Serves the shortest prompt first. It preempts any longer one."""
 
     def key(self, job: Job, view: SchedulerView) -> float:
         return float(job.input_tokens)
@@ -75,7 +75,7 @@ class HoldsLeastUrgent(ByInput):
 
 
 def _marked(marks: str) -> dict[str, Any]:
-    """The fields of a job that its marks set."""
+    """Return the fields of a job that its marks set."""
     about: dict[str, Any] = {}
     hints: dict[str, Any] = {}
     for flag, sign, number, lengths, tenant in _MARK.findall(marks):
@@ -96,7 +96,7 @@ def _marked(marks: str) -> dict[str, Any]:
 
 
 def _jobs(text: str, met: dict[int, Job]) -> tuple[list[Job], dict[Job, None]]:
-    """The jobs, and those of them that are swapped. met: jobs by arrival, which are changed."""
+    """Return all jobs, and the swapped ones. met: jobs by arrival, which are changed."""
     jobs, swapped = [], {}
     for arrival, input_tokens, marks in _JOB.findall(text):
         about = _marked(marks)
@@ -118,13 +118,13 @@ def _numbers(text: str) -> list[int]:
 
 
 def _tokens_of(text: str) -> dict[int, int]:
-    """Tokens by the job's arrival."""
+    """Return tokens by the job's arrival."""
     numbers = _numbers(text)
     return dict(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def view_of(situation: str, met: dict[int, Job] | None = None) -> SchedulerView:
-    """The facts of a pass, as the module's text says. met: the jobs of earlier passes."""
+    """Return the view of a pass from the notation. met: the jobs of earlier passes."""
     said = dict((f"{part.strip()} ").split(" ", 1) for part in situation.split(";"))
     met = {} if met is None else met
     _jobs(said.get("gone", ""), met)
@@ -176,7 +176,7 @@ def view_of(situation: str, met: dict[int, Job] | None = None) -> SchedulerView:
 
 
 def said_of(plan: Plan | None, view: SchedulerView) -> str:
-    """The plan in the notation of the module's text."""
+    """Return the plan in the notation."""
     if plan is None:
         return "nothing"
     words, num_in = [], 0
@@ -201,7 +201,7 @@ def said_of(plan: Plan | None, view: SchedulerView) -> str:
 
 
 class Story:
-    """The passes of one server, one after another. A job that is named again is the same one."""
+    """The passes of one server, one after another. The same name means the same job."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class Story:
     def view(
         self, situation: str, kv: Mapping[str, Any] | None = None, **facts: Any
     ) -> SchedulerView:
-        """The facts of a pass, after its new jobs have come. kv: see StandInKv."""
+        """Return the view of a pass, after its new jobs have come. kv: see StandInKv."""
         before = {*self.jobs}
         view = replace(view_of(situation, self.jobs), **{**self.facts, **facts})
         vars(view.kv).update(kv or {})
@@ -244,12 +244,12 @@ def decided(
     limits: Limits | None = None,
     **parameters: object,
 ) -> str:
-    """The plan for a situation."""
+    """Return the plan for a situation."""
     return Story(policy, limits, view_of(situation).server, **parameters).plan(situation)
 
 
 def order_of(situation: str, policy: str, **parameters: object) -> str:
-    """The waiting jobs in the order in which the policy serves them."""
+    """Return the waiting jobs in the policy's order."""
     story = Story(policy, **parameters)
     view = story.view(situation)
     order = story.core.queue.order(view)

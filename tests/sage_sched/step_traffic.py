@@ -1,4 +1,4 @@
-"""Steps as a busy server of given step times takes them."""
+"""The steps of a busy server with given step times."""
 
 from __future__ import annotations
 

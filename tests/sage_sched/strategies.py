@@ -33,7 +33,7 @@ SERVER = ServerFacts(
 
 
 class StandInKv:
-    """Answers as if no KV were here, or by the given functions of the same names."""
+    """Answers as if there were no KV, or by given functions of the same names."""
 
     def __init__(self, **answers: Callable[..., Any]) -> None:
         vars(self).update(answers)
@@ -82,18 +82,18 @@ IDLE = SchedulerView(
 
 
 def waiting(*jobs: Job, served_tokens: int = 0) -> SchedulerView:
-    """Jobs wait, and none has come since the last of them."""
+    """Return a view in which these jobs wait, and none has come since."""
     num_arrivals = max((job.arrival for job in jobs), default=-1) + 1
     return replace(IDLE, waiting=jobs, num_arrivals=num_arrivals, served_tokens=served_tokens)
 
 
 def decide(view: SchedulerView, by: Policy | Scheduler, limits: Limits | None = None) -> Plan:
-    """The plan of a pass: of a scheduler, or of a new one with this policy."""
+    """Return the plan of a pass, by a scheduler, or by a new one with this policy."""
     return (by if isinstance(by, Scheduler) else core_of(by, limits)).plan(view)
 
 
 def planned(core: Scheduler, view: SchedulerView) -> Plan | None:
-    """The plan of a pass, if an engine asks for one. Sets what the scheduler counts."""
+    """Return the plan of a pass, if an engine asks for one. Sets the scheduler's counters."""
     core.now_s, core.served_tokens = view.now_s, view.served_tokens
     if view.chunked is None and not lacks_memory(view):
         if not view.waiting or (view.batch_is_full and not view.can_swap):
@@ -107,14 +107,14 @@ def planned(core: Scheduler, view: SchedulerView) -> Plan | None:
 
 
 def core_of(policy: Policy, limits: Limits | None = None) -> Scheduler:
-    """A scheduler that has seen nothing yet, with the policy's starvation bound."""
+    """Return a new scheduler with the policy's starvation bound."""
     limits = limits or Limits([StarvationBound(policy.traits.regret)])
     headroom = Headroom(0, IDLE.page_size, SERVER.kv_pool_tokens)
     return Scheduler(policy, limits, headroom)
 
 
 def known(*lengths: int) -> LengthDistribution:
-    """Each is as likely, and little is unknown."""
+    """Return equally likely lengths, with little unknown."""
     return LengthDistribution.from_samples(lengths * 1000, "history")
 
 
@@ -128,8 +128,8 @@ def job(
     served: int = 0,
     **about: object,
 ) -> Job:
-    """lengths: predicted, unknown if empty. cap: by default 10, or 4096 with a prediction.
-    age: tokens that it has generated."""
+    """lengths: predicted; unknown if empty. cap: by default 10, or 4096 with a prediction. age: its
+    generated tokens."""
     predicted = known(*lengths) if lengths else UNKNOWN
     cap = cap or (4096 if lengths else 10)
     made = Job(arrival, input_tokens, cap, predicted, served, **about)  # type: ignore[arg-type]
@@ -138,7 +138,7 @@ def job(
 
 
 def named(name: str, *met: Job, server: ServerFacts = SERVER, **parameters: object) -> Policy:
-    """A policy that has met these jobs."""
+    """Return a policy that has met these jobs."""
     own = {section_of(name): policy_type(name).Parameters(**parameters)}
     policy = policy_named(name, own, server)
     for one in met:

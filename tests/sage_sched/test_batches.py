@@ -30,7 +30,7 @@ def job_of(part: BatchPart | None, arrival: int = 0, tokens: int = 100) -> Job:
 
 
 def story(done_in_s: float, number: int = 1) -> Story:
-    """Request 1 is of a batch with answers of 200 tokens, the others are online."""
+    """Request 1 belongs to a batch with answers of 200 tokens. The others are online."""
     made = Story("sage", ttft_ms=math.inf, regret=math.inf)
     made.view("wait 1:10%200")
     made.jobs[1].batch = part_of(done_in_s, number)
@@ -42,7 +42,7 @@ def story(done_in_s: float, number: int = 1) -> Story:
     ("situation", "behind", "due"),
     [
         ("wait 1:10%200 2:10%900", "+2 +1", "+1 +2"),
-        # Jobs behind are preempted at any price, and so are others for a job that its batch needs.
+        # Jobs behind are preempted at any price. So are others, for a job that its batch needs.
         ("full; run 1:10%200+9=200; wait 2:10%900", "-1 +2", "2"),
         ("full; run 2:10%900+9=200; wait 1:10%200", "1", "-2 +1"),
         ("short; host 999; run 1:10%200+9 2:10%900+9", "-1", "-2"),
@@ -101,7 +101,7 @@ def test_long_answers_go_first_and_short_ones_start_beside_others() -> None:
     batch.num_due = 2
     assert batch.order(4, 1e6, set()) == [jobs[n] for n in (1, 3, 4, 5)]
     assert batch.order(4, 1e6, {jobs[4]}) == [jobs[n] for n in (4, 1, 5, 0)]
-    # A job that has no time to wait goes before one that runs.
+    # A job without time to wait goes before a running one.
     assert batch.order(2, 60.0, {jobs[4]}) == [jobs[n] for n in (1, 3)]
 
 
@@ -130,7 +130,7 @@ def test_a_batch_that_no_server_could_do_in_time_is_refused_as_a_whole() -> None
     assert refuses(job_of(soon, 1, tokens=5))  # alone it would look possible
     assert not batches.reports(SERVER, 0.0)
     assert not refuses(job_of(late, 2))
-    # Later jobs of an admitted batch are admitted. Batches that are due before count.
+    # Later jobs of an admitted batch are admitted. Batches with earlier finish times count.
     assert not refuses(job_of(soon, 3))
     assert refuses(job_of(part_of(9 * least_s, 1000, "c"), 4))
     assert not refuses(job_of(part_of(11 * least_s, 4, "d"), 5))
@@ -179,7 +179,7 @@ def test_jobs_that_never_come_delay_no_batch_after_their_time() -> None:
     batches, lost, later = Batches(), job_of(part_of(1e6, 1_000_000)), part_of(100.0, 4, "c")
     batches.arrived(lost)
     batches.ended(lost, 1.0)
-    # None of them is here, so they delay nothing.
+    # None of its jobs is here, so they delay nothing.
     assert served_from(batches, later, 2.0)
     other = Batches()
     other.arrived(job_of(part_of(50.0, 1_000_000)))
@@ -188,7 +188,7 @@ def test_jobs_that_never_come_delay_no_batch_after_their_time() -> None:
 
 
 def served_from(batches: Batches, part: BatchPart, now_s: float) -> bool:
-    """Whether a batch is served whose first job comes now."""
+    """Whether a batch is admitted if its first job comes now."""
     job = job_of(part, 9)
     job.arrival_s = now_s
     batches.arrived(job)
@@ -205,7 +205,7 @@ def test_jobs_may_come_again_and_a_smaller_batch_too() -> None:
     batches.arrived(job_of(part_of(100.0, 3), 4))
     (report,) = batches.reports(SERVER, 1.0)
     assert (report.num_requests, report.num_arrived, report.num_ended) == (3, 3, 0)
-    # One job too many is served behind others, and the batch stays what it was.
+    # One job too many is served behind others, and the batch is unchanged.
     extra = job_of(part_of(1e-3, 900), 5)
     batches.arrived(extra)
     assert batches.refuses(extra, SERVER, 1.0) is None
@@ -228,7 +228,7 @@ def test_cached_prompts_take_no_time() -> None:
     assert batch is not None
     prompt_s = SERVER.step_time.prompt_s
     assert batch.prompts_s(0.0, SERVER.step_time) == pytest.approx(4 * prompt_s(0, 10))
-    # As others have the same prefix, so may those that have not been looked up.
+    # Because others have the same prefix, jobs without a look-up may have it too.
     jobs[1].cached_tokens, jobs[1].was_looked_up = 9, True
     batch.look()
     assert batch.prompts_s(0.0, SERVER.step_time) == pytest.approx(4 * prompt_s(9, 1))
@@ -261,7 +261,7 @@ def test_prefills_take_time_first() -> None:
 
 
 def served(done_in_s: float) -> Result:
-    """Forty online requests, one each 1.5 s, and a batch of 40, on eight slots."""
+    """Serve forty online requests, one per 1.5 s, and a batch of 40, on eight slots."""
     lengths = known(100, 200, 300)
     online = [
         SimRequest(1.5 * n, 50, 100 * (1 + n % 3), 4096, lengths, "online") for n in range(40)

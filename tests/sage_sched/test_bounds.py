@@ -43,8 +43,8 @@ def test_the_bound_is_that_of_an_account_that_forgets_nothing_and_it_is_kept(
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_finished_jobs_behind_an_unfinished_one_are_not_kept(name: str) -> None:
-    """By no policy and no limit, though each has waited, run, been swapped out, and been aborted
-    while it waited."""
+    """No policy or limit keeps them, though each has waited, run, been swapped out, and been
+    aborted while it waited."""
     policy = named(name)
     config = SageConfig.parse({"overload": {"enabled": policy.traits.predicts_waits}})
     story, alive = Story(name, config.limits(policy)), weakref.WeakSet[Job]()
@@ -104,9 +104,9 @@ def away(most_s: float = 60.0) -> Story:
         # A new wait begins anew.
         [*AWAY, ("run 9:100+6; wait 5:10; now 50", False), ("wait 9:100~ 5:10; now 70", False),
          ("wait 9:100~ 5:10; now 80", False), ("wait 9:100~ 5:10; now 139", False)],
-        # It came back for less than a token.
+        # It ran for less than a token.
         [*AWAY, ("run 9:100; wait 5:10; now 50", False), ("wait 9:100~ 5:10; now 61.1", True)],
-        # Its other promise is not taken back.
+        # Its other promise remains.
         [*AWAY, ("wait 9:100~! 5:10; now 62", True), ("run 9:100+90; wait 5:10; now 63", True)],
     ],
 )  # fmt: skip
@@ -171,7 +171,7 @@ def test_the_clock_is_asked_for_while_a_job_is_away(most_s: float, asks: bool) -
 
 
 def test_others_yield_to_one_that_is_due_under_a_policy_whose_jobs_never_yield() -> None:
-    """The last ones do, as many as leave room for the others' next steps."""
+    """The last jobs yield, as many as make room for the others' next steps."""
     story = away()
     for now_s, plan in ((0.0, "9"), (1.0, "9"), (61.0, "9"), (61.1, "-2 -1 ^9")):
         assert story.plan(f"{RUN}; wait 9:100~<1000+5; now {now_s}") == plan

@@ -26,7 +26,7 @@ from sage_sched.slo import SloClass, SloConfig
 
 SCHEMA = json_schema()
 VALID = Draft202012Validator(SCHEMA)
-# Of whatever may stand in a file, or come by POST /sage/settings.
+# Anything that a file or POST /sage/settings may contain.
 HOSTILE: tuple[Any, ...] = (
     0, -0.0, 5e-324, 1e308, math.inf, -math.inf, math.nan, -1, 2**63, 10**400, -(10**400), True,
     None, "", "inf", "\ud800", "\0", [], {}, [[]], {"\ud800": {}}, {"": 10**400},

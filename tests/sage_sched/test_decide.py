@@ -58,7 +58,7 @@ class Stingy(ByInput):
         (Frugal, "chunk 0:3000/512; run 1:50; wait 2:20 3:200",
          "+2 3; open 1; chunk 80; prefill 100; too-long 1"),
         (OnlyDecodes, "run 1:50; wait 0:5", "0; decode-only"),
-        (OnlyDecodes, "wait 0:5", "+0"),  # to decode alone would be to idle
+        (OnlyDecodes, "wait 0:5", "+0"),  # decoding alone would be idling
         (Stingy, "run 0:2000 1:500; wait 2:20; full", "-1 +2"),
         (Stingy, "run 0:2000; wait 2:20; full", "2"),
     ],
@@ -116,7 +116,7 @@ def test_a_turn_of_an_adapter_ends_once_all_have_slots() -> None:
 
 
 def test_a_prompt_waits_for_a_prefix_only_if_the_other_computes_it_now() -> None:
-    # Two documents in one: the third shares with the second what that does not compute now.
+    # Two documents in one: the third shares with the second a part that it does not compute now.
     pairs = {(1, 0): 1000, (2, 1): 1000}
     view = replace(
         view_of("wait 0:2000 1:2100 2:2200; pass 8000"),
@@ -150,7 +150,7 @@ def test_what_is_cached_in_host_memory_costs_its_way_back() -> None:
 
 
 def test_new_jobs_and_the_first_to_serve_are_looked_up() -> None:
-    """Swapped ones and streaming sessions lend their KV to all that ask, so they are not."""
+    """Swapped jobs and streaming sessions are not, because they would lend their KV to others."""
     story, asked = Story(), list[int]()
     others = " ".join(f"{arrival}:{10 + arrival}" for arrival in range(40))
     for expected in ([*range(40)], [*range(8)]):

@@ -110,7 +110,7 @@ def test_a_sample_of_zero_tokens_counts_as_one_and_none_can_be_changed() -> None
 
 
 def brute_force(lengths: LengthDistribution, cost: Cost, input_tokens: int, age: int) -> float:
-    """The definition, over every stopping point."""
+    """Compute the definition, over every stopping point."""
     spent = cost(input_tokens, age) if age else 0.0
     atoms = [
         (cost(input_tokens, length) - spent, weight)

@@ -1,4 +1,4 @@
-"""Policies that raise once: later passes order all jobs, and nothing is left behind."""
+"""Policies raise once. Later passes order all jobs, and keep nothing of the failure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Server:
 
 
 def fails_at(number: int, method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, whose call of this number raises."""
+    """Return the method, made to raise in the call of this number."""
     calls = 0
 
     def once(*given: Any, **named: Any) -> Any:

@@ -41,7 +41,7 @@ def queue(tenants: str) -> str:
         ("fcfs-fill", [("a a a a a b b c", "", "0 5 7 1 6 2 3 4")]),
         ("fcfs-fill", [("h h h h h h b b b", "", "0 6 1 2 7 3 4 8 5")]),
         ("proserve", [("d d d e e", "", "0 3 1 4 2")]),
-        # Those that have been served wait for the others. When a job has ended, all of it counts.
+        # Served tenants wait for the others. When a job has ended, all of it counts.
         ("fcfs-fill", [("a a a b b", "", "0 3 1 4 2"), (". a a b b", "run 0:1v100+150", "3 1 4 2"),
                        (". a a b b", "gone 0:1v200+300", "3 4 1 2")]),
         ("fcfs-fill", [("h h h b b", "", "0 3 1 2 4"), (". h h b b", "run 0:1v400", "3 1 4 2")]),
@@ -53,14 +53,14 @@ def queue(tenants: str) -> str:
         ("fcfs-fill", [("a b -", "", "0 1 2"), (". . -", "run 0:1v100 1:1v130", "2"),
                        ("a . -", "", "0 2"), (". . -", "run 0:1v120", "2"),
                        (". . - b a", "", "2 4 3")]),
-        # No tenant saves up service by staying away, nor by coming while no other waits.
+        # No tenant saves up service by staying away, or by coming while no other waits.
         ("fcfs-fill", [("a a", "", "0 1"), (". a b b a b a b", "gone 0:1v90000", "1 2 3 4 5 6 7")]),
         ("fcfs-fill", [("a -", "", "0 1"), (". -", "run 0:1v90000", "1"), (". - b", "", "1 2"),
                        (". - b a b a b", "", "1 2 3 4 5 6")]),
-        # Only tenants that still wait tell how much one that comes is taken to have had.
+        # Only waiting tenants set the service that a new tenant is assumed to have had.
         ("fcfs-fill", [("a b a", "", "0 1 2"),
                        (". . a c c c", "gone 0:1v1000 1:1v100", "2 3 4 5")]),
-        # Promised jobs and those that are held back stay.
+        # Promised jobs and held-back jobs keep their places.
         (HoldsLeastUrgent, [("a a! a b b bu5 bu5 au5", "", "1 0 3 2 4 5 6 7")]),
         # A job without an adapter slot costs no turn.
         ("fcfs-fill", [("a a b", "fits 1 2", "1 2")]),

@@ -59,8 +59,8 @@ SLOW_DECODE, SLOW_PREFILL = replace(STEPS, decode_base_s=0.2), replace(STEPS, pr
          Budget(prefill_tokens=210)),
         (Gap(0.2, holds_tpot=True), UNLIMITED, view(*TPOT), Budget(prefill_tokens=170)),
         (Gap(), UNLIMITED, view(*TPOT), UNLIMITED),
-        # Steps of 200 ms cannot keep it: a cut costs 210 ms and has a sixth of the time; where
-        # steps are mixed, it costs 200 ms and has half of the time.
+        # Steps of 200 ms cannot keep it. A cut costs 210 ms and may take a sixth of the time. With
+        # mixed steps, it costs 200 ms and may take half of the time.
         (Gap(holds_tpot=True), UNLIMITED, view(runs(1.0), steps=SLOW_DECODE),
          Budget(prefill_tokens=1050)),
         (Gap(holds_tpot=True), UNLIMITED, view(runs(1.0), steps=SLOW_DECODE, mixes_steps=True),
@@ -76,18 +76,18 @@ def test_a_budget_within_the_bound(
 @pytest.mark.parametrize(
     ("gap", "steps", "passes"),
     [
-        # Prefills add up until a decode step is due: one of 200 tokens takes 210 ms.
+        # Prefills add up until the next decode step. A prefill of 200 tokens takes 210 ms.
         (Gap(0.530), STEPS, [("", 500), ("prefill 200", 290), ("prefill 290", 0), ("decode", 500)]),
         # Under overlap tokens are seen a pass later, and this prefill counts for the next step.
         (Gap(0.530), STEPS, [("", 500), ("prefill 500", 0), ("decode prefill 300", 190)]),
-        # Prefills while no request runs hold up none, nor do those before all have left.
+        # Prefills delay no request if none runs, or if all have left since.
         (Gap(0.530), STEPS, [("idle", None), ("prefill 400", 500)]),
         (Gap(0.530), STEPS, [("", 500), ("prefill 400 idle", None), ("", 500)]),
-        # One more prefill has to be worth its fixed time.
+        # One more prefill must be worth its fixed time.
         (Gap(1.0), SLOW_PREFILL, [("", 880), ("prefill 650", 130)]),
         (Gap(1.0), SLOW_PREFILL, [("", 880), ("prefill 700", 0)]),
-        # Cuts take a share at most: a cut costs 320 ms and has a sixth of the time, or half of it,
-        # as the operator wants shorter gaps than by default.
+        # Cuts take a limited share. A cut costs 320 ms and may take a sixth of the time, or half if
+        # the operator wants shorter gaps than the default.
         (of_ms(1000.0), SLOW_PREFILL, [("", 880), ("prefill 880", 0)]),
         (of_ms(1000.0), replace(STEPS, prefill_base_s=0.3), [("", 1600), ("prefill 1600", 0)]),
         (of_ms(999.0), replace(STEPS, prefill_base_s=0.3), [("", 679), ("prefill 679", 0)]),

@@ -75,7 +75,7 @@ AFTER = replace(BEFORE, step_time=PRESETS["a100-qwen1.5-7b"].step_time)
 
 
 def jobs(core: Scheduler) -> list[Job]:
-    """Ranked by its policy; every third has begun to answer."""
+    """Return ranked jobs, every third of which has begun to answer."""
     rng, found = np.random.default_rng(0), list[Job]()
     for arrival in range(90):
         lengths = (rng.lognormal(4.5, 1.0) * rng.lognormal(0, 0.7, 32) + 1).astype(int)
@@ -89,7 +89,7 @@ def jobs(core: Scheduler) -> list[Job]:
 
 
 def decided(core: Scheduler, among: list[Job]) -> Any:
-    """All that comparisons of a policy decide."""
+    """Return all decisions that a policy's comparisons make."""
     policy = core.policy
     view: SchedulerView = replace(
         waiting(*among[:60]), running=among[60:], server=policy.server, num_arrivals=90

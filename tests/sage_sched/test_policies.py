@@ -32,10 +32,10 @@ RUN_TO_THE_END = {
 }  # fmt: skip
 BY_ARRIVAL = {"qllm", "urgency-arrival"}
 LONGEST_FIRST = {"lpt", "makespan"}
-# SageSched, Fig. 6. Nine in ten end at 10 tokens, one at 4000: mean 409 against 200.
+# SageSched, Fig. 6. Nine in ten end at 10 tokens, and one at 4000: mean 409 against 200.
 GAMBLE = "wait 0:100%10x9,4000 1:100%200"
 RISK = "wait 0:100%10x9,2000 1:100%220"
-# The answers are nearly alike. The cost of output alone does not see the prompts.
+# The answers are nearly alike. The cost of output alone ignores the prompts.
 LONG_PROMPT = "wait 0:3000%90 1:10%100"
 # The first has waited for less, or for more, than four pools of work.
 STARVED = "wait 0:100%2000 1:100%10s30000; served"
@@ -136,7 +136,7 @@ def test_swapped_out_jobs_of_a_batch_wait_for_any_time() -> None:
 
 @pytest.mark.parametrize("num_going_on", [0, 1])
 def test_a_batch_that_is_aborted_leaves_nothing_behind(num_going_on: int) -> None:
-    """However many of its requests had come, and though another request goes on."""
+    """This holds for any number of arrived requests, and while another request goes on."""
     others = [job(n, 100, lengths=(4000,)) for n in range(2000)]
     story = Story("makespan")
     for one in (*others, *(job(2000 + n, 100, lengths=(20,)) for n in range(num_going_on))):

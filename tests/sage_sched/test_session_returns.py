@@ -16,7 +16,7 @@ from tests.sage_sched.strategies import SERVER, StandInKv, core_of, job, named, 
 
 
 def told(returns: SessionReturns, session: str, pauses_s: list[float], now_s: float = 0.0) -> float:
-    """A session whose answers end at once; when the last one did."""
+    """Report a session whose answers end at once. Return when the last one did."""
     for pause_s in pauses_s if now_s else [0.0, *pauses_s]:
         now_s += pause_s
         returns.came(session, now_s)
@@ -26,7 +26,7 @@ def told(returns: SessionReturns, session: str, pauses_s: list[float], now_s: fl
 
 @pytest.fixture
 def learned() -> SessionReturns:
-    """Four sessions are soon back, four after long, and both kinds vary."""
+    """Four sessions return soon, four return late, and both kinds vary."""
     returns, rng = SessionReturns(), np.random.default_rng(0)
     now_s = {f"{kind} {number}": 0.0 for kind in ("soon", "late") for number in range(4)}
     for _ in range(80):
@@ -47,7 +47,7 @@ def test_a_session_is_worth_more_the_sooner_it_will_be_back(learned: SessionRetu
     soon, late = 0.163276, 0.0156606
     worth = {"back": soon, "slow": late, "slower": late, "faster": soon}
     assert rates == pytest.approx(worth, rel=1e-4)
-    # It has been away for long enough that it may never return.
+    # It has been away so long that it may never return.
     assert learned.rate("back", left_s["back"] + 1500) < rates["slow"]
     assert learned.rate("stranger", 0.0) == 0
 
@@ -60,7 +60,7 @@ def test_a_session_is_worth_more_the_sooner_it_will_be_back(learned: SessionRetu
         # What its client says counts more than its earlier pauses.
         ("comes leaves-for-8", "soon"), ("comes leaves-for-60", "late"),
         ("comes leaves-for-inf", "never"),
-        # A closed session returns no more, unless it comes all the same.
+        # A closed session does not return, unless it comes all the same.
         ("closes", "never"), ("comes closes", "here"), ("comes closes leaves", "never"),
         ("comes closes comes leaves leaves", "soon"),
     ],
@@ -108,7 +108,7 @@ def test_how_many_come_back_after_a_first_answer_is_learned(
     told(returns, "new", [0.0], now_s)
     rate = returns.rate("new", now_s + 4)
     assert least < rate / returns.rate("comes", now_s + 4) < most
-    # Those that have only just left, or were refused, do not count.
+    # Sessions that have just left, or were refused, do not count.
     for number in range(400):
         told(returns, f"now {number}", [0.0], now_s)
         returns.came(f"refused {number}", now_s)
@@ -136,7 +136,7 @@ def test_what_is_remembered_is_bounded(
     monkeypatch.setattr("sage_sched.session_returns.MOST_SESSIONS", 8)
     assert learned.rate("soon 0", 1e4) > 0
     told(learned, "new", [8.0])
-    # Sessions whose answers are never reported as ended do not stay either.
+    # Sessions without a reported end are forgotten too.
     for i in (*range(8), 1, 8, 9):
         learned.came(f"lost {i}", 2e4)
         learned.closed("lost 0")
@@ -151,7 +151,7 @@ def test_what_is_remembered_is_bounded(
     ("facts", "kept_tokens"),
     [
         ({}, 700),
-        ({"locked_tokens": 300}, 0),  # each of few running tokens stands for much work
+        ({"locked_tokens": 300}, 0),  # with few running tokens, each stands for much work
         ({"now_s": 2000.0}, 0),
         ({"running": []}, 0),
         ({"server": replace(SERVER, forgets=False)}, 0),

@@ -52,7 +52,7 @@ def test_requests_start_together_as_soon_as_waiting_costs_more_than_a_prefill_st
     half_s = due_s / 2
     queue = f"{FULL} 11:100%400 12:100%400a{1000 * half_s:.0f}"
     assert story.plan(f"{queue}; now {half_s}") == "10 11 12"
-    # The more wait, the sooner.
+    # The more requests wait, the sooner they start.
     assert half_s < story.core.next_plan.at_s < due_s
     assert story.plan(f"{queue}; now {due_s}; planned") == "-9 +11 -8 +12 10"
 
@@ -74,7 +74,7 @@ def test_a_request_is_held_no_longer_than_its_own_deadline() -> None:
         (1.5, "", "-9 +11 10"),  # a running one's index exceeds the price
         (1.5, "; move 500000", "11 10"),  # a move of seconds
         (1.5, "; slots 3", "+11 10"),
-        (2.5, "", "10 11"),  # it is late, and goes by its index
+        (2.5, "", "10 11"),  # it is late, and its index sets its place
     ],
 )
 def test_a_start_is_worth_what_it_costs(now_s: float, facts: str, plan: str) -> None:

@@ -64,7 +64,7 @@ def test_exact_times_give_steps_back(prior: StepTime) -> None:
     ],
 )
 def test_stalls_hardly_count(stalls: dict[int, float], fitted: tuple[float, ...]) -> None:
-    """stalls: of each twentieth step, how many times as long it takes."""
+    """stalls: by place among twenty steps, the factor on a step's time."""
     taken = list(islice(steps(RICH, 0, rate=8.0), 1500))
     measured = [
         (work, seconds * stalls.get(i % 20, 1.0)) for i, (work, seconds) in enumerate(taken)
@@ -174,7 +174,7 @@ def test_costs_are_right_after_two_minutes(engine: Engine, wrong) -> None:  # ty
         (0.1, 0.02, 0.04, 0.05),
         (0.3, 0.15, 0.04, 0.05),
         (0.03, 0.02, 0.04, 0.05),
-        # Three prefills are left, whose mean is off by 0.06 or more in every other trace.
+        # Three prefills are left. Their mean is off by 0.06 or more in every second trace.
         (0.03, 0.15, 0.04, 0.10),
     ],
 )
@@ -210,7 +210,7 @@ def test_how_wrong_step_times_are_is_told_by_kind_of_step() -> None:
     assert (learner.num_steps, learner.factor(SHIPPED), learner.errors(SHIPPED)) == (0, 1, {})
     for work, seconds in islice(steps(SHIPPED, 0, rate=3.0, noise=0.0), 3 * MEMORY_STEPS):
         learner.add(work, seconds * (2 if work[0] else 1))
-        if work[0]:  # with ten decoding requests beside it
+        if work[0]:  # together with ten decoding requests
             learner.add([*work[:4], 0, 10, 0], 4 * seconds)
     shares = {"prefill": 0.5, "decode": 0.0, "mixed": 0.75}
     assert learner.errors(SHIPPED) == pytest.approx(shares, abs=0.02)

@@ -1,4 +1,4 @@
-"""The cost of a plan at a long queue, in jobs that it touches."""
+"""The cost of a plan with a long queue, in touched jobs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CASES = {
 
 
 class Watched(Job):
-    """Notes that it is touched."""
+    """A job that notes when it is touched."""
 
     def __getattribute__(self, name: str) -> Any:
         TOUCHED.add(id(self))
@@ -66,7 +66,7 @@ class Server:
         self.view = replace(self.view, waiting=queue, num_arrivals=self.num_come)
 
     def num_touched(self) -> int:
-        """Jobs touched by a plan and by carrying it out."""
+        """Return the number of jobs touched by a plan and by carrying it out."""
         TOUCHED.clear()
         plan = self.core.plan(self.view)
         queue = in_front(self.view.waiting, plan.order)
@@ -95,7 +95,7 @@ def test_a_plan_touches_as_many_jobs_however_many_wait(
         num_keys += 1
         return key(self, *args)
 
-    # A burst joins the order by and by.
+    # A burst joins the order gradually.
     monkeypatch.setattr(type(server.policy), "key", counted)
     for _ in range(3):
         num_keys = 0
@@ -109,7 +109,7 @@ def test_a_plan_touches_as_many_jobs_however_many_wait(
         assert server.num_touched() <= MOST
     faster = replace(SERVER.step_time, decode_base_s=SERVER.step_time.decode_base_s / 2)
     server.core.updated(replace(SERVER, step_time=faster))
-    # Once for all, it is noted which jobs are to be ranked anew.
+    # The first plan notes the jobs to rank anew.
     server.num_touched()
     assert server.num_touched() <= MOST
 

@@ -78,7 +78,7 @@ def test_recorded_lengths_go_before_texts(tmp_path: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    # One token a word, in the files that transformers wants.
+    # One token per word, in the files that transformers needs.
     words = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]").save_pretrained(
@@ -90,7 +90,7 @@ def test_recorded_lengths_go_before_texts(tmp_path: Path) -> None:
         {"prompt": "a", "output": "one two", "output_tokens": 99},
         {"prompt": "a", "output_tokens": 7},
         {"prompt": "a", "output": ""},
-        {"prompt": "a b " * 5_000, "output_tokens": 8},  # more than is embedded
+        {"prompt": "a b " * 5_000, "output_tokens": 8},  # longer than the embedded part
     )
     assert warm(data, "--store", tmp_path / "s", "--tokenizer", tmp_path / "tokenizer") == 0
     found = [(r.output_tokens, r.input_tokens) for r in stored(tmp_path / "s")]
@@ -107,7 +107,7 @@ def test_more_rows_than_room_are_sampled_over_all_of_them(
     lengths = [r.output_tokens for r in stored(tmp_path / "a", 30)]
     assert (len(lengths), lengths) == (30, sorted(set(lengths)))
     assert min(lengths) < 60 < 240 < max(lengths)
-    # The capacity of a store that is there holds, and the same seed takes the same rows.
+    # An existing store keeps its capacity, and the same seed takes the same rows.
     assert warm(data, "--store", tmp_path / "a") == 0
     assert warm(data, "--store", tmp_path / "b", "--limit", 30) == 0
     assert warm(data, "--store", tmp_path / "all") == 0

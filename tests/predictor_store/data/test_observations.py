@@ -18,7 +18,7 @@ PLAIN = {"prompt": "p", "output_tokens": 5}
 def read(
     dataset: Path | str, counts_tokens: bool = True, **filters: str
 ) -> tuple[list[Observation], dict[str, int]]:
-    """Observations, and the number of rows left out by reason."""
+    """Return observations, and the number of omitted rows by reason."""
     tokenizer = object() if counts_tokens else None
     found = Observations([str(dataset)], ReadOptions(filters=filters), tokenizer)
     rows = list(found)

@@ -82,7 +82,7 @@ def test_units_are_found_or_guessed(
     clock = Clock()
     assert [clock.read(number, usual=usual) for number in numbers] == numbers
     assert (clock.guess()[0], not clock.cautions()) == (unit, is_sure)
-    assert Clock("ms").read(5000, unit) == 5.0  # the named unit is used in any case
+    assert Clock("ms").read(5000, unit) == 5.0  # the command uses the named unit in any case
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ A = ASKED[1]
 
 
 def read(path: Path, options: ReadOptions | None = None) -> tuple[list[LoggedRequest], Source, str]:
-    """The requests of a file, and the first lines of output."""
+    """Return the requests of a file, and the first lines of output."""
     reader = LogReader([str(path)], options)
     (source,) = reader.sources()
     found = [request for _, request in source]
@@ -59,7 +59,7 @@ def test_the_same_requests_out_of_every_variant(tmp_path: Path, name: str) -> No
     output = "So." if {"o", "-"} & {*has} else None
     assert {(each.output, each.is_cut) for each in found} == {(output, False)}
     assert len(source.context.notes) == variant.num_notes
-    # bench_serving names the length that it wants as the cap.
+    # bench_serving gives the wanted length as the cap.
     own_caps = {None, *(each.output_tokens for each in found)}
     assert {each.cap_tokens for each in found} <= ({800} if "c" in has else own_caps)
     assert all(each.session for each in found) == ("s" in has)
@@ -77,7 +77,7 @@ def ttlt_s(request: LoggedRequest, scale: float) -> float | None:
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if "-" not in VARIANTS[name].has])
 def test_a_bad_record_takes_none_of_its_neighbours_along(tmp_path: Path, name: str) -> None:
-    """No model writes an answer of 10**9 tokens. An element of a list may be no object at all."""
+    """No model writes an answer of 10**9 tokens. An element of a list may be no object."""
     variant, asked = VARIANTS[name], [*ASKED[:30], A._replace(outputs=10**9), *ASKED[30:]]
     text = variant.write(asked)
     if variant.whole:
@@ -197,7 +197,7 @@ def test_a_request_of_several_rows_counts_once(tmp_path: Path) -> None:
 
 
 def said(uuid: str, parent: str, at_s: float, **more: Any) -> dict[str, Any]:
-    """A row of a session of Claude Code."""
+    """Return a row of a session of Claude Code."""
     message = {"role": "user", "content": more.pop("text", "")}
     return {"type": "user", "sessionId": "s", "uuid": uuid, "parentUuid": parent or None,
             "timestamp": date(A.start_s + at_s), "message": message, **more}  # fmt: skip
@@ -210,14 +210,14 @@ def answer(num_out: int, **more: Any) -> dict[str, Any]:
 
 
 def test_turns_of_an_agent_wait_for_tools_and_count_once(tmp_path: Path) -> None:
-    """Parts of an answer are rows of their own, and the last has its length. A subagent runs beside
-    its session."""
+    """Each part of an answer is a row, and the last has the answer's length. A subagent runs
+    alongside its session."""
     log_file = lines(
         tmp_path / "log", {"type": "summary", "summary": "Hello", "leafUuid": "f"},
         said("a", "", 0.0, text="Why?"),
         said("b", "a", 2.0, **answer(1), requestId="one"),
         said("c", "b", 3.0, **answer(50, stop_reason="tool_use"), requestId="one"),
-        said("d", "c", 9.0),  # what the tool has found
+        said("d", "c", 9.0),  # the tool's result
         said("e", "d", 12.0, **answer(20, stop_reason="max_tokens"), requestId="two"),
         said("f", "e", 13.0, **answer(0, model="<synthetic>"), isApiErrorMessage=True),
         said("x", "", 4.0, text="Look!", isSidechain=True, agentId="sub"),

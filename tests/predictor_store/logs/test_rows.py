@@ -59,7 +59,7 @@ KINDS: dict[str, Callable[[Rows], bytes]] = {
 
 
 def read(folder: Path, content: bytes, name: str = "log") -> tuple[list[Any], list[str]]:
-    """Good rows, and the errors of the others."""
+    """Return the good rows, and the errors of the others."""
     (folder / name).write_bytes(content)
     found = [row for _, row in raw_rows(str(folder / name))]
     good = [row for row in found if not isinstance(row, RowError)]

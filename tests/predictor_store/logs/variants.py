@@ -1,4 +1,4 @@
-"""The same requests as the field's tools write them, after variants.toml."""
+"""The same requests as various tools write them, after variants.toml."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def test_a_scope_is_read_from_its_name(end: str) -> None:
     for scope in (Scope("adapter"), Scope("an\nadapter", "of this kind", end)):
         assert Scope.read(scope.name) == scope
         assert Scope.read(scope.name[:-3]) == scope._replace(adapter=scope.adapter[:-3])
-        # Only own ends become ends by limits.
+        # Only an answer's own ends become ends by limits.
         is_stopped = scope.limits and end != SHAPED
         assert scope.stopped() == scope._replace(end=STOPPED if is_stopped else scope.end)
 

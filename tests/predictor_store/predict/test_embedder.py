@@ -44,7 +44,7 @@ def test_any_text_has_a_unit_vector_that_does_not_depend_on_its_batch(either: Em
 
 def test_fingerprints_tell_encoders_apart() -> None:
     assert len({fingerprint(encoder) for encoder in ENCODERS}) == len(ENCODERS)
-    for encoder in ENCODERS:  # what is shipped of lengths was fitted to these vectors
+    for encoder in ENCODERS:  # shipped lengths were fitted to these vectors
         general = GeneralLength.shipped(encoder)
         assert general.fingerprint == fingerprint(encoder)
         extremes = [general.lengths(added, np.empty(0)).tolist() for added in (-99, 99)]
@@ -74,7 +74,7 @@ def test_damaged_vectors_are_not_used(tmp_path: Path, monkeypatch: pytest.Monkey
 LONG = "and so it went on, day after day, in the same old way, " * 10
 TEXTS = ["", "What is the capital of France?", "Write a long story. " + LONG, LONG, LONG + "Sing!",
          "Erkl\u00e4re \ud800" + 100 * LONG]  # fmt: skip
-# By encoder, of each text: its embedding's product with cosines, and its term in general lengths.
+# By encoder, for each text: its embedding's product with cosines, and its term in general lengths.
 KNOWN: dict[str, list[tuple[float, float]]] = {
     "static": [(-0.823, -0.346), (0.655, 0.551), (-1.514, 1.513), (-1.284, 1.245),
                (-1.289, 1.245), (-1.123, 1.768)],

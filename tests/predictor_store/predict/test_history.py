@@ -25,7 +25,7 @@ arrivals = st.lists(st.booleans(), max_size=60)
 
 
 def kept(arrivals: list[bool], capacity: int) -> list[int]:
-    """Arrival numbers that stay: warm data goes first, then the oldest."""
+    """Return the arrival numbers that stay. Warm data is dropped first, then the oldest."""
     left: list[int] = []
     for i, _ in enumerate(arrivals):
         left.append(i)
@@ -120,8 +120,8 @@ def test_a_forked_process_can_search() -> None:
 
 
 def test_every_process_fits_the_same_score_to_the_same_records() -> None:
-    """Python's own hashes differ between processes. If records are summed in their order, scores
-    differ in their last bits, and in the end so do forecasts."""
+    """Python's own hashes differ between processes. If they set the order of sums, scores differ in
+    their last bits, and finally forecasts too."""
     code = (
         "from tests.predictor_store.samples import grown\n"
         "history, _ = grown(200)\n"

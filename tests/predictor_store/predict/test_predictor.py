@@ -17,7 +17,7 @@ def at(cosine: float) -> NDArray[np.float32]:
 
 
 def history_of(*records: tuple[float, int, str]) -> History:
-    """records: the cosine of a prompt to at(1), its answer's length, and its origin."""
+    """records: the cosine of each prompt to at(1), its answer's length, and its origin."""
     history = History(2, 0, 2000)
     for cosine, length, origin in records:
         learn(history, at(cosine), length, origin=origin)

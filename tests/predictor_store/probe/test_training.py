@@ -116,7 +116,7 @@ def test_prompts_are_split_and_cut_answers_are_not_reported_on(
     read = Recording.read(tmp_path)
     left = read.lengths[read.answer] - read.ages
     assert read.states[:, 1, 0] == pytest.approx(np.log(left), rel=1e-3)
-    # Of 410 tokens, some lengths are the edge of a bin.
+    # With 410 tokens, some lengths are the edge of a bin.
     recording = replace(read, is_cut=np.arange(400) % 4 == 0, lengths=read.lengths + 10)
     left += 10
     seen = []

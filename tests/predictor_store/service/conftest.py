@@ -7,7 +7,7 @@ from predictor_store.predict.embedder import Embedder
 
 @pytest.fixture(autouse=True)
 def _one_encoder(embedder: Embedder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The workers of this process share it, unless they want another one."""
+    """The workers of this process share one encoder by default."""
 
     def of(encoder: str, num_threads: int) -> Embedder:
         return embedder if encoder == embedder.encoder else Embedder(encoder, num_threads)

@@ -1,4 +1,4 @@
-"""Real workers in processes of their own. One is shared by the tests that leave it as it was."""
+"""Real workers in processes of their own. Tests that leave a worker unchanged share it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from predictor_store.store.store import Store
 from sage_sched.app.config import PredictorConfig, SageConfig, StoreConfig
 from tests.predictor_store.samples import share_of
 
-# Long enough for any machine: only where the worker cannot answer is it waited out.
+# Long enough for any machine. A test waits this long only if the worker cannot answer.
 PATIENT = PredictorConfig(deadline_ms=60_000)
 
 
@@ -37,7 +37,7 @@ PATIENT = PredictorConfig(deadline_ms=60_000)
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PredictorClient]:
     folder = tmp_path_factory.mktemp("store")
     client = PredictorClient(SageConfig(StoreConfig(str(folder)), PATIENT))
-    # Started where a module lies about that must not be taken for Python's own.
+    # Its folder has a module that must not be mistaken for Python's own.
     start = tmp_path_factory.mktemp("start")
     (start / "queue.py").write_text("raise ImportError('a stray module')")
     with pytest.MonkeyPatch.context() as patch:
@@ -68,7 +68,7 @@ def pid_of(client: PredictorClient) -> int:
 
 @contextlib.contextmanager
 def stopped(client: PredictorClient) -> Iterator[int]:
-    """Its worker has stopped, and goes on afterwards if it still lives."""
+    """Stop its worker for a block. Afterwards the worker goes on, if it still lives."""
     pid = pid_of(client)
     os.kill(pid, signal.SIGSTOP)
     while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
@@ -92,7 +92,7 @@ def lengths_on_disk(client: PredictorClient) -> list[int]:
 
 
 async def learned(client: PredictorClient, text: str, *lengths: int, **more: Any) -> int:
-    """The handle of this prompt, whose answers have these lengths."""
+    """Return the handle of this prompt, whose answers have these lengths."""
     handle = (await client.predict(text, **more)).handle
     assert handle is not None
     for length in lengths:
@@ -146,14 +146,14 @@ async def test_each_prompt_gets_what_its_answers_tell(client: PredictorClient) -
 
 @in_loop
 async def test_a_cancelled_prediction_leaves_nothing_behind(client: PredictorClient) -> None:
-    with stopped(client) as pid:  # or the answer could come first
+    with stopped(client) as pid:  # otherwise the answer could come first
         task = asyncio.ensure_future(client.predict("Cancelled"))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
     assert client.stats()["num_awaited"] == 0
-    os.kill(pid, signal.SIGINT)  # Ctrl-C is not for the worker
+    os.kill(pid, signal.SIGINT)  # the worker ignores Ctrl-C
     assert (await client.predict("Not cancelled")).handle is not None
     assert pid_of(client) == pid
 
@@ -177,9 +177,9 @@ async def test_a_hung_worker(client: PredictorClient, monkeypatch: pytest.Monkey
         assert at_once == replace(late, handle=late.handle + 1)
         assert added(client, before, "deadline_misses") == [2]
         monkeypatch.undo()
-        # More than is kept for the worker: nothing waits.
+        # More messages than are kept for the worker. Nothing waits.
         full = late
-        while full.handle is not None:  # the socket may have made room just then
+        while full.handle is not None:  # the socket may just have made room
             num_unrecorded = client.stats()["num_unrecorded"]
             while client.stats()["num_unrecorded"] == num_unrecorded:
                 client.finished(10**9, 5, 100, False)
@@ -221,7 +221,7 @@ async def test_a_killed_worker_costs_the_prediction_alone_and_comes_back(
     assert await share(client, "Before it died", 321) > 0.35
     names = "worker_restarts", "unrecorded", "unsent", "recorded", "deadline_misses"
     assert added(client, before, *names) == [1, 1, 1, 0, 1]
-    # Its handle went with the old worker.
+    # Its handle was lost with the old worker.
     await learned(client, "Before it died", 321)
     client.finished(first, 5, 321, False)
     await until(lambda: added(client, before, "unrecorded") == [2])
@@ -241,7 +241,7 @@ def test_closing_writes_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyP
     latencies = [client.stats()[f"prediction_latency_{of}_ms"] for of in ("p50", "p99")]
     assert latencies == pytest.approx([7_000, 12_880])
     assert found.handle is not None
-    assert found.distribution is not None  # an empty store knows of lengths in general
+    assert found.distribution is not None  # an empty store knows general lengths
     assert found.distribution.source == "general"
     client.finished(found.handle, 5, 12, True)
     client.close()

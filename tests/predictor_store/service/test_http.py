@@ -35,7 +35,7 @@ PROMPT = "How high is the Zugspitze?"
 
 @dataclass
 class Service:
-    """worker: not to be used while the service runs, but before."""
+    """worker: only for use before the service runs."""
 
     worker: Worker
     port: int
@@ -58,8 +58,8 @@ class Service:
 
 @pytest.fixture
 def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    """It knows a model "one", whose answers have 10 or 3,000 tokens; with three tools, 500. A
-    question alone wakes it, as the periodic report never comes."""
+    """Return a service that knows a model "one". Its answers have 10 or 3,000 tokens, and 500 with
+    three tools. Only a question wakes it, because the periodic report never comes."""
     monkeypatch.setattr("predictor_store.service.server._REPORT_SECONDS", 1e9)
     with closing(Worker(SageConfig(StoreConfig(str(tmp_path))), by_model=True)) as worker:
         for model, lengths, asked in (
@@ -88,7 +88,7 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service
 def test_a_router_asks_for_distributions_as_json_on_one_connection(service: Service) -> None:
     def ask(**more: Any) -> dict[str, Any]:
         body = json.dumps({"model": "one", "prompt": PROMPT} | more).encode()
-        # In pieces, as by a client that does not know the length.
+        # In pieces, like a client that does not know the length.
         connection.request("POST", "/predict", iter([body[:9], body[9:]]), AUTHORIZED)
         answer = connection.getresponse()
         assert answer.status == 200
@@ -106,9 +106,9 @@ def test_a_router_asks_for_distributions_as_json_on_one_connection(service: Serv
         }  # fmt: skip
         assert max(ask(max_tokens=100)["lengths"]) == 100
         assert ask(model="other")["quantiles"]["0.9"] == 900
-        # The same words, asked otherwise.
+        # The same words in another kind of request.
         assert ask(asked={"thinks": 1, "num_tools": 3})["quantiles"]["0.5"] == 500
-        assert ask(lora="an adapter")["source"] == "warm"  # it is of other traffic
+        assert ask(lora="an adapter")["source"] == "warm"  # it belongs to other traffic
     assert service.ask(path="/health", headers={}) == (200, "ok\n")
     told = service.ask(path="/metrics")[1].splitlines()
     assert 'sage:service_recorded_total{model="one"} 80.0' in told

@@ -1,4 +1,4 @@
-"""Services go through a scripted day: what clients, operator and disk see is as in recorded.txt.
+"""Services go through a scripted day. Clients, operator and disk see the lines of recorded.txt.
 
 `python -m tests.predictor_store.service.test_recorded` records it anew. After a deliberate change,
 say in the commit why the lines changed.
@@ -32,7 +32,7 @@ from tests.predictor_store.samples import answer, no_file_larger_than
 
 RECORDED = Path(__file__).with_name("recorded.txt")
 CAPACITY = 40
-# A service of several models, and a server that goes by the published rule, in memory.
+# A service of several models, and a server that predicts by the published rule, in memory.
 SITUATIONS = {"service": PredictorConfig(), "server": PredictorConfig(threshold=0.6)}
 LIMITS = {
     "service.worker": {
@@ -67,8 +67,8 @@ def done(fit: Callable[[], Any]) -> Future[Any]:
 
 
 class Day:
-    """lines: what was seen. is_changed: whether the served model has changed, so that answers which
-    were short are long."""
+    """lines: the record. is_changed: whether the served model has changed, so that earlier short
+    answers are long."""
 
     def __init__(self, config: SageConfig) -> None:
         self.lines: list[str] = []
@@ -77,7 +77,7 @@ class Day:
         self._config = config
         self._script = random.Random(7)
         self._num_asked = 0
-        # Client and handle of prompts, the length of their answers, and whether most are cut.
+        # Prompts' client and handle, the length of their answers, and whether most are cut.
         self._asked: list[tuple[Hashable, int, float, bool]] = []
         self._open()
 
@@ -141,7 +141,7 @@ class Day:
                 self._hear(self.worker.report())
 
     def crowds(self, num_prompts: int) -> None:
-        """A client asks more than is kept, and more than is predicted in time."""
+        """A client asks more prompts than are kept, and more than are predicted in time."""
         for _ in range(num_prompts):
             self._ask(0)
         while self.worker.busy:
@@ -195,7 +195,7 @@ def said(lengths: Lengths | None) -> str:
 
 
 def lived(folder: Path, predictor: PredictorConfig, patch: pytest.MonkeyPatch) -> str:
-    """Return what is seen in a situation."""
+    """Return the lines of a situation."""
     for module, limits in LIMITS.items():
         for name, limit in limits.items():
             patch.setattr(f"predictor_store.{module}.{name}", limit)
@@ -233,7 +233,7 @@ def test_a_service_does_as_recorded(
     recorded = RECORDED.read_text().split("\n\n")[[*SITUATIONS].index(name)]
     now = lived(tmp_path, SITUATIONS[name], monkeypatch)
     assert _NUMBER.sub("#", now).splitlines() == _NUMBER.sub("#", recorded).splitlines()
-    # Other processors round sums otherwise.
+    # Other processors round sums differently.
     found, known = (np.array(_NUMBER.findall(text), float) for text in (now, recorded))
     np.testing.assert_allclose(found, known, rtol=2e-3)
 

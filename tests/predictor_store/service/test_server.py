@@ -1,4 +1,4 @@
-"""A service in a thread, over real sockets: what one client does, the others do not notice."""
+"""A service in a thread, over real sockets. No client notices the others' actions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _Kind = TypeVar("_Kind")
 
 @pytest.fixture(autouse=True)
 def _another_loop_is_preferred() -> Iterator[None]:
-    """Like a process that has imported SGLang."""
+    """Prefer another event loop, like a process that has imported SGLang."""
     before = asyncio.get_event_loop_policy()
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     yield
@@ -104,7 +104,7 @@ def ask(link: Link, handle: int = 0, text: str = PROMPT, **more: Any) -> LengthD
 
 
 def learn(link: Link, length: int) -> None:
-    """Of 20 answers, all of this length."""
+    """Let the service learn 20 answers of this length."""
     ask(link)
     for _ in range(20):
         assert link.say(Finished(0, 5, length, censored=False))
@@ -123,7 +123,7 @@ def test_models_are_told_apart_and_clients_of_one_share(service: SageConfig) -> 
     store = service.store
     records = [facts(folder_of_model(store, name))["num_records"] for name in ("one", "../other")]
     assert records == [21, 20]
-    # A store that is refused is refused to its model alone.
+    # A refused store affects only its own model.
     damaged = folder_of_model(store, "damaged")
     Store(StoreConfig(str(damaged)), "another encoder", 3).close()
     with pytest.raises(StoreError, match="another encoder"):
@@ -213,7 +213,7 @@ def test_a_stuck_client_loses_its_answers(tmp_path: Path, monkeypatch: pytest.Mo
                 ask(other)
             num_said += 1
         hung.say(Finished(2_999, 5, 7, censored=False))
-        # All were taken in, though not all answers were.
+        # It has read all messages, though the client has not got all answers.
         until(other, News, lambda news: news.stats.num_recorded == 1)
         assert sum(isinstance(message, Predicted) for message in hung.heard()) < num_said
         while not any(one.handle == -1 for one in hung.heard() if isinstance(one, Predicted)):
@@ -291,7 +291,7 @@ def test_a_service_comes_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_hurry_writes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server's worker does this after Ctrl-C."""
+    """A server's worker hurries after Ctrl-C."""
     monkeypatch.setattr("predictor_store.service.server._REPORT_SECONDS", 1e9)
     config = config_at(tmp_path)
     with served(config, by_model=False) as server, closing(connect_worker(config, "")) as link:
@@ -307,7 +307,7 @@ def test_what_a_stopped_service_has_heard_is_recorded(tmp_path: Path) -> None:
     config = config_at(tmp_path)
     with closing(Worker(config)) as worker:
         greeted(worker, b"gone")
-        for handle in range(30):  # more than a batch takes
+        for handle in range(30):  # more than one batch
             worker.receive(b"gone", Predict(handle, PROMPT * 30))
             worker.receive(b"gone", Finished(handle, 5, 7, censored=False))
         server = Server(worker, endpoint.listen(Address.parse(config.predictor.service)))
@@ -357,7 +357,7 @@ def test_over_tcp_alone_a_token_is_asked_for(
 
 
 def test_an_impostor_learns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It knows all but the token."""
+    """It knows everything but the token."""
     monkeypatch.setenv(endpoint.TOKEN_VARIABLE, TOKEN)
     at = f"127.0.0.1:{free_port()}"
     with closing(endpoint.listen(Address.parse(at), "not the token, but as long")) as router:
@@ -399,7 +399,7 @@ def left_dead(path: Path) -> None:
 
 
 def test_one_of_two_services_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second one comes while the first removes the socket of a killed one."""
+    """The second one starts while the first removes the socket of a killed one."""
     address = Address(path=str(tmp_path / "service"))
     left_dead(tmp_path / "service")
     unlink, others = Path.unlink, list[Future[Any]]()

@@ -24,7 +24,7 @@ from sage_sched.app.config import PredictorConfig, SageConfig, StoreConfig
 
 
 def supervised(told: list[str], *fails: bool) -> Supervisor[Any]:
-    """A supervisor whose workers die at once, and do not come up where `fails` says so."""
+    """Return a supervisor whose workers die at once, and do not come up if `fails` says so."""
     left = [*fails]
 
     def opened() -> Any:

@@ -46,7 +46,7 @@ def in_memory(folder: Path, embedder: str = EMBEDDER, dimension: int = DIMENSION
 
 
 def add(store: Store, *seeds: int) -> None:
-    """Add these records, and write each at once."""
+    """Add these records, writing each at once."""
     for seed in seeds:
         store.add(record(seed))
         store.flush(now=True)
@@ -88,7 +88,7 @@ def test_what_was_written_is_read_by_its_owner_alone(tmp_path: Path) -> None:
             store.add(one)
         store.flush()
         assert fields([*store.load()]) == fields([*records, record(4, scope="my adapter ?")])
-        # NORMAL: a write-ahead log is written through before it is merged.
+        # NORMAL: a write-ahead log is flushed to disk before it is merged.
         assert store._connection.execute("PRAGMA synchronous").fetchone() == (1,)
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
     names = "history.sqlite3", "history.sqlite3-wal", "history.sqlite3-shm", "lock"
@@ -142,7 +142,7 @@ def test_a_second_writer_is_told_who_has_it(
         with pytest.raises(StoreError, match=f"in use by process {os.getpid()}:"):
             opened(tmp_path)
     assert lock.holder(tmp_path) is None
-    # Whoever asks for the holder has the lock for a moment too.
+    # A process that asks for the holder also has the lock for a moment.
     with open(tmp_path / "lock") as asking:
         fcntl.flock(asking, fcntl.LOCK_SH)
         monkeypatch.setattr(time, "sleep", lambda seconds: asking.close())
@@ -193,7 +193,7 @@ def test_a_spoilt_or_foreign_file_is_refused_and_left_alone(tmp_path: Path) -> N
         for opens in (opened, in_memory):
             with pytest.raises(StoreError, match=said):
                 [*opens(folder).load()]
-        # Records are looked at after a store is opened, which is noted in its file.
+        # Records are checked after opening, and opening changes the store's file.
         assert path.read_bytes() == before or "UPDATE records" in str(spoil)
 
 
@@ -247,14 +247,14 @@ def test_a_full_disk_delays_writing_and_costs_the_oldest_alone(
             assert (store.num_unwritten, len(caplog.records)) == (10, 1)
         for now_s[0] in (1e6 + 9, 1e6 + 11):
             assert store.num_unwritten == 10
-            store.flush()  # is due after 10 s
+            store.flush()  # acts only after 10 s
         assert (store.num_unwritten, store.write_error, len(caplog.records)) == (0, None, 2)
         num_written = 50 - store.num_lost
         assert 0 < num_written < 50
     assert seeds_in(tmp_path) == [*range(num_written), *range(50, 60)]
     with opened(tmp_path) as store, no_file_larger_than(1024):
         add(store, 60)
-        store.note("quality", "{}")  # is lost without an error
+        store.note("quality", "{}")  # this record is lost without an error
         store.close()
     assert store.num_lost == 1
 
@@ -287,7 +287,7 @@ os.kill(os.getpid(), 9)
 
 
 def killed(folder: Path, *seeds: int, embedder: str = EMBEDDER) -> None:
-    """A server that has added these is killed: its write-ahead log is left."""
+    """A server that has added these is killed. Its write-ahead log remains."""
     command = [sys.executable, "-c", KILLED, str(folder), embedder, *map(str, seeds)]
     subprocess.run(command, check=False)
     assert file_of(folder).with_name("history.sqlite3-wal").stat().st_size > 0
@@ -365,7 +365,7 @@ def test_a_file_that_is_a_link_has_its_log_where_it_points_to(tmp_path: Path) ->
 
 
 def by_one_without_privileges(does: Callable[[], object]) -> object:
-    """The result or error of a call in a process without privileges."""
+    """Return the result or error of a call in a process without privileges."""
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
         if os.geteuid() == 0:

@@ -1,4 +1,4 @@
-"""Which requests overload protection refuses: one line a situation."""
+"""The requests that overload protection refuses, a situation per line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SECOND_SLOS = OverloadConfig(enabled=True, max_ttft_ms=1000.0, max_tpot_ms=100.0
 
 
 class Door:
-    """Takes requests of known lengths in, at a time that the test moves."""
+    """Receives requests of known lengths, at simulated times."""
 
     def __init__(self, policy: str = "sage", config: OverloadConfig = SECOND_SLOS) -> None:
         self.policy = named(policy)
@@ -45,7 +45,7 @@ class Door:
     def ask(
         self, *lengths: int, hints: Hints = NO_HINTS, source: str = "history", **about: Any
     ) -> tuple[Job, Newcomer, Refusal | None]:
-        """about: may_refuse, others_wait, and the prompt's tokens, also cached and shared ones."""
+        """about: may_refuse, others_wait, and the prompt's tokens, with cached and shared ones."""
         known = LengthDistribution.from_samples(list(lengths) * 100, source) if lengths else UNKNOWN
         about = {"input_tokens": 100, "may_refuse": True} | about
         job = Job(self.num_asked, about.pop("input_tokens"), 4096, known, 0, hints=hints)
@@ -64,7 +64,7 @@ class Door:
         return self.ask(*lengths, **about)[2]
 
     def fill(self, num: int, *lengths: int, **about: Any) -> list[Job]:
-        """Requests that come while none waits, and have begun."""
+        """Add requests that come while none waits, and begin."""
         jobs = [self.ask(*lengths, may_refuse=False, **about)[0] for _ in range(num)]
         for job in jobs:
             job.grow(1)
@@ -182,7 +182,7 @@ def test_idle_time_does_not_make_the_next_arrivals_few(idle_s: float) -> None:
     door.now_s += idle_s
     newcomer = door.ask(500, may_refuse=False)[1]
     assert newcomer.later.within(1e9) == newcomer.starts.within(1e9) == 0.0
-    for _ in range(300):  # short ones that overtake it
+    for _ in range(300):  # short answers overtake it
         door.end([door.ask(50, may_refuse=False)[0]])
         door.now_s += 0.02
     assert door.refusal(500) is not None
@@ -191,7 +191,7 @@ def test_idle_time_does_not_make_the_next_arrivals_few(idle_s: float) -> None:
 @pytest.mark.parametrize("num_before", [0, 20, 600])
 def test_after_a_quiet_time_a_rush_counts_at_once(num_before: int) -> None:
     door = Door()
-    door.fill(1, 2000)  # it runs all the time, so that the server is never idle
+    door.fill(1, 2000)  # it keeps the server busy
     for _ in range(num_before):
         door.end([door.ask(50, may_refuse=False)[0]])
         door.now_s += 1.3
@@ -206,11 +206,11 @@ def test_after_a_quiet_time_a_rush_counts_at_once(num_before: int) -> None:
 
 
 def test_later_arrivals_count_if_they_are_more_than_the_server_serves() -> None:
-    """They count once the surplus is larger than chance explains."""
+    """They count once chance cannot explain the surplus."""
 
     def asked(span_s: float) -> tuple[Work, Newcomer]:
         door = Door("urgency")
-        offered = door.ask(500)[1].own  # it goes on, so that the server is never idle
+        offered = door.ask(500)[1].own  # it keeps the server busy
         for number in range(99):
             door.now_s = span_s * number / 100
             job, newcomer, _ = door.ask(50, may_refuse=False)
@@ -226,12 +226,12 @@ def test_later_arrivals_count_if_they_are_more_than_the_server_serves() -> None:
     assert counted[1] == pytest.approx(MOST_PERIODS * MARGIN, rel=0.1)
 
 
-# Ten slots, and 1000 tokens of KV; a step takes 0.1 s, a start 0.5 s. The jobs before take 3 s to
+# Ten slots, and 1000 tokens of KV; a step takes 0.1 s, a start 0.5 s. The earlier jobs take 3 s to
 # start and 2 s of steps, and fill two batches.
 PACE = Pace(replace(SERVER, kv_pool_tokens=1000, max_running_requests=10), 0.1, 0.1, 0.5)
 BEFORE = Work(prompts_s=1.0, prefills=4, steps=200, kv_steps=9000, jobs=20, kv=1500)
 NEVER = Repeated(np.zeros(0), np.zeros(0))
-# In the last 3 s came 6 s of work, 2 s of them in the last 0.5 s.
+# 6 s of work arrived in the last 3 s, 2 s of it in the last 0.5 s.
 LATER = Repeated(np.array([6.0, 2.0]), np.array([3.0, 0.5]))
 WAITS = Newcomer(np.zeros(0), Work(), BEFORE, None, LATER, NEVER, PACE, math.inf)
 LONG = replace(WAITS, before=BEFORE._replace(kv_steps=40_000, kv=4000), later=NEVER)
@@ -299,7 +299,7 @@ def test_a_cached_prompt_is_no_work_and_shared_kv_counts_once() -> None:
 def test_a_batch_with_room_may_be_too_slow(
     policy: str, num_running: int, ttft_ms: float, tpot_ms: float, refused: str | None
 ) -> None:
-    """Each of them reads the prefix that they share, though it takes memory once."""
+    """Each job reads the shared prefix, which takes memory once."""
     config = OverloadConfig(enabled=True, max_ttft_ms=ttft_ms, max_tpot_ms=tpot_ms)
     door = Door(policy, config)
     about = {"input_tokens": 16000, "cached_tokens": 15900, "shared_tokens": 15900}
@@ -357,7 +357,7 @@ def test_while_the_predictor_is_dead_nothing_is_refused(
     door = Door()
     door.fill(300, *lengths, source=source)
     assert not any(door.refusal(*lengths, source=source) for _ in range(200))
-    assert door.refusal(500) is None  # one prediction is not many
+    assert door.refusal(500) is None  # one prediction is not enough
 
 
 def test_the_floor_admits_one_after_so_many_others() -> None:
@@ -384,7 +384,7 @@ def test_refused_clients_come_back_one_after_another() -> None:
     assert gaps_s[0] == pytest.approx(busy_s, rel=0.01)
     assert (gaps_s >= 0).all()
     assert retries_s[-1] == pytest.approx(min(60.0, retries_s[0] + 99 * busy_s), rel=0.01)
-    # Once they have come, the next one need not wait for them.
+    # After they have come, the next one need not wait for them.
     door.now_s += 60.0
     late = door.refusal(5, hints=HASTY)
     assert late is not None
@@ -404,7 +404,7 @@ def test_the_predicted_first_token_counts_how_long_a_start_is_held() -> None:
 
 @pytest.mark.parametrize(("policy", "length"), [("fcfs-fill", 5), ("sage", 500)])
 def test_limits_are_stricter_after_a_refusal_until_all_are_within(policy: str, length: int) -> None:
-    """Hysteresis: a server at its limit does not take turns between refusing and admitting."""
+    """Hysteresis: a server at its limit does not alternate between refusing and admitting."""
     door, limits_s = Door(policy), []
     for _ in range(2):
         crowd = door.fill(300, 500)

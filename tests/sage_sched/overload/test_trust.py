@@ -7,7 +7,7 @@ from tests.sage_sched.overload.test_overload import Door
 
 
 def answered(door: Door, ratio: float, number: int = NUM_COMPARED, *, was_sampled: bool) -> None:
-    """Answers of ten tokens that take this share of their predicted times."""
+    """Add answers of ten tokens that take this share of their predicted times."""
     for _ in range(number):
         job, _, _ = door.ask(10, may_refuse=False)
         job.grow(10)
@@ -39,7 +39,7 @@ def test_it_refuses_only_while_answers_take_about_as_long_as_predicted(
 def test_the_sample_tells_how_many_predicted_to_be_late_were_in_time() -> None:
     door = Door("fcfs-fill")
     assert door.overload.trust.good_share is None
-    # A second for the first token, and 0.1 for each: two seconds are due.
+    # The deadline is one second for the first token, and 0.1 s per token: two seconds.
     answered(door, 1.9, 30, was_sampled=True)
     answered(door, 2.1, 10, was_sampled=True)
     answered(door, 1.0, 10, was_sampled=False)

@@ -1,4 +1,4 @@
-"""The class of a request, its promises, and whether they were kept."""
+"""The class of a request, its promises, and their attainment."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_claims_of_the_best_class_beyond_its_share_get_the_default() -> None:
     assert max(Counter(granted[i : i + 100])["best"] for i in range(900)) <= 20
     stats = {"num_by_class": {"best": 200, "default": 800}, "num_demoted": 800, "num_clamped": 0}
     assert shared.stats() == stats
-    # The share is there again when others have come.
+    # The share is available again when others have come.
     for _ in range(3):
         assert {shared.class_of(None, None) for _ in range(90)} == {"default"}
         assert [shared.class_of("best", None) for _ in range(10)] == ["best"] * 10
@@ -69,7 +69,7 @@ def test_claims_of_the_best_class_beyond_its_share_get_the_default() -> None:
 @pytest.mark.parametrize(
     ("trust", "name", "asked", "about", "found"),
     [
-        # A trusted priority means an urgency, unless the client or its class says one.
+        # A trusted priority sets the urgency, unless the client or its class gives one.
         *(("body", "", {"urgency": given}, {"priority": priority}, {"urgency": urgency})
           for priority, given, urgency in (
               (1, 3, 2), (9, 3, 1), (-9, 3, 5), (9, 4, 4), (True, 3, 3))),

@@ -27,19 +27,19 @@ def server(*, mixed: bool = True, **parameters: object) -> Story:
 @pytest.mark.parametrize(
     ("situation", "parameters", "plan"),
     [
-        # Three prompts of 2.6 s together, all due within 1: by density, and weight counts.
+        # Three prompts take 2.6 s and are all due within 1 s: by density, and weight counts.
         (f"wait 0:900{SOON} 1:800{SOON} 2:900{HIGH}; slots 0", {}, "2 1 0"),
         (f"wait 0:900{SOON} 1:900{SOON}F2 2:900{SOON}; slots 0", {}, "1 0 2"),
-        # What is found to be cached takes no job out of the order.
+        # Cached tokens take no job out of the order.
         (f"wait 0:900{SOON} 1:900{HIGH}; cached 0 200 1 200; slots 0", {}, "1 0"),
-        # Requests that have time go by deadline.
+        # Requests with enough time are ordered by deadline.
         (f"wait 0:100{LATER} 1:100{LATER}a500 2:100%200d90000p100w10; now 1; slots 0", {}, "0 1 2"),
         # Best effort goes behind in the order of sage, but does not start early.
         (f"wait 0:100%2000 1:100%20 2:5000{LATER}; slots 0", {}, "2 1 0"),
         ("run 0:100%2000+100=200; wait 1:100%2500; full; now 1.9", {}, "1"),
-        # Both are a second and a half late: 25 tokens at 60 ms gained each. One can catch up.
+        # Both are 1.5 s late: 25 tokens that gain 60 ms each. One can catch up.
         ("wait 0:100%10d1000p100 1:100%2000d1000p100; now 2.5; slots 0", EXPECTED, "1 0"),
-        # The worth of answers counts before there is no time left.
+        # The worth of answers counts while there is still time.
         ("wait 0:100%200d8000p100 1:100%200d9000p100w10; slots 0", {}, "0 1"),
         ("wait 0:100%200d8000p100 1:100%200d9000p100w10; slots 0", EXPECTED, "1 0"),
         # Only best effort yields, and only to urgent requests.
@@ -67,7 +67,8 @@ def test_who_goes_first(situation: str, parameters: dict[str, object], plan: str
         # cuts take the time: a decode step and the fixed time of a prefill take 80 ms.
         (False, f"run 0:100{SOON}+10; wait 1:5000{SOON}a1500; now 1.5", "+1; prefill 419"),
         (False, f"run 0:100{SOON}+10; wait 1:5000{SOON}a1900; now 1.9", "+1; prefill 400"),
-        # Tokens that are due next are decoded first. Without running jobs a pass need not wait.
+        # Tokens with the next deadline are decoded first. Without running jobs a pass need not
+        # wait.
         (True, f"run 0:100{SOON}+10; wait 1:100{SOON}a1920; now 1.92", "1; decode-only"),
         (True, f"wait 0:100{SOON} 1:100{SOON}a1920; now 1.92", "+0 +1"),
         # A hopeless request shortens no batch.
@@ -94,16 +95,16 @@ LARGE = BOTH.replace("0:100", "0:12000", 1)
         (0.2, [(f"{BOTH}; served 0", 2)]),
         (0.0, [(f"{BOTH}; served 1000", 2)]),
         (0.2, [(f"{BOTH.replace('a50000', 'a1500')}; served 1000; now 1.5", 2)]),  # not so late
-        # It has had its turn, and used up more than that: the next one waits until there is more.
+        # It has had its turn, and used more than its share: the next one waits until there is more.
         (0.2, [(f"{BOTH}; served 1000", 0), (f"{SECOND}; served 1100; gone 0:1v100", 2),
                (f"{SECOND}; served 3000", 1)]),
-        # A share that is not used adds up to a pool at most.
+        # Unused share adds up to a pool at most.
         (0.2, [(f"{LARGE}; served 1000000", 0), (f"{SECOND}; served 1000000; gone 0:1v100", 2)]),
-        # One that leaves unserved hands its share on.
+        # A job that leaves unserved hands its share on.
         (0.2, [(f"{BOTH}; served 1000", 0), (f"{SECOND}; served 1000", 1)]),
         # A job with room on a decode server has had its turn: its KV is on its way.
         (0.2, [(f"{BOTH}; served 1000", 0), (f"{SECOND}; served 1000; run 0:100", 2)]),
-        # One without room for its adapter keeps its turn, and no other request from it.
+        # A job without room for its adapter keeps its turn, but blocks no other job's turn.
         (0.2, [(f"{BOTH}; served 1000", 0), (f"{BOTH}; served 1000; fits 1 2 3", 1),
                (f"{BOTH}; served 1000", 1)]),
         # A request that has begun has no share.
@@ -122,13 +123,13 @@ def test_starved_requests_have_their_share_by_arrival(
 def test_without_a_deadline_they_have_a_share_once_they_have_waited_long(
     served: int, order: str
 ) -> None:
-    """Once the server has worked through more than a KV pool since the first of them came."""
+    """That is when the server has served more than a KV pool since the first of them came."""
     soon = " ".join(f"{n}:100{SOON}" for n in range(3))
     queue = f"wait {soon} 3:100%200 4:100%200s10000; now 50; slots 0"
     story = server()
     assert story.plan(f"{queue}; served {served}").split(";")[0] == order
     gone = queue.replace(" 3:100%200", "", 1)
     assert story.plan(f"{gone}; served {served}").split(";")[0] == "0 1 2 4"
-    # Once no other waits, they go by their lengths.
+    # If no other job waits, they are ordered by length.
     story.plan(f"{queue}; served {served}")
     assert story.plan("wait 3:100 4:100 5:100%20; slots 0").split(";")[0] == "5 3 4"

@@ -1,4 +1,4 @@
-"""Levels of urgency, or two classes: who goes first, and how far the others are overtaken."""
+"""Levels of urgency, or two classes: the order, and the bound on overtaking."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_prefills_of_the_less_urgent_leave_decode_steps_their_share() -> None:
     later = job(1, 100, lengths=(150,), hints=Hints(urgency=4))
     core = core_of(named("urgency", runs, later, decode_share=0.75))
     view, served, passes = replace(waiting(later), running=[runs]), 1000, list[bool]()
-    # Once no urgent one runs, no steps are owed to the next.
+    # If no urgent request runs, the next one is owed no steps.
     for facts in (view, replace(view, served_tokens=400), waiting(later, served_tokens=500)):
         core.plan(facts)
     for _ in range(40):
