@@ -106,7 +106,7 @@ def test_the_rooms_of_the_core_are_entered_by_their_doors() -> None:
     ]
 
 
-def test_what_is_read_of_sglang_rests_on_nothing_of_ours() -> None:
+def test_modules_that_read_sglang_import_none_of_ours() -> None:
     assert not arrows_of("patches")["patches.engine_types"]
 
 

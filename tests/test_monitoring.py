@@ -23,7 +23,7 @@ def test_alerts_and_dashboard_rest_on_existing_series() -> None:
     assert {name.removesuffix("_bucket") for name in names} <= {*SERIES}
 
 
-def test_what_the_compose_file_mounts_is_there_and_is_read() -> None:
+def test_mounts_of_the_compose_file_exist_and_are_read() -> None:
     services = yaml.safe_load((FOLDER / "docker-compose.yaml").read_text())["services"]
     for volume in [volume for service in services.values() for volume in service["volumes"]]:
         assert (FOLDER / volume.split(":")[0]).exists(), volume

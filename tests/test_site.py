@@ -62,7 +62,7 @@ def commands() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("page", "command"), sorted(set(commands())))
-def test_what_a_command_names_is_there(page: str, command: str) -> None:
+def test_names_in_commands_exist(page: str, command: str) -> None:
     words = re.sub(r"^(?:[A-Z_]+=\S+ )*", "", command)
     program, *argv = shlex.split(words, comments=True)
     flags = {word.partition("=")[0] for word in argv if re.match(r"--[a-z-]+(=|$)", word)}

@@ -39,7 +39,7 @@ def test_everything_that_pyproject_names_is_pinned_with_hashes() -> None:
     assert "--require-hashes" in install
 
 
-def test_what_the_makefile_imports_is_there() -> None:
+def test_imports_of_the_makefile_exist() -> None:
     """The Makefile runs its set-up on fresh machines only."""
     snippets = re.findall(r"python -c '([^']+)'", MAKEFILE)
     nodes = [node for snippet in snippets for node in ast.walk(ast.parse(snippet))]

@@ -56,7 +56,7 @@ def test_a_batch_runs_behind_others_until_its_time_is_short(server: SageServer) 
         assert batch_now["in_time"]
 
 
-def test_what_cannot_be_done_in_time_is_said_at_once(server: SageServer) -> None:
+def test_an_impossible_batch_is_refused_at_once(server: SageServer) -> None:
     named = {"X-Sage-Batch": "hopeless"}
     for stream in (False, True):
         answer = post(server, 5.0, stream, **named)

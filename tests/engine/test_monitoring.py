@@ -147,7 +147,7 @@ def test_an_alert_fires(
         wait_until(lambda: alert in watch.firing())
 
 
-def test_a_trace_tells_what_became_of_requests(yielding: SageServer) -> None:
+def test_a_trace_explains_requests(yielding: SageServer) -> None:
     trace = yielding.log.parent / "trace.jsonl"
     ask_together(yielding, crowd(12, seed=4))
     generate(yielding, SHORT_PROMPT, rid="the last")

@@ -69,7 +69,7 @@ def test_late_requests_are_refused_and_hear_so(server: SageServer, path: str, st
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ROUTES)
-def test_whoever_ends_in_the_queue_hears_when_to_come_back(
+def test_requests_that_end_in_the_queue_get_a_time_to_retry(
     one_slot: SageServer, path: str, stream: bool
 ) -> None:
     settings(one_slot, {"schedule_policy": "fcfs"})

@@ -108,7 +108,7 @@ def test_penalties_that_decide_every_step_go_on(paged: SageServer) -> None:
     assert counted_alike(paged, asked, counting)[1] == set(range(3))
 
 
-def test_an_answer_is_the_same_whoever_it_yielded_to(yielding: SageServer, stock: Stock) -> None:
+def test_an_answer_is_the_same_after_preemptions(yielding: SageServer, stock: Stock) -> None:
     before = yielding.preemption()
     num_different, largest = differences(stock, ask_together(yielding, ASKED))
     assert num_different == 0
@@ -158,7 +158,7 @@ def test_a_client_that_leaves_frees_its_copy_only(yielding: SageServer, stock: S
     wait_until(lambda: yielding.preemption()["copies_alive"] == 0)
 
 
-def test_what_a_flush_makes_stale_is_computed_again(yielding: SageServer, stock: Stock) -> None:
+def test_kv_that_a_flush_makes_stale_is_computed_again(yielding: SageServer, stock: Stock) -> None:
     before = yielding.preemption()["num_recomputed"]
     swapped = []
 

@@ -25,7 +25,7 @@ from tests.engine.serving import (
 from tests.nursery import Nursery
 
 
-def test_both_replicas_serve_go_by_new_settings_and_lose_nothing(replicas: SageServer) -> None:
+def test_both_replicas_serve_take_new_settings_and_lose_nothing(replicas: SageServer) -> None:
     """SGLang gives each request to a rank, and each rank has its own order."""
     for policy in ("fcfs", "sage"):
         settings(replicas, {"schedule_policy": policy})

@@ -59,7 +59,9 @@ def kept_before_others(server: SageServer, num_others: int) -> None:
     post(server, "/flush_cache")
 
 
-def test_sessions_outlive_others_what_they_leave_out_and_those_that_end(server: SageServer) -> None:
+def test_sessions_outlive_other_prompts_dropped_parts_and_ended_sessions(
+    server: SageServer,
+) -> None:
     kept_before_others(server, 3)
 
     left, goes_on = (prompt(4, 100) + prompt(number, 150) for number in (5, 6))

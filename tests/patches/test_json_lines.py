@@ -33,7 +33,7 @@ def test_only_its_owner_may_read_it_and_no_link_is_followed(tmp_path: Path) -> N
     assert {*tmp_path.iterdir()} == {path, link}
 
 
-def test_it_grows_to_its_limit_and_keeps_what_is_latest(tmp_path: Path) -> None:
+def test_it_grows_to_its_limit_and_keeps_the_latest_lines(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     written(path, 200, max_bytes=2000)
     both = [event["rid"] for event in events_of(path)]

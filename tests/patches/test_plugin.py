@@ -190,7 +190,7 @@ def test_a_host_without_an_accelerator_is_ours(
     assert activate() == ("patches.platform.cpu:CpuPlatform" if is_ours else None)
 
 
-def test_only_what_does_not_fit_is_refused_by_name(nursery: Nursery) -> None:
+def test_only_misfits_are_refused_by_name(nursery: Nursery) -> None:
     result = nursery.run(
         """
 import sglang.version

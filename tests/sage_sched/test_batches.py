@@ -72,7 +72,7 @@ def test_as_many_go_first_as_the_work_left_needs() -> None:
         assert all(job.is_due == (job.level == 0) for job in made.jobs.values())
 
 
-def test_beside_others_jobs_start_some_at_a_time() -> None:
+def test_among_online_requests_jobs_start_some_at_a_time() -> None:
     for others, number in (("; run 99:10%100+9", 8), ("", 40)):
         made = Story("sage")
         waiting = "wait " + " ".join(f"{n}:10%100" for n in range(40))
@@ -91,7 +91,7 @@ def test_beside_others_jobs_start_some_at_a_time() -> None:
     assert [batch.open(now_s, set()) for now_s in (3.9, 4.0, 4.1)] == [8, 13, 13]
 
 
-def test_long_answers_go_first_and_short_ones_start_beside_others() -> None:
+def test_long_answers_go_first_and_short_ones_start_among_others() -> None:
     batches = Batches()
     jobs = [job_of(part_of(1e6, 6), n, tokens) for n, tokens in enumerate([30, 90, 50, 70, 10, 20])]
     for job in jobs:
@@ -116,7 +116,7 @@ def test_an_answer_longer_than_predicted_has_no_time_to_wait() -> None:
         assert made.jobs[0].is_due == is_due
 
 
-def test_a_batch_that_no_server_could_do_in_time_is_refused_as_a_whole() -> None:
+def test_an_impossible_batch_is_refused_as_a_whole() -> None:
     batches, least_s = Batches(), 100 * STEP_S
     soon, late = part_of(least_s / 2), part_of(10 * least_s)
 
@@ -275,7 +275,7 @@ def _came(request: SimRequest) -> float:
     return request.arrival_s
 
 
-def test_a_batch_beside_others_is_done_in_time() -> None:
+def test_a_batch_among_online_requests_is_done_in_time() -> None:
     found = {done_in_s: served(done_in_s) for done_in_s in (70.0, 100.0, 1000.0)}
     ends = {at: float(of.only(["batch"]).ttlt_s.max()) for at, of in found.items()}
     assert ends[70.0] < 70

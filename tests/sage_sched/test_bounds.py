@@ -132,7 +132,7 @@ def test_jobs_that_go_first_share_the_room_that_one_victim_frees() -> None:
     assert decided("run 0:500; wait 1:300~!+5 2:20~!+5 3:20; full; slots 1") == "-0 ^1 ^2 3"
 
 
-def test_a_job_that_meets_another_policy_keeps_what_bounds_promise_it() -> None:
+def test_a_job_keeps_its_promises_under_another_policy() -> None:
     story = away()
     for situation, _ in DUE:
         story.plan(situation.replace("5:10", "8:100~<1000+5"))

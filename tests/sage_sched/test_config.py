@@ -54,7 +54,7 @@ def test_sections_override_field_by_field() -> None:
     assert config.store == dataclasses.replace(SageConfig().store, capacity=5)
 
 
-def test_what_it_says_of_itself_is_parsed_to_the_same() -> None:
+def test_settings_survive_printing_and_parsing() -> None:
     policy = {"sage": SageParameters(regret=0.5), "ltr": LtrParameters(7.0)}
     slo = SloConfig(trust="body", default="low", classes={"low": SloClass(tpot_slo_ms=50.0)})
     config = SageConfig(policy=policy, preemption=PreemptionConfig(host_pool_gib=7.0), slo=slo)
@@ -85,7 +85,7 @@ def test_what_it_says_of_itself_is_parsed_to_the_same() -> None:
         ({"step_time": {"decode_base_ms": 0, "decode_kv_token_ms": 0}}, "step_time.decode_"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_by_name(sections: dict[str, Any], named: str) -> None:
+def test_impossible_settings_are_refused_by_name(sections: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(named)):
         SageConfig.parse(sections)
 
@@ -106,7 +106,7 @@ def test_numbers_out_of_range_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("path", SECTIONS)
-def test_whatever_is_given_is_taken_or_refused(path: str) -> None:
+def test_any_settings_are_accepted_or_refused(path: str) -> None:
     fields = [field.name for field in dataclasses.fields(SECTIONS[path])]
     for name in (*fields, "\ud800", ""):
         for value in HOSTILE:
@@ -122,7 +122,7 @@ def test_whatever_is_given_is_taken_or_refused(path: str) -> None:
             SageConfig.parse(nested(path, value))
 
 
-def test_what_is_given_changes_and_all_else_stays() -> None:
+def test_given_settings_change_and_all_others_stay() -> None:
     first = {"schedule_policy": "ssjf", "policy": {"sage": {"regret": 4}}}
     changed = START.changed(first | {"preemption": {"enabled": False}})
     changed = changed.changed({"policy": {"sage": {"ttft_ms": 500}}})
@@ -158,7 +158,7 @@ def test_nonsense_is_refused_and_never_worse(changes: Any) -> None:
 
 
 @pytest.mark.parametrize("policy", [*policy_names(), *sorted(STOCK_POLICIES)])
-def test_what_is_shown_can_be_given_back(policy: str) -> None:
+def test_shown_settings_are_accepted(policy: str) -> None:
     settings = START.changed({"schedule_policy": policy, "policy": {"sage": {"regret": "inf"}}})
     shown = json.loads(json.dumps(settings.shown(), allow_nan=False))
     assert settings.changed(shown).shown() == settings.shown()

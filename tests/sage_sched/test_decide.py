@@ -69,7 +69,7 @@ def test_a_policy_holds_back_limits_and_weighs(
     assert decided(situation, policy) == plan
 
 
-def test_nobody_yields_for_the_sake_of_those_without_room_for_their_adapters() -> None:
+def test_no_job_yields_to_jobs_without_room_for_their_adapters() -> None:
     seen: list[list[int]] = []
 
     class Noting(ByInput):
@@ -139,7 +139,7 @@ def test_the_longer_prompt_goes_first_if_most_of_it_is_cached(name: str, due: st
         assert plans[-1] == order
 
 
-def test_what_is_cached_in_host_memory_costs_its_way_back() -> None:
+def test_tokens_cached_in_host_memory_cost_their_way_back() -> None:
     story, keys = Story("sage"), []
     for share in (0.0, 0.5, 2.0):
         server = replace(SERVER, swap_token_s=share * SERVER.step_time.prefill_token_s)

@@ -16,7 +16,7 @@ lengths_with_cuts = st.lists(st.tuples(st.integers(1, 50), st.booleans()), min_s
 
 
 @given(distributions(), st.integers(1, MAX_LENGTH))
-def test_a_cap_moves_what_exceeds_it(lengths: LengthDistribution, cap: int) -> None:
+def test_a_cap_cuts_longer_lengths(lengths: LengthDistribution, cap: int) -> None:
     capped = lengths.capped(cap)
     assert capped.lengths[-1] <= cap
     below = lengths.lengths < cap

@@ -115,7 +115,7 @@ def test_each_tenant_keeps_the_order_of_its_own(
         assert [n for n in found if whose(n) == tenant] == [n for n in plain if whose(n) == tenant]
 
 
-def test_tenants_with_requests_are_not_forgotten_however_many_come(
+def test_tenants_with_requests_are_never_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sage_sched.fair_shares._MOST_NAMES", 10)

@@ -19,7 +19,7 @@ def steps(view: SchedulerView, swap_token_s: float = 1e-5) -> int:
     return Headroom.of(replace(view, server=replace(SERVER, swap_token_s=swap_token_s))).num_steps
 
 
-def test_what_stands_empty_costs_as_much_as_the_departures_that_it_spares() -> None:
+def test_headroom_costs_as_much_as_the_departures_that_it_saves() -> None:
     found = steps(view_of(FOUR))
     step_s = SERVER.step_time.decode_s(4, 4000)
     empty = 4 * found / 2 / SERVER.kv_pool_tokens
@@ -31,7 +31,7 @@ def test_what_stands_empty_costs_as_much_as_the_departures_that_it_spares() -> N
 @pytest.mark.parametrize(
     ("drafts", "age", "left_tokens"), [(1, 0, 50), (1, 490, 10), (24, 499, 24)]
 )
-def test_what_stays_free_for_an_answer(drafts: int, age: int, left_tokens: int) -> None:
+def test_memory_kept_free_for_an_answer(drafts: int, age: int, left_tokens: int) -> None:
     """At most the rest of its cap, and at least the tokens that a speculative step sets aside."""
     one, headroom = Job(0, 10, 500, None, 0, generated_tokens=age), Headroom(50, 16, 10**6, drafts)
     assert headroom.left_tokens(one) == left_tokens

@@ -93,7 +93,7 @@ def yields(policy: Policy, running: Job, waiting: Job, age: int) -> bool:
     return policy.should_preempt(running, waiting, 0.0, IDLE)
 
 
-def test_trail_goes_by_hidden_states_and_yields_while_young() -> None:
+def test_trail_uses_hidden_states_and_yields_while_young() -> None:
     running, shorter = ranked(1000), ranked(100)
     policy = named("trail", running, shorter)
     assert policy.key(running, IDLE) == 1000

@@ -65,7 +65,7 @@ def test_a_session_is_worth_more_the_sooner_it_will_be_back(learned: SessionRetu
         ("comes closes comes leaves leaves", "soon"),
     ],
 )  # fmt: skip
-def test_what_a_session_that_comes_back_soon_is_worth(
+def test_the_worth_of_a_session_that_comes_back_soon(
     learned: SessionReturns, events: str, worth: str
 ) -> None:
     now_s, late_s = told(learned, "a", [8.0] * 9), told(learned, "b", [60.0] * 9)
@@ -125,12 +125,12 @@ def test_how_many_come_back_after_a_first_answer_is_learned(
         {"urgency": True}, {"weight": 0.0}, {"ttft_slo_ms": 0.0}, {"tpot_slo_ms": math.inf},
     ],
 )  # fmt: skip
-def test_what_cannot_be_said_of_a_request_is_refused(claim: dict[str, Any]) -> None:
+def test_impossible_hints_are_refused(claim: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(claim))):
         Hints(**claim)
 
 
-def test_what_is_remembered_is_bounded(
+def test_remembered_sessions_are_bounded(
     learned: SessionReturns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sage_sched.session_returns.MOST_SESSIONS", 8)

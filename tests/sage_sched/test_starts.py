@@ -83,7 +83,7 @@ def test_a_start_is_worth_what_it_costs(now_s: float, facts: str, plan: str) -> 
     assert story.plan(f"{FULL} 11:100%400; now {now_s}{facts}; planned") == plan
 
 
-def test_running_requests_yield_to_one_that_is_promised_its_turn_at_any_price() -> None:
+def test_running_requests_yield_to_a_promised_one_at_any_price() -> None:
     story, late = server(), "11:100%4000!a-100000; move 500000"
     assert story.plan(f"{FULL} {late}") == "-9 +11 10"
     # No job with a TPOT target or a promise is preempted.

@@ -88,7 +88,7 @@ def test_few_short_steps_among_long_ones_are_learned_in_spite_of_stalls() -> Non
     assert found.decode_s(40, 40_000) == pytest.approx(truth.decode_s(40, 40_000), rel=0.02)
 
 
-def test_what_no_step_had_to_do_is_as_in_the_prior_times_the_one_factor() -> None:
+def test_costs_without_steps_are_the_prior_times_one_factor() -> None:
     work, seconds = decode(8, 4000, SHIPPED)
     found = np.array(astuple(fit(*table([(work, 3 * seconds)] * 100), SHIPPED)))
     assert found == pytest.approx(3 * np.array(astuple(SHIPPED)))
@@ -193,7 +193,7 @@ def test_costs_are_right_soon_after_the_start(
     assert np.median(np.array(errors)[:, 3:]) <= 0.02
 
 
-def test_what_was_learned_outlives_what_is_no_longer_seen() -> None:
+def test_learned_costs_outlive_the_steps_behind_them() -> None:
     truth = PRESETS["a100-qwen1.5-7b"].step_time
     learner = StepLearner(SHIPPED)
     learned(learner, islice(steps(truth, 0, rate=3.0), 2 * MEMORY_STEPS))
@@ -204,7 +204,7 @@ def test_what_was_learned_outlives_what_is_no_longer_seen() -> None:
     assert SHIPPED.prefill_s(1, 1000, 1000**2 / 2) != pytest.approx(prefill_s, rel=0.5)
 
 
-def test_how_wrong_step_times_are_is_told_by_kind_of_step() -> None:
+def test_errors_of_step_times_are_reported_by_kind_of_step() -> None:
     learner = StepLearner(SHIPPED)
     learner.add([0, 0, 0, 0, 1, 1, 10], 0.0)  # nothing is learned of a step that took no time
     assert (learner.num_steps, learner.factor(SHIPPED), learner.errors(SHIPPED)) == (0, 1, {})
@@ -239,7 +239,7 @@ def test_uncached_tokens_attend_to_cached_ones() -> None:
     assert server.recompute_s(300) - server.recompute_s(300, 100) == pytest.approx(saved_s)
 
 
-def test_told_is_what_changes_costs_by_a_tenth() -> None:
+def test_cost_changes_above_a_tenth_are_reported() -> None:
     server = H800_QWEN3_32B.server_facts()
     for factor, is_told in ((1.0, False), (1.05, False), (1.2, True), (0.8, True)):
         assert is_worth_reporting(times(SHIPPED, factor), SHIPPED, server) is is_told

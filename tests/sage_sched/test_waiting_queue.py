@@ -84,7 +84,7 @@ MOST = 2 * HEAD + NUM_RUNNING + 2 * NUM_JOINING + NUM_RANKED_ANEW
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_plan_touches_as_many_jobs_however_many_wait(
+def test_a_plan_touches_as_many_jobs_for_any_queue(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, num_keys = Server(name, LONG), 0
@@ -114,7 +114,7 @@ def test_a_plan_touches_as_many_jobs_however_many_wait(
     assert server.num_touched() <= MOST
 
 
-def test_who_is_promised_its_turn_goes_first_even_if_it_has_not_joined() -> None:
+def test_a_promised_job_goes_first_even_if_it_has_not_joined() -> None:
     story, last = Story("fcfs-fill"), 3 * NUM_JOINING
     queue = " ".join(f"{arrival}:1" for arrival in range(last))
     story.plan(f"wait {queue} {last}:1; slots 0")

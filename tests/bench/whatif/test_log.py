@@ -87,7 +87,7 @@ def test_it_is_read_right_but_for_the_rows_that_are_not(tmp_path: Path, name: st
 
 
 @pytest.mark.parametrize("name", DOUBTFUL)
-def test_what_is_doubtful_is_said(tmp_path: Path, name: str) -> None:
+def test_doubts_are_reported(tmp_path: Path, name: str) -> None:
     text, said = DOUBTFUL[name]
     try:
         found = "\n".join(read(tmp_path, text).lines)

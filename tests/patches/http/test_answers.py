@@ -5,7 +5,7 @@ from typing import Any
 from tests.patches.http.conftest import EOS, Client, Manager, generate
 
 
-def test_the_history_hears_of_each_doubling(manager: Manager, client: Client) -> None:
+def test_the_history_gets_each_doubling(manager: Manager, client: Client) -> None:
     manager.receive(generate(rid="a"))
     for num_tokens in (1, 63, 65, 129, 130, 299, 300):
         manager.answer("a", num_tokens, None)
@@ -14,7 +14,7 @@ def test_the_history_hears_of_each_doubling(manager: Manager, client: Client) ->
     assert told == [("goes on", 65), ("goes on", 130), ("goes on", 299), ("finished", 300)]
 
 
-def test_the_history_hears_what_ended_an_answer(manager: Manager, client: Client) -> None:
+def test_the_history_gets_the_reason_for_an_answers_end(manager: Manager, client: Client) -> None:
     reasons: list[tuple[dict[str, Any], bool, bool]] = [
         ({"type": "stop"}, False, False),
         ({"type": "stop", "matched": EOS}, False, False),
@@ -31,7 +31,7 @@ def test_the_history_hears_what_ended_an_answer(manager: Manager, client: Client
         assert client.heard[-1] == ("finished", handle, 5, 9, *cut_and_stopped)
 
 
-def test_the_history_hears_nothing_of_other_answers(manager: Manager, client: Client) -> None:
+def test_the_history_gets_no_other_answers(manager: Manager, client: Client) -> None:
     manager.receive(generate(None, input_ids=[5], rid="health"), route="health_generate")
     manager.receive(generate(rid="fills the cache"))
     for rid, num_tokens in (("unknown", 9), ("health", 9), ("fills the cache", 0)):

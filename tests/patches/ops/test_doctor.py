@@ -227,7 +227,7 @@ def test_sglang_that_is_not_installed_is_a_fault() -> None:
     assert "FAULT release: SGLang is not installed" in found.stdout, found.stderr
 
 
-def test_findings_are_told_to_users_and_to_programs(
+def test_findings_are_printed_for_users_and_for_programs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[list[str]] = []

@@ -39,7 +39,7 @@ def test_requests_and_waits_are_explained(
     assert of_request(EVENTS, "another") == []
 
 
-def test_the_progress_of_a_batch_is_told() -> None:
+def test_the_progress_of_a_batch_is_explained() -> None:
     progress = {"batch": "b", "num_requests": 9, "num_ended": 4}
     for done_in_s, predicted_in_s, told in (
         (60.0, 50.0, "the last one is predicted to end in 50.0 s, and 60.0 s are left for it"),

@@ -41,7 +41,7 @@ def test_a_launcher_knows_our_policies_and_its_child_processes_start(tmp_path: P
         assert (done.returncode, said in done.stdout + done.stderr) == (code, True), done.stderr
 
 
-def test_without_a_module_it_says_what_it_wants(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_module_it_asks_for_one(capsys: pytest.CaptureFixture[str]) -> None:
     for argv in ([], ["--model-path", "M"]):
         assert run_command.run(argv) == 2
         assert "name a module" in capsys.readouterr().err

@@ -79,7 +79,7 @@ def http(body: bytes, head: bytes = b"200 OK") -> bytes:
         http(b"", b"302 F\r\nLocation: /sage/settings"), http(b"", b"404 Not Found"),
     ],
 )  # fmt: skip
-def test_whatever_answers_in_place_of_a_server_is_one_line(
+def test_an_answer_of_another_program_gives_one_line(
     command: str, answer: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     address, _ = answering(answer)
@@ -123,7 +123,7 @@ def test_a_command_asks_the_named_server_alone(
 
 
 @pytest.mark.parametrize("key", ["secret\nkey", "secret\x7fkey", "secret-ü€-key", "\xff\xfesecret"])
-def test_what_is_no_key_is_refused_and_not_shown(
+def test_a_malformed_key_is_refused_and_not_shown(
     key: str, tmp_path: Path, unserved: str, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

@@ -88,7 +88,7 @@ def test_the_page_shows_the_same_figures() -> None:
         assert answer == {"number": 2, "problem": "the server is away"}
 
 
-def test_what_is_no_server_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_answer_of_no_server_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", "--url", "127.0.0.1:1", "--once"]) == 2
     assert "no server answers at http://127.0.0.1:1/metrics" in capsys.readouterr().err
     with pytest.raises(UserError, match="not in Prometheus' format"):

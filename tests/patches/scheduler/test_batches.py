@@ -74,7 +74,7 @@ def test_only_the_first_request_of_a_batch_is_looked_up_as_it_comes() -> None:
         assert req.sage.job.was_looked_up == is_first
 
 
-def test_all_who_may_refuse_a_request_look_it_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_and_overload_limits_share_one_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_up: list[Any] = []
     monkeypatch.setattr(ServerKv, "cached", lambda kv, job: (looked_up.append(job), (0, 0))[1])
     protected = {"overload": {"enabled": True, "max_queued_tokens": 900}}

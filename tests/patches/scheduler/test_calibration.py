@@ -59,7 +59,7 @@ def test_it_is_said_again_until_it_has_come_back() -> None:
     assert calibration.polled() is None
 
 
-def test_the_next_server_begins_with_what_many_steps_have_told() -> None:
+def test_the_next_server_begins_with_times_learned_from_many_steps() -> None:
     first = made()
     assert run(first, TRUTH, 900)
     assert made().polled() is None

@@ -77,7 +77,7 @@ def test_a_request_waits_for_the_first_reason_that_applies(
     ("waits", "free_tokens", "num_slots", "binds"),
     [(1, 200_000, 0, 1), (1, 199_999, 0, 0), (1, 200_000, 1, 0), (0, 200_000, 0, 0)],
 )
-def test_slots_that_bind_while_memory_is_free_are_told_once(
+def test_slots_that_bind_while_memory_is_free_are_logged_once(
     waits: int, free_tokens: int, num_slots: int, binds: int, clock: None,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip

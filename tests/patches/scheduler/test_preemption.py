@@ -257,7 +257,7 @@ def test_without_a_place_in_host_memory_kv_stays_in_the_tree(
 
 
 @pytest.mark.parametrize(("theirs", "num_gone"), [(2, 2), (1, 1), (0, 0)])
-def test_ranks_go_by_the_one_whose_copy_fails_first(
+def test_ranks_follow_the_rank_whose_copy_fails_first(
     monkeypatch: pytest.MonkeyPatch, theirs: int, num_gone: int
 ) -> None:
     """theirs: how many copies the other rank has made."""

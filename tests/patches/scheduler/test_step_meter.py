@@ -53,7 +53,7 @@ def test_a_speculative_step_counts_as_a_step_a_token() -> None:
 
 
 @pytest.mark.parametrize("overlaps", [True, False])
-def test_the_device_tells_when_a_step_ended_and_nothing_waits_for_it(
+def test_the_device_times_a_step_and_nothing_waits_for_it(
     monkeypatch: pytest.MonkeyPatch, overlaps: bool
 ) -> None:
     device, reported = FakeDevice(), list[float]()

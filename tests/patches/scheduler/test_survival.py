@@ -139,7 +139,7 @@ def test_the_lists_name_what_this_release_has_and_all_else_can_be_looked_up() ->
         ({"sampling": {"beam_width": 4}}, "beam_width", (True, True)),
     ],
 )
-def test_memory_is_reserved_for_what_can_neither_be_swapped_nor_retracted(
+def test_memory_is_reserved_for_requests_that_cannot_leave(
     server: Server, parameters: dict[str, Any], reason: str | None, is_pinned: tuple[bool, bool]
 ) -> None:
     req = request(**parameters)

@@ -60,7 +60,7 @@ def test_the_trial_leaves_the_pool_as_it_was(kind: Any) -> None:
     assert token_bytes(scheduler) >= sum(buffer[0].nbytes for buffer in buffers)
 
 
-def test_all_ranks_count_with_what_the_first_has_measured(move: Callable[..., None]) -> None:
+def test_all_ranks_use_the_first_ranks_measurements(move: Callable[..., None]) -> None:
     meter, _, scheduler = meter_of(told=0.25)
     scheduler.attn_tp_group.broadcast_object = lambda measured: 0.5
     for num_times, token_s in ((15, 0.25), (1, 0.5)):
@@ -96,7 +96,7 @@ def test_a_move_that_did_not_come_off_says_nothing_and_no_move_is_part_of_a_step
     assert meter.token_s == trial
 
 
-def test_the_device_tells_what_a_move_took_and_nothing_waits_for_it(
+def test_the_device_times_a_move_and_nothing_waits_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     meter, _, scheduler = meter_of()

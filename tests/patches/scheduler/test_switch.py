@@ -133,7 +133,7 @@ _PARTS = ("fair_shares", "adapters", "overload", "sessions")
         ({"schedule_policy": "fcfs"}, {"policy", "swap_out", *_PARTS}),
     ],
 )
-def test_what_a_change_does_not_concern_keeps_what_it_has_learned(
+def test_parts_unaffected_by_a_change_keep_their_learning(
     server: Server, changes: Any, is_new: set[str]
 ) -> None:
     def parts() -> dict[str, object]:

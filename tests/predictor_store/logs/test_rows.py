@@ -113,7 +113,7 @@ def test_broken_json_gives_what_is_whole(
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstd])
 @pytest.mark.parametrize("num_lost", [1, 2000])
-def test_a_truncated_file_gives_what_comes_before(
+def test_a_truncated_file_gives_the_rows_before(
     tmp_path: Path, compress: Callable[[bytes], bytes], num_lost: int
 ) -> None:
     rows = [{"prompt": f"prompt {i * 7919 % 100_003}", "output_tokens": 5} for i in range(50_000)]
@@ -143,7 +143,7 @@ def test_a_servers_log_has_rows_between_other_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"PK\x03\x04junk", b"\0\1\2\3", parquet(ROWS)[:-20], None])
-def test_what_is_no_log_is_refused(tmp_path: Path, content: bytes | None) -> None:
+def test_other_files_are_refused(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "log").write_bytes(content)
     with pytest.raises(DatasetError):

@@ -136,7 +136,7 @@ def test_every_process_fits_the_same_score_to_the_same_records() -> None:
     assert len(said) == 1
 
 
-def test_a_fit_beside_the_traffic_scores_what_came_meanwhile_too() -> None:
+def test_a_fit_during_traffic_also_scores_new_records() -> None:
     history, vectors = grown(300)
     fitting = history.fitting()
     assert fitting is not None

@@ -9,7 +9,7 @@ def said(length: int) -> Forecast:
     return Forecast(LengthDistribution.from_samples([length], "history"), blind)
 
 
-def test_a_third_of_the_answers_does_not_decide_however_long_it_is() -> None:
+def test_a_third_of_the_answers_does_not_decide_at_any_length() -> None:
     quality = RollingQuality()
     for num_wrong in (0, WINDOW):  # it is not widened, or no longer
         for _ in range(num_wrong):

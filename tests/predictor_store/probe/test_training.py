@@ -147,7 +147,7 @@ def test_states_that_tell_are_found_and_used(tmp_path: Path) -> None:
     assert trained.qualities["probe"][4].mae < 0.5 * trained.qualities["prompt"][4].mae
 
 
-def test_the_command_says_what_came_of_it(
+def test_the_command_reports_its_outcome(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("predictor_store.probe.training._PATIENCE", 1)

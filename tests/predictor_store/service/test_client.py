@@ -109,7 +109,7 @@ def added(client: PredictorClient, before: dict[str, Any], *names: str) -> list[
 
 
 @in_loop
-async def test_each_prompt_gets_what_its_answers_tell(client: PredictorClient) -> None:
+async def test_each_prompt_gets_a_prediction_from_its_answers(client: PredictorClient) -> None:
     before = client.stats()
     lengths = {"Name the capital of Peru.": 3, "Write an essay on moss.": 900}
     handles = [await learned(client, text, *[of, 40] * 9) for text, of in lengths.items()]
@@ -227,7 +227,7 @@ async def test_a_killed_worker_costs_the_prediction_alone_and_comes_back(
     await until(lambda: added(client, before, "unrecorded") == [2])
 
 
-def test_closing_writes_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_writes_remaining_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client = PredictorClient(SageConfig(StoreConfig(str(tmp_path)), PATIENT))
     client.start()
     # The predictions take 1, 3, 5 ... 13 s.

@@ -135,7 +135,7 @@ BAD: list[tuple[Any, int, str]] = [
 ]
 
 
-def test_an_answer_says_what_is_wrong_with_a_request(service: Service, tmp_path: Path) -> None:
+def test_an_error_names_the_fault_of_a_request(service: Service, tmp_path: Path) -> None:
     damaged = folder_of_model(StoreConfig(str(tmp_path)), "damaged")
     damaged.mkdir()
     file_of(damaged).write_bytes(b"damaged")

@@ -222,7 +222,9 @@ def test_a_stuck_client_loses_its_answers(tmp_path: Path, monkeypatch: pytest.Mo
             link.close()
 
 
-def test_another_version_is_told_both(service: SageConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_gets_an_error_with_both_versions(
+    service: SageConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         "predictor_store.service.link.Hello", lambda _, model: messages.Hello(99, model)
     )
@@ -245,7 +247,7 @@ def saying(answer: Any) -> Callable[[Worker, bytes, str], None]:
 
 
 @pytest.mark.parametrize(("answer", "said"), OTHERS.values(), ids=OTHERS)
-def test_what_is_no_service_is_told_apart(
+def test_other_programs_are_told_apart_from_services(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Any, said: str
 ) -> None:
     monkeypatch.setattr(Worker, "connect", saying(answer))
@@ -303,7 +305,7 @@ def test_a_hurry_writes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert facts(tmp_path / "store")["num_records"] == 2
 
 
-def test_what_a_stopped_service_has_heard_is_recorded(tmp_path: Path) -> None:
+def test_a_stopped_service_records_all_received_answers(tmp_path: Path) -> None:
     config = config_at(tmp_path)
     with closing(Worker(config)) as worker:
         greeted(worker, b"gone")

@@ -80,7 +80,7 @@ def executed(path: Path, statement: str) -> None:
         connection.execute(statement)
 
 
-def test_what_was_written_is_read_by_its_owner_alone(tmp_path: Path) -> None:
+def test_written_records_are_read_by_their_owner_alone(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "store"
     records = [record(1), record(2, censored=True, origin="warm"), record(3, input_tokens=0)]
     with opened(folder) as store:
@@ -96,7 +96,7 @@ def test_what_was_written_is_read_by_its_owner_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_what_an_earlier_release_wrote_is_read(tmp_path: Path) -> None:
+def test_stores_of_an_earlier_release_are_read(tmp_path: Path) -> None:
     filled(tmp_path)
     values = f"1, zeroblob({4 * DIMENSION}), 11, 5, 0, 'history', 'lora', 'its prompt', 3387136159"
     executed(file_of(tmp_path), f"INSERT INTO records VALUES ({values})")
@@ -324,7 +324,7 @@ def test_a_file_is_not_mixed_with_a_log_that_another_has_left(
 
 
 @pytest.mark.slow
-def test_a_log_is_kept_though_somebody_read_while_its_server_started(tmp_path: Path) -> None:
+def test_a_log_is_kept_if_a_reader_was_there_at_the_start(tmp_path: Path) -> None:
     filled(tmp_path, record(0))
     killed(tmp_path, 1)
     with contextlib.closing(file.connect_to_read(file_of(tmp_path))) as reader:

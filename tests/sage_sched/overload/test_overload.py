@@ -115,7 +115,7 @@ HASTIER = Hints(ttft_slo_ms=1.0, tpot_slo_ms=1.0, slo_class="patient")
         ("fcfs-fill", (60, 20), 5, {"input_tokens": 9000}, None),  # is slow by itself
     ],
 )  # fmt: skip
-def test_whom_it_refuses(
+def test_refused_requests(
     policy: str, crowd: tuple[int, int], length: int, about: dict[str, Any], refused: str | None
 ) -> None:
     door = Door(policy)
@@ -360,7 +360,7 @@ def test_while_the_predictor_is_dead_nothing_is_refused(
     assert door.refusal(500) is None  # one prediction is not enough
 
 
-def test_the_floor_admits_one_after_so_many_others() -> None:
+def test_the_floor_admits_one_in_many_requests() -> None:
     door = Door("fcfs-fill")
     door.fill(300, 500)
     assert all(door.refusal(500) for _ in range(3 * FLOOR))  # a flood opens nothing

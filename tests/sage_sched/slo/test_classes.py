@@ -94,7 +94,7 @@ def test_claims_of_the_best_class_beyond_its_share_get_the_default() -> None:
         ("none", "triage", {"tenant": "own"}, {"tenant": "acme"}, {"tenant": "own"}),
     ],
 )  # fmt: skip
-def test_what_a_client_and_its_class_say_together(
+def test_a_client_and_its_class_set_hints_together(
     trust: str, name: str, asked: dict[str, Any], about: dict[str, Any], found: dict[str, Any]
 ) -> None:
     doors = claims(trust)

@@ -190,7 +190,7 @@ def test_a_server_that_does_not_come_up_is_an_error(
     assert (server.pid, server.running()) == (None, False)
 
 
-def test_what_a_number_depends_on_is_named() -> None:
+def test_facts_behind_numbers_are_named() -> None:
     facts = host_facts()
     assert {name for name, found in facts.items() if not found} <= {"commit", "sage-sched"}
     assert facts["gpu"] == "none"
