@@ -173,7 +173,7 @@ def _row(row: str | list[str]) -> tuple[str, str]:
 
 
 def figure(named: str, records_of: Callable[[str], Sequence[Record]]) -> str:
-    """Return one number as tables show it.
+    """Return one number in the form of the tables.
 
     named: `EXPERIMENT;LOAD;ARM;METRIC`, and `;ENGINE` unless it is sim. Instead of ARM,
         `ARM/REFERENCE` gives their median ratio, and `min` or `max` the value of the best arm, and

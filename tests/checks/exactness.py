@@ -1,4 +1,4 @@
-"""Whether preemption changes answers: the check, and the parts of it that tests use.
+"""Checks whether preemption changes answers. Tests use parts of it.
 
 The same requests go to a stock server with room for all, and to one of ours whose KV pool is so
 small that requests are preempted all the time. The check compares token ids and log probabilities.

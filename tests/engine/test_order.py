@@ -56,7 +56,7 @@ def test_a_short_prompt_overtakes_a_long_one_between_chunks(classes: SageServer)
     long_prompt = " ".join(f"paragraph {i} of a long document" for i in range(60))
     alone = [generate(classes, prompt)["text"] for prompt in (long_prompt, SHORT_PROMPT)]
     before = classes.stats()["num_too_long"]
-    # Another beginning, so that the radix tree has nothing of it.
+    # Another beginning, so the radix tree has no part of it.
     asked = {"long": "Anew: " + long_prompt, "too long": SHORT_PROMPT * 30, "short": SHORT_PROMPT}
     answers = []
     with ThreadPoolExecutor(3) as pool:

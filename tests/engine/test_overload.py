@@ -44,7 +44,7 @@ def post(server: SageServer, path: str, stream: bool, **headers: str) -> request
 @pytest.mark.parametrize(
     ("path", "stream"), [(path, stream) for path in ROUTES for stream in (False, True)]
 )
-def test_late_requests_are_refused_and_hear_so(server: SageServer, path: str, stream: bool) -> None:
+def test_late_requests_get_a_refusal(server: SageServer, path: str, stream: bool) -> None:
     one = partial(post, server, path, stream)
     dry = partial(one, **{"X-Sage-Dry-Run": "1"})
     alone = dry().json()
@@ -87,7 +87,7 @@ def test_requests_that_end_in_the_queue_get_a_time_to_retry(
 def test_prompt_tokens_wait_up_to_a_cap(one_slot: SageServer) -> None:
     one = partial(post, one_slot, "/generate", False)
     num_tokens = one().json()["meta_info"]["prompt_tokens"]
-    # The prompts are alike, and cached but for a token.
+    # The prompts are equal, and cached except for a token.
     overload = {"max_queued_tokens": 4, "enabled": False}
     settings(one_slot, {"schedule_policy": "sage", "overload": overload})
     answers = stage.together(one_slot, [one] * 12)

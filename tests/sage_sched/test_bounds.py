@@ -101,7 +101,7 @@ def away(most_s: float = 60.0) -> Story:
         # It has had a turn. A prompt that is chunked again has not left.
         [*DUE, ("run 9:100+68; wait 5:10", True), ("run 9:100+69; wait 5:10", False)],
         [*DUE, ("chunk 9:100+68; wait 5:10", True), ("chunk 9:100+69; wait 5:10", False)],
-        # A new wait begins anew.
+        # A new wait counts from zero.
         [*AWAY, ("run 9:100+6; wait 5:10; now 50", False), ("wait 9:100~ 5:10; now 70", False),
          ("wait 9:100~ 5:10; now 80", False), ("wait 9:100~ 5:10; now 139", False)],
         # It ran for less than a token.
@@ -170,7 +170,7 @@ def test_the_clock_is_asked_for_while_a_job_is_away(most_s: float, asks: bool) -
     assert found == [False, asks, False]
 
 
-def test_others_yield_to_one_that_is_due_under_a_policy_whose_jobs_never_yield() -> None:
+def test_jobs_yield_to_a_due_one_even_if_the_policy_never_preempts() -> None:
     """The last jobs yield, as many as make room for the others' next steps."""
     story = away()
     for now_s, plan in ((0.0, "9"), (1.0, "9"), (61.0, "9"), (61.1, "-2 -1 ^9")):

@@ -37,7 +37,7 @@ def queue(tenants: str) -> str:
 @pytest.mark.parametrize(
     ("policy", "passes"),
     [
-        # Tenants take turns however many requests they have. A weight is a share.
+        # Tenants take turns, with any number of requests. A weight is a share.
         ("fcfs-fill", [("a a a a a b b c", "", "0 5 7 1 6 2 3 4")]),
         ("fcfs-fill", [("h h h h h h b b b", "", "0 6 1 2 7 3 4 8 5")]),
         ("proserve", [("d d d e e", "", "0 3 1 4 2")]),

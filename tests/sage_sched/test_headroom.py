@@ -32,7 +32,8 @@ def test_headroom_costs_as_much_as_the_departures_that_it_saves() -> None:
     ("drafts", "age", "left_tokens"), [(1, 0, 50), (1, 490, 10), (24, 499, 24)]
 )
 def test_memory_kept_free_for_an_answer(drafts: int, age: int, left_tokens: int) -> None:
-    """At most the rest of its cap, and at least the tokens that a speculative step sets aside."""
+    """It is at most the rest of its cap, and at least the tokens that a speculative step sets
+    aside."""
     one, headroom = Job(0, 10, 500, None, 0, generated_tokens=age), Headroom(50, 16, 10**6, drafts)
     assert headroom.left_tokens(one) == left_tokens
     assert headroom.needed_tokens(one) == 10 + age + left_tokens + 16

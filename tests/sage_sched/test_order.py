@@ -59,7 +59,7 @@ def test_how_the_queue_was_ordered_before_does_not_matter(queue: list[Job], rand
 
 
 @given(queues())
-def test_levels_come_first_and_within_a_level_it_is_what_it_would_be(jobs: list[Job]) -> None:
+def test_levels_come_first_and_the_order_within_a_level_stays(jobs: list[Job]) -> None:
     order = served(jobs)
     kept = [jobs[p] for p in retention_order(jobs, named("sage"), IDLE)]
     assert len(order) == len(kept) == len(jobs)

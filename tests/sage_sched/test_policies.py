@@ -78,7 +78,7 @@ def test_the_shorter_or_longer_goes_first_and_equals_by_arrival(name: str) -> No
         ("fcfs-fill", {}, "wait 2:100%9+50 0:100%900 1:100 3:100%1; served 1000000", "0 1 2 3"),
     ],
 )
-def test_who_goes_first(
+def test_order_of_requests(
     policy: str, parameters: dict[str, Any], situation: str, order: str
 ) -> None:
     assert order_of(situation, policy, **parameters) == order

@@ -47,7 +47,7 @@ def test_a_session_is_worth_more_the_sooner_it_will_be_back(learned: SessionRetu
     soon, late = 0.163276, 0.0156606
     worth = {"back": soon, "slow": late, "slower": late, "faster": soon}
     assert rates == pytest.approx(worth, rel=1e-4)
-    # It has been away so long that it may never return.
+    # After such a long absence it may never return.
     assert learned.rate("back", left_s["back"] + 1500) < rates["slow"]
     assert learned.rate("stranger", 0.0) == 0
 

@@ -38,7 +38,7 @@ def server(ttft_ms: float = 2000.0) -> Story:
 )
 def test_new_requests_are_held_behind_others(newcomers: str, plan: str, is_held: bool) -> None:
     story = server()
-    for _ in range(2):  # the first plan finds out what is cached
+    for _ in range(2):  # the first plan looks up cached tokens
         found = story.plan(f"{FULL} {newcomers}")
     assert (found, story.core.next_plan.at_s < 2.0) == (plan, is_held)
 

@@ -52,7 +52,7 @@ def test_exact_times_give_steps_back(prior: StepTime) -> None:
     )
 
 
-# Two steps' ends are seen at once if the host was held up: the second looks like nothing.
+# If the host was delayed, it sees two steps end at once: the second seems to take no time.
 @pytest.mark.parametrize(
     ("stalls", "fitted"),
     [

@@ -30,7 +30,7 @@ def write(folder: Path, name: str, *rows: object) -> None:
         ([{"prompt_len": 3, "output_len": 4}] * 238, ""),
     ],
 )
-def test_a_file_is_usable_or_it_is_said_why_not(
+def test_a_file_is_usable_or_a_reason_is_given(
     rows: list[object], said: str, tmp_path: Path
 ) -> None:
     file = data_files()["semsched_priority_lengths"]

@@ -30,7 +30,7 @@ def small(name: str, **load: object) -> Experiment:
     return replace(experiment, loads=[first], seeds=1)
 
 
-def test_a_load_s_rate_and_length_follow_from_what_an_engine_sustains(tmp_path: Path) -> None:
+def test_a_loads_rate_and_length_follow_from_the_capacity(tmp_path: Path) -> None:
     """Four engines sustain 8 requests/s. Ten service times of 3 s are 120 requests at half that
     rate."""
     load = Load(name="any", rate="0.5x", nodes=4)

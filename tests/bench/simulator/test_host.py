@@ -58,7 +58,7 @@ def test_only_our_policies_pay_for_queues_plans_and_moves() -> None:
         assert (with_ours.ttlt_s.mean() > without.ttlt_s.mean()) == longer
 
 
-def test_each_move_holds_the_device_up() -> None:
+def test_each_move_delays_the_device() -> None:
     free, slow = (_under_pressure("sage", Host(move_s=s)) for s in (0.0, 1.0))
     assert free.moved_tokens
     assert slow.moved_tokens

@@ -49,7 +49,7 @@ def asked(log: TrafficLog, *policies: str, server: OwnServer = SMALL, **more: An
     return answer_of(log, server, policies, CONFIG, **{"num_seeds": 1, **more})
 
 
-def test_the_interval_tells_of_better_and_worse_predictions() -> None:
+def test_the_interval_covers_better_and_worse_predictions() -> None:
     answer = asked(traffic(), "fcfs", "sage", num_seeds=2)
     fcfs, sage = answer.rows
     ratio, said = sage.mean_ratio, sentence(answer.rows, "sage")

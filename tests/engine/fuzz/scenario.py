@@ -1,7 +1,7 @@
 """The events of one episode: clients, their requests, and disturbances.
 
 The same seed gives the same scenario. The server's behaviour also depends on timing, so a failure
-may not come back at the first try.
+may not recur at the first try.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PRIORITIES = (None, None, -(2**31), -1, 0, 1, 2, 5, 2**31 - 1)
 
 
 class Kind(Enum):
-    """The connection between the turns of a talk, by the family of talks that come alone."""
+    """The connection between the turns of a talk. Values are families of single talks."""
 
     PLAIN = "singles"  # each turn by itself, after the talk's opening
     CHAT = "chats"  # each turn repeats all earlier text, answers included

@@ -1,4 +1,4 @@
-"""For each deliberate fault, the doctor names that fault and no other."""
+"""The doctor names each deliberate fault, and no other."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_findings_are_printed_for_users_and_for_programs(
         yield from found
 
     monkeypatch.setattr(doctor, "findings", findings)
-    # A server has flags that begin alike.
+    # A server has flags with the same beginning.
     flags = ["--model-path", "m", "--json-model-override-args", "{}", "--max-total-tokens=-1"]
     for found, code in (([fault, note], 1), ([note], 0)):
         assert doctor.run([*flags[:2], "--json", *flags[2:]]) == code

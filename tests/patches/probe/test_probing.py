@@ -1,4 +1,4 @@
-"""Readings of hidden states: recorded, and as scores of rank 0 that count alike on all ranks."""
+"""Hidden states are recorded, or read as scores of rank 0, which count on all ranks alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator of a server could see, as lines of text by kind."""
+"""An operator's view of a server, as lines of text by kind."""
 
 from __future__ import annotations
 

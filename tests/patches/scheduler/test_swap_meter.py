@@ -85,7 +85,7 @@ def test_a_stall_is_not_taken_for_the_price_of_a_move(move: Callable[..., None])
     assert meter.token_s == pytest.approx(PACE * 5.0)
 
 
-def test_a_move_that_did_not_come_off_says_nothing_and_no_move_is_part_of_a_step() -> None:
+def test_failed_moves_are_not_measured_and_steps_include_no_move() -> None:
     # A request that finds no room tries again in every pass, and would be a very fast move.
     meter, noted, _ = meter_of()
     trial = meter.token_s

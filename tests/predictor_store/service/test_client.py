@@ -171,7 +171,7 @@ async def test_a_hung_worker(client: PredictorClient, monkeypatch: pytest.Monkey
         assert late.distribution is not None
         assert (late.distribution.source, late.handle is None) == ("prior", False)
         assert added(client, before, "deadline_misses") == [1]
-        # No request waits for it again until it has said something.
+        # No request waits for the worker again until it sends something.
         monkeypatch.setattr(client, "_config", waiting_for(client, 600_000))
         at_once = await asyncio.wait_for(client.predict("At once"), 60)
         assert at_once == replace(late, handle=late.handle + 1)
@@ -186,7 +186,7 @@ async def test_a_hung_worker(client: PredictorClient, monkeypatch: pytest.Monkey
             full = await client.predict("No room")
         assert full.distribution == late.distribution
         assert added(client, before, "unsent") == [1]
-    # The handle of the late prediction is good once the worker has come to it.
+    # The handle of the late prediction is valid once the worker has reached it.
     while (await client.predict("Room again?")).handle is None:
         await asyncio.sleep(0.05)
     await until(lambda: not client._is_silent)

@@ -36,7 +36,7 @@ def test_it_refuses_only_while_answers_take_about_as_long_as_predicted(
     assert refuses(door) == is_refusing
 
 
-def test_the_sample_tells_how_many_predicted_to_be_late_were_in_time() -> None:
+def test_the_sample_gives_the_share_on_time_despite_late_predictions() -> None:
     door = Door("fcfs-fill")
     assert door.overload.trust.good_share is None
     # The deadline is one second for the first token, and 0.1 s per token: two seconds.

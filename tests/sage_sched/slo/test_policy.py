@@ -48,7 +48,7 @@ def server(*, mixed: bool = True, **parameters: object) -> Story:
         (f"run 0:100%200+50=400; wait 1:300{LATER}; full", {}, "1"),
     ],
 )  # fmt: skip
-def test_who_goes_first(situation: str, parameters: dict[str, object], plan: str) -> None:
+def test_order_of_requests(situation: str, parameters: dict[str, object], plan: str) -> None:
     found = server(**parameters).plan(situation)
     assert found.split(";")[0] == plan
 
@@ -120,9 +120,7 @@ def test_starved_requests_have_their_share_by_arrival(
 
 
 @pytest.mark.parametrize(("served", "order"), [(10_000, "0 1 2 3 4"), (10_001, "0 3 1 2 4")])
-def test_without_a_deadline_they_have_a_share_once_they_have_waited_long(
-    served: int, order: str
-) -> None:
+def test_requests_without_deadlines_get_a_share_after_a_long_wait(served: int, order: str) -> None:
     """That is when the server has served more than a KV pool since the first of them came."""
     soon = " ".join(f"{n}:100{SOON}" for n in range(3))
     queue = f"wait {soon} 3:100%200 4:100%200s10000; now 50; slots 0"

@@ -80,7 +80,7 @@ def test_step_times() -> None:
     assert times == pytest.approx((MODEL.step_s(mixed) / 4, MODEL.swap_token_s / 4))
 
 
-def test_the_modelled_host_holds_steps_and_moves_up() -> None:
+def test_the_modelled_host_delays_steps_and_moves() -> None:
     host = Host(replace(MODEL, host=ServerHost(move_s=0.7)))
     done_s = [
         host.clock.run(decode_batch(100, 200), lambda: None, after_idle=True, overlaps=True,
@@ -107,7 +107,7 @@ def test_the_modelled_host_holds_steps_and_moves_up() -> None:
         (f"idle {DECODE_S + 0.5}", True, (0.5,), 0.5),  # computed after the device
     ],
 )
-def test_steps_follow_one_another_and_a_host_that_holds_them_up_is_late(
+def test_steps_follow_one_another_and_a_slow_host_is_late(
     events: str, overlaps: bool, later_s: tuple[float, ...], late_s: float
 ) -> None:
     host, done_s = Host(), list[float]()
@@ -125,7 +125,7 @@ def test_steps_follow_one_another_and_a_host_that_holds_them_up_is_late(
     assert (stats.num_late, stats.late_s) == (int(late_s > 0), pytest.approx(late_s))
 
 
-def test_moves_go_one_after_the_other_and_hold_the_device_up() -> None:
+def test_moves_go_one_after_the_other_and_delay_the_device() -> None:
     host = Host()
     running_until = host.step(0.1, after_idle=True)
     assert host.clock.move(10, lambda: host.work(0.1)) == "done"
@@ -141,10 +141,10 @@ def state(**fields: float) -> dict[str, Any]:
     return {STATE: dict.fromkeys(names, 0.0) | fields}
 
 
-def test_a_run_that_the_host_held_up_is_invalid() -> None:
+def test_a_run_that_the_host_delayed_is_invalid() -> None:
     before = state(num_steps=10, device_s=5.0, late_s=1.0, num_late=7, cpu_s=3.0)
     after = state(num_steps=110, device_s=30.0, late_s=1.5, num_late=9, num_moves=1, cpu_s=8.0)
-    use = DeviceUse.between(before, after, speed=2.0)  # life-size, but for the host's own seconds
+    use = DeviceUse.between(before, after, speed=2.0)  # real time, except the host's own seconds
     assert (use, use.problem()) == (DeviceUse(100, 50.0, 2, 1.0, 1, 0.0, 5.0), "")
     assert "1.2 s of 50.0 s (2.4%" in replace(use, late_s=1.2).problem()
     with pytest.raises(KeyError):

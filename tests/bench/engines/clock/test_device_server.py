@@ -32,7 +32,7 @@ SLOW = {
 LONGEST_STEP_S = 0.3
 PRESET = "h800-qwen3-32b"
 NUM_REQUESTS = 6
-# The requests of a comparison, and those that warm a server up before it.
+# The requests of a comparison, and of the warm-up before it.
 NUM_SERVED = NUM_REQUESTS + 8
 
 

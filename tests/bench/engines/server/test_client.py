@@ -78,7 +78,7 @@ def ask(url: str, *prompts: str, last_s: float = 0.0, **more: Any) -> list[Answe
     return drive(url, bodies, arrivals_s, label="test", **more)
 
 
-def test_a_client_notes_when_it_had_how_many_tokens(url: str) -> None:
+def test_a_client_notes_its_tokens_over_time(url: str) -> None:
     follows = {"follows": [None, None, 1], "pauses_s": [0.0, 0.0, 40.0]}
     answers = ask(url, "right", "right", "right", speed=400.0, **follows)
     assert problem_of(answers) == ""
@@ -128,14 +128,14 @@ def test_a_refused_request_counts_as_refused(url: str) -> None:
     assert seen.arrival_s.tolist() == [answers[3].sent_s]
 
 
-def test_a_body_has_the_cap_of_all_and_its_own_length_where_no_scheduler_looks() -> None:
+def test_a_body_has_the_common_cap_and_hides_its_length() -> None:
     for wanted, length in ((3, 3), (200, 63)):
         sampling = body_of("a", wanted, 64, session="s")["sampling_params"]
         assert sampling["max_new_tokens"] == 64
         assert sampling["custom_params"] == {LENGTH_KEY: length, "session": "s"}
 
 
-def test_tokens_between_two_looks_came_evenly() -> None:
+def test_tokens_of_a_message_count_as_evenly_spread() -> None:
     """Tokens are due at 1.1, 1.2 … 1.8 s. The first five come by 1.4 s, 0.1 s each, and the others
     take 0.2 s each."""
     answer = Answer(10.0, ((11.0, 1), (11.4, 5), (12.2, 9)), 40, 0)

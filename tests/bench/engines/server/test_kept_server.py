@@ -61,7 +61,7 @@ def _did(late_s: float, num_unpredicted: int) -> dict[str, Any]:
         ((1.0, 1.0, 1.0), 2, 3, "2 of 50 requests went on without a prediction"),
     ],
 )
-def test_a_run_that_the_host_held_up_is_sent_again(
+def test_a_run_that_the_host_delayed_is_repeated(
     late_s: tuple[float, ...],
     num_unpredicted: int,
     num_tries: int,
