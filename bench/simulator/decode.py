@@ -18,7 +18,7 @@ _EVER = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The seconds of a batch's next step, and by how much each further one is longer."""
+    """The seconds of a batch's next step, and the growth with each further one."""
 
     first_s: float
     growth_s: float = 0.0

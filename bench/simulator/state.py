@@ -36,7 +36,8 @@ class Options:
 
     preempt: whether running requests are preempted if the policy wants it, and swapped out to host
         memory if KV memory runs out.
-    prediction_delay_s: how much later a request reaches the scheduler, except under stock policies.
+    prediction_delay_s: the delay of a request on its way to the scheduler, except under stock
+        policies.
     due: deadlines for requests that have none. They count in the result; policies do not see them.
     watch: called at every event, with the queue before and after the pass, and the number of
         unfinished requests that have come.

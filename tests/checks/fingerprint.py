@@ -2,8 +2,8 @@
 
 It simulates every policy in a few regimes and under random traffic, every router, and engines that
 prefill or decode, and keeps a hash of each result. The same code gives the same hashes on any x86
-machine with Python 3.11. A refactoring has to keep them; after a deliberate change, record them
-anew and say in the commit why they changed.
+machine with Python 3.11. A refactoring must keep them. After a deliberate change, record them anew
+and say in the commit why they changed.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from tests.engine.serving import (
     generate,
 )
 
-Asked = tuple[str, int]  # a prompt, and how many tokens it is to get
+Asked = tuple[str, int]  # a prompt, and the number of tokens to answer with
 # Requests of one cap. A server has to predict which gets the shorter answer.
 LONG_AND_SHORT = {
     "long": {"prompt": UNASKED_LONG_PROMPT, "max_new_tokens": 20},

@@ -41,7 +41,7 @@ class DeviceModel:
     swap_token_s: seconds for which a token's KV, on its way to host memory or back, delays the
         device. A copy that hides behind compute does not count.
     host: of the modelled server. It works while the real host does, so the slower of the two
-        counts. Plans, and what follows a move, are left to the real host.
+        counts. Plans, and work after a move, are left to the real host.
     """
 
     step_time: StepTime

@@ -52,7 +52,7 @@ class KeptServer:
     """
 
     def __init__(self, servers: PolicyServers, policy: str, num_tries: int = 3) -> None:
-        """num_tries: how often requests are sent at most, if the host is late."""
+        """num_tries: the most times that requests are sent, if the host is late."""
         self.servers = servers
         self._policy, self._num_tries = policy, num_tries
         self._server: Server | None = None

@@ -49,7 +49,7 @@ def servers_of(engine: str = "clock", arm: Arm = SAGE, **load: Any) -> Servers:
 
 
 def ran(monkeypatch: pytest.MonkeyPatch, run: Run) -> tuple[dict[str, Any], Ran]:
-    """Return the requests sent and the run, if a server answers so."""
+    """Return the requests sent and the run, if a server gives these answers."""
     sent: dict[str, Any] = {}
 
     def serve(kept: KeptServer, name: str, send: Any, prepare: Any = None) -> Run:

@@ -61,7 +61,7 @@ ENGINE = replace(PRESETS["h800-qwen3-32b"], max_loras_per_batch=1)
     "policy", ["sage", "urgency", "qllm", "fcfs-fill", "proserve", "ltr", "ssjf"]
 )
 def test_no_request_starves_for_an_adapter(policy: str, preempt: bool) -> None:
-    """Six requests of adapter b come from 30 s on. Those of adapter a never run out, and take a
+    """Six requests of adapter b come from 30 s on. Requests of adapter a never run out, and take a
     third of the server's capacity."""
     rng = random.Random(0)
     hints = Hints(urgency=1, ttft_slo_ms=1000.0)

@@ -88,7 +88,7 @@ class Actor:
 
     async def play(self, scenario: Scenario) -> None:
         """Play an episode. `played` has the events, and whether the server stalled."""
-        # A server closes connections that are idle, some just as they are used again.
+        # A server closes idle connections, some just as they are used again.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         timeout, most_bytes = aiohttp.ClientTimeout(total=None), 1 << 24  # of a line
         async with aiohttp.ClientSession(

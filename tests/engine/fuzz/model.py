@@ -17,7 +17,7 @@ FIRST_ID = len(_SPECIAL)
 
 
 def write_spelling_model(folder: Path) -> Path:
-    """Write it, unless it is there, and return folder."""
+    """Write the model, unless it exists, and return folder."""
     write_model(folder, vocab_size=VOCAB_SIZE)
     if not (folder / "spelling").exists():
         _write_tokenizer(folder)

@@ -1,4 +1,4 @@
-"""One configuration's server under scenario after scenario, until something is found."""
+"""One configuration's server under one scenario after another, until the first finding."""
 
 from __future__ import annotations
 
