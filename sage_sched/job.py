@@ -212,9 +212,7 @@ class Job:
     def grow(self, generated_tokens: int) -> None:
         if generated_tokens != self.generated_tokens:
             self.generated_tokens = generated_tokens
-            # Most jobs that grow are running, and not watched: this saves a call for each.
-            if self.watch is not None or self.column_watch is not None:
-                self.changes()
+            self.changes()
 
     def prefill(self, num_tokens: int) -> None:
         """Set how much of its prompt is prefilled."""

@@ -85,19 +85,15 @@ def view_of(scheduler: Scheduler, running_batch: Batch, server: ServerFacts) -> 
     on_device, queue = [*running_batch.reqs, *held(scheduler)], waiting(scheduler)
     running = jobs.running(on_device)
     jobs.follow(queue)
-    # A dict, because sets would have different orders on different ranks.
-    jobs_in_host: dict[Job, None] = {}
-    host_tokens = 0
-    for req in jobs.begun:
-        if is_swapped(req):
-            jobs_in_host[req.sage.job] = None
-            host_tokens += req.seqlen
+    in_host = swapped(jobs.begun)
     room = room_tokens(scheduler)
     if chunked is not None:
         chunked.sage.job.prefill(chunked.prefix_len)
+    # A dict, because sets would have different orders on different ranks.
+    jobs_in_host = dict.fromkeys(req.sage.job for req in in_host)
     host_free_tokens = 0
     if preemption is not None:
-        host_free_tokens = preemption.host_pool_tokens - host_tokens
+        host_free_tokens = preemption.host_pool_tokens - sum(req.seqlen for req in in_host)
     served = running_batch.reqs if chunked is None else [*running_batch.reqs, chunked]
     return SchedulerView(
         now_s=core.now_s,
@@ -154,11 +150,12 @@ def is_full(scheduler: Scheduler, running_batch: Batch) -> bool:
 
 def is_short(scheduler: Scheduler, running_batch: Batch) -> bool:
     """Whether memory runs out at the next decode step."""
-    # Before most steps the evictable tokens suffice. To count the free ones takes longer.
-    if _most_step_tokens(scheduler, running_batch) <= scheduler.tree_cache.evictable_size():
+    most = _most_step_tokens(scheduler, running_batch)
+    # Before most steps the evictable tokens suffice, and counting the free ones takes longer.
+    if most <= scheduler.tree_cache.evictable_size():
         return False
     room = room_tokens(scheduler)
-    return _step_tokens_within(scheduler, running_batch, room) > room
+    return most > room and step_tokens(scheduler, running_batch) > room
 
 
 def _step_tokens_within(scheduler: Scheduler, running_batch: Batch, room: int) -> int:
