@@ -53,13 +53,9 @@ class SetSettings(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
     too, so all ranks read it between the same two passes.
 
     changes: JSON for sage_sched.app.switch.Settings.changed; null to change nothing.
-    now_s: when it was sent, on the sender's clock.
-    clock: the name of that clock (patches.carrier).
     """
 
     changes: str
-    now_s: float
-    clock: str
 
 
 class SettingsNow(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]

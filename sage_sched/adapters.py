@@ -75,10 +75,6 @@ class Adapters(Limit):
         # The number of the last turn of each adapter, as guest or host.
         self._turns: dict[str, int] = {}
 
-    @property
-    def needs_clock(self) -> bool:
-        return self._any_waits
-
     def concerns(self, job: Job) -> bool:
         return bool(job.adapter)
 

@@ -105,26 +105,20 @@ class SwapOutBound(Limit):
     After _STAY_TOKENS tokens, its turn, it may be preempted again. It keeps waiting if a policy
     holds it back (Policy.key), or if the jobs that may be preempted hold too little memory.
 
-    next_s: when the next job will pass the bound, or its time has to be measured.
+    next_s: when the next job will pass the bound.
     room: how many more jobs may be swapped out for jobs that have passed no bound. With more, turns
         would take more than _TURNS_SHARE of the slots' time.
     """
 
     def __init__(self, most_s: float) -> None:
         self._most_s = most_s
-        # The age of each swapped-out job, and when it was first seen with the clock running. None
-        # on its first pass: the clock may have stood still until then (needs_clock).
-        self._away: dict[Job, tuple[int, float | None]] = {}
+        # The age of each swapped-out job, and when a pass first saw it.
+        self._away: dict[Job, tuple[int, float]] = {}
         # For jobs that have passed the bound, the age at which they may be preempted again.
         self._stays_until: dict[Job, int] = {}
 
     def is_like(self, other: Limit) -> bool:
         return isinstance(other, SwapOutBound) and self._most_s == other._most_s
-
-    @property
-    def needs_clock(self) -> bool:
-        """Whether any job is swapped out, so that its time must be measured."""
-        return bool(self._away)
 
     def arrived(self, job: Job) -> None:
         if job.passed_swap_out_bound:  # of the bound that this one replaces
@@ -141,12 +135,12 @@ class SwapOutBound(Limit):
         away = (job for job in (*begun, *back) if job.level < BEHIND // 2)
         self._away = {job: self._seen(job, view.now_s) for job in away}
         for job, (age, left_s) in self._away.items():
-            if left_s is not None and view.now_s - left_s > self._most_s and not job.goes_first:
+            if view.now_s - left_s > self._most_s and not job.goes_first:
                 self._stays_until[job] = age + _STAY_TOKENS
                 job.pass_swap_out_bound(True)
         self.next_s = min(
             (
-                view.now_s if left_s is None else left_s + self._most_s
+                left_s + self._most_s
                 for job, (_, left_s) in self._away.items()
                 if not job.goes_first
             ),
@@ -161,13 +155,11 @@ class SwapOutBound(Limit):
                 del self._stays_until[job]
                 job.pass_swap_out_bound(False)
 
-    def _seen(self, job: Job, now_s: float) -> tuple[int, float | None]:
+    def _seen(self, job: Job, now_s: float) -> tuple[int, float]:
         """Return a job's entry in _away. A job that came back has been away until its next token,
         because it may leave again before that."""
-        age, left_s = self._away.get(job, (-1, None))
-        if age != job.generated_tokens:
-            return job.generated_tokens, None
-        return age, now_s if left_s is None else left_s
+        age, left_s = self._away.get(job, (-1, now_s))
+        return (age, left_s) if age == job.generated_tokens else (job.generated_tokens, now_s)
 
     def _most_jobs(self, view: SchedulerView) -> float:
         """Return how many jobs can have their turns within the bound, in _TURNS_SHARE of the slots'

@@ -26,11 +26,6 @@ class Limit:
     next_tokens: float = math.inf
     room: float = math.inf
 
-    @property
-    def needs_clock(self) -> bool:
-        """Whether it reads SchedulerView.now_s or Job.arrival_s at present."""
-        return False
-
     def is_like(self, other: Limit) -> bool:
         """Whether the other one, with all that it has learned, may take its place."""
         return False

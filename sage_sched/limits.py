@@ -15,7 +15,7 @@ from sage_sched.overload import Overload, OverloadConfig
 from sage_sched.session_returns import SessionReturns
 
 _Limit = TypeVar("_Limit", bound=Limit)
-_EVENTS = ("needs_clock", "arrived", "queued", "ended", "prefilled", "decoded", "look", "within")
+_EVENTS = ("arrived", "queued", "ended", "prefilled", "decoded", "look", "within")
 
 
 @dataclass(slots=True, eq=False)

@@ -27,7 +27,6 @@ class NoParameters:
 class Traits:
     """The facts that a policy declares about itself. Most policies need none.
 
-    uses_clock: whether it reads SchedulerView.now_s or Job.arrival_s, which rank 0 then broadcasts.
     moving: makes a sage_sched.waiting_queue.MovingKeys from the policy, if a waiting job's key may
         change although the job does not. Each plan puts these jobs in order.
     max_preemptions: a job is preempted for other jobs at most this often.
@@ -45,7 +44,6 @@ class Traits:
         probe. None: the policy uses no scores.
     """
 
-    uses_clock: bool = False
     moving: Callable[[Any], MovingKeys] | None = None
     max_preemptions: int = 4
     preempts_for_starts: bool = False

@@ -55,12 +55,6 @@ class Scheduler:
         self.num_arrivals_planned = -1
         self.next_plan = NextPlan()
 
-    @property
-    def needs_clock(self) -> bool:
-        """Whether a decision may depend on now_s or Job.arrival_s."""
-        limits = self.limits.hearing["needs_clock"]
-        return self.policy.traits.uses_clock or any(limit.needs_clock for limit in limits)
-
     def arrived(self, job: Job) -> None:
         """Note that a job has come, after all jobs before it."""
         job.ranked_at = self.queue.revision

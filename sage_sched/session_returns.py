@@ -68,10 +68,6 @@ class SessionReturns(Limit):
         self._cuts: list[float] = []
         self._rates: list[Floats] = []
 
-    @property
-    def needs_clock(self) -> bool:
-        return True
-
     def concerns(self, job: Job) -> bool:
         return bool(job.hints.session)
 

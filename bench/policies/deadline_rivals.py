@@ -22,7 +22,7 @@ class SarathiFcfs(Policy):
     """First come, first served, with a token budget per step that keeps the TPOT of a full batch
     (Sarathi: a fixed budget, found by profiling)."""
 
-    traits = Traits(moving=MovingKeys, has_deadlines=True, uses_clock=True)
+    traits = Traits(moving=MovingKeys, has_deadlines=True)
 
     def key(self, job: Job, view: SchedulerView) -> float:
         return 0.0

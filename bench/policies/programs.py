@@ -66,7 +66,7 @@ class Continuum(Policy):
     """Serves sessions in the order in which they began. A session's KV is kept for a while after an
     answer (Continuum, arXiv 2511.02230)."""
 
-    traits = Traits(uses_clock=True, retention=_TimeToLive)
+    traits = Traits(retention=_TimeToLive)
 
     def __init__(self, parameters: NoParameters, server: ServerFacts) -> None:
         super().__init__(parameters, server)
@@ -83,7 +83,7 @@ class ThunderAgent(Policy):
     """Admits sessions in the order in which they began, while all of their KV fits. Other sessions
     pause (ThunderAgent, arXiv 2602.13692)."""
 
-    traits = Traits(uses_clock=True, moving=MovingKeys)
+    traits = Traits(moving=MovingKeys)
 
     def __init__(self, parameters: NoParameters, server: ServerFacts) -> None:
         super().__init__(parameters, server)

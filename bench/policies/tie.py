@@ -34,7 +34,7 @@ class Tie(Policy):
     beta: 0.1 times the waiting requests per slot, at least 0.1 and at most 0.5.
     """
 
-    traits = Traits(moving=MovingKeys, uses_clock=True)
+    traits = Traits(moving=MovingKeys)
 
     def rank(self, job: Job) -> None:
         job.memo = self.mean_and_tail(job.distribution, job.max_new_tokens)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,7 +14,6 @@ from sglang.srt.runtime_context import get_parallel, get_serving
 from sglang.srt.utils.auth import AuthLevel, auth_level, decide_request_auth
 from sglang.utils import TypeBasedDispatcher
 
-from patches.carrier import CLOCK
 from patches.messages import SetSettings, SettingsNow
 
 PATH = "/sage/settings"
@@ -48,7 +46,7 @@ def add_settings_route(
             changes = changes_of(await body_of(request)) if is_post else None
         except ValueError as error:
             return _error(str(error), 400)
-        message = SetSettings(changes=json.dumps(changes), now_s=time.monotonic(), clock=CLOCK)
+        message = SetSettings(changes=json.dumps(changes))
         answers: list[SettingsNow] = await schedulers(message)
         if refusal := next((answer.refusal for answer in answers if answer.refusal), ""):
             return _error(refusal, 400)

@@ -76,8 +76,7 @@ class Jobs(Listener):
         elif self._mode == "decode":  # the prompt is prefilled on another server
             job.cached_tokens = job.input_tokens
         self._core.arrived(job)
-        if self._core.needs_clock:
-            self._undated.append((job, req))
+        self._undated.append((job, req))
         # A request's wait begins at its arrival: its wait for a prediction counts too.
         came_s = came_at_s(req.sampling_params.custom_params, time.monotonic())
         req.sage = RequestState(job, Waits(came_s, since_s=came_s))
@@ -93,26 +92,12 @@ class Jobs(Listener):
         can_swap = preemption is not None and preemption.config.enabled
         return not can_swap or why_not_preemptible(req) is not None
 
-    def dated(self, reqs: Sequence[Req], now_s: float, clock: str) -> None:
-        """Set the arrival times of requests again, because another policy may use the clock.
-
-        now_s: the time on the clock of the ticks. It may be inexact, because the next tick sets the
-            arrival times again.
-        clock: the name of that clock. The ranks of several hosts must compute the same times.
-        """
-        core = self._core
-        core.now_s = max(core.now_s, now_s)
-        for req in reqs:
-            req.sage.job.arrival_s = came_at_s(req.sampling_params.custom_params, core.now_s, clock)
-
     def switch(self, policy: Policy, limits: Limits, unfinished: Sequence[Req]) -> None:
         """Let a new policy rank all requests, and new limits know them."""
         self._settle_all()
         for req in unfinished:
             req.sage.job.is_pinned = self._is_pinned(req)
         self._core.switched(policy, limits, [req.sage.job for req in unfinished])
-        dated = unfinished if self._core.needs_clock else ()
-        self._undated = [(req.sage.job, req) for req in dated]
 
     def _carried(self, decoded: Any, req: Req, otherwise: Any) -> Any:
         try:
@@ -135,12 +120,9 @@ class Jobs(Listener):
             job.arrival_s = came_at_s(req.sampling_params.custom_params, now_s, clock)
         self._undated.clear()
 
-    def polled(self) -> Tick | None:
-        """Return a tick of rank 0's clock if a plan needs one. Ticks arrive after the requests of
-        their broadcast."""
-        if self._core.needs_clock:
-            return Tick(now_s=time.monotonic(), clock=CLOCK)
-        return None
+    def polled(self) -> Tick:
+        """Return a tick of rank 0's clock. It arrives after the requests of its broadcast."""
+        return Tick(now_s=time.monotonic(), clock=CLOCK)
 
     def ran(self, batch: Batch) -> None:
         """Count the tokens that a batch computes, prefill or decode."""

@@ -26,7 +26,7 @@ def switch(scheduler: Scheduler, message: SetSettings) -> SettingsNow:
     try:
         changes = json.loads(message.changes)
         if changes is not None:
-            _switch(scheduler, changes, message.now_s, message.clock)
+            _switch(scheduler, changes)
     except ConfigError as error:
         refusal = str(error)
     except Exception as error:
@@ -37,7 +37,7 @@ def switch(scheduler: Scheduler, message: SetSettings) -> SettingsNow:
     return SettingsNow(settings=json.dumps(scheduler.sage.settings.shown()), refusal=refusal)
 
 
-def _switch(scheduler: Scheduler, changes: object, now_s: float, clock: str) -> None:
+def _switch(scheduler: Scheduler, changes: object) -> None:
     """Apply changes. Raises ConfigError, and then nothing has changed."""
     state: SchedulerState = scheduler.sage
     settings = state.settings.changed(changes)
@@ -52,7 +52,6 @@ def _switch(scheduler: Scheduler, changes: object, now_s: float, clock: str) -> 
     reason = why_no_probe(policy, state.probing)
     require(not reason, "schedule_policy", name, f"a policy without a probe, because {reason}")
     unfinished = sorted(_unfinished(scheduler), key=lambda req: req.sage.job.arrival)
-    state.jobs.dated(unfinished, now_s, clock)
     state.switch(settings, policy, unfinished)
     # SGLang expects its queue in order of arrival, and in places reads the policy's name from its
     # configuration.

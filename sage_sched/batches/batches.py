@@ -78,11 +78,6 @@ class Batches(Limit):
     def concerns(self, job: Job) -> bool:
         return job.batch is not None
 
-    @property
-    def needs_clock(self) -> bool:
-        # Also without jobs here: the batch's time passes, and the next one may have the same name.
-        return bool(self._batches)
-
     def arrived(self, job: Job) -> None:
         if job.batch is None:
             return

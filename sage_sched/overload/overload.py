@@ -93,10 +93,6 @@ class Overload(Limit):
         self.was_sampled = False
         self._step_time: StepTime | None = None
 
-    @property
-    def needs_clock(self) -> bool:
-        return self.config.may_refuse
-
     def arrived(self, job: Job) -> None:
         job.ttft_s = self._deadlines_s(job.hints)[0]
         if self.config.enabled:

@@ -68,7 +68,6 @@ class Sage(Policy):
         has_target = ttft_s < math.inf
         self.traits = replace(
             type(self).traits,
-            uses_clock=has_target,
             starts_within_s=ttft_s if has_target else 0.0,
             regret=parameters.regret,
         )

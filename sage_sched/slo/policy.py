@@ -91,7 +91,6 @@ class Proserve(Policy):
         predicts_waits=True,
         retention=SessionReturns,
         starts_within_s=math.inf,
-        uses_clock=True,
         moving=lambda policy: _WithSlo(policy),
     )
 

@@ -182,7 +182,7 @@ class Times:
 def measure(num_waiting: int, num_running: int, policy: str) -> list[Times]:
     """Return the times of a step that changes nothing, of a plan after one request has come and
     another has left, of a plan that starts requests, and of an arrival."""
-    hints = _PROMISED if policy_type(policy).traits.uses_clock else NO_HINTS
+    hints = _PROMISED if policy_type(policy).traits.has_deadlines else NO_HINTS
 
     def server() -> FullServer:
         return FullServer(num_waiting, _NUM_STEPS, policy, hints, num_running=num_running)

@@ -141,13 +141,11 @@ def test_progress_and_the_predicted_end_are_known() -> None:
     batches, jobs = Batches(), [job_of(part_of(9.0, 2), n) for n in range(2)]
     for job in jobs:
         batches.arrived(job)
-    assert batches.needs_clock
     (report,) = batches.reports(SERVER, 1.0)
     assert (report.num_requests, report.num_arrived, report.num_ended) == (2, 2, 0)
     assert 0 < report.predicted_in_s < report.done_in_s == 8.0
     for job in jobs:
         batches.ended(job, 3.0)
-    assert batches.needs_clock
     (report,) = batches.reports(SERVER, 4.0)
     assert (report.num_ended, report.predicted_in_s, report.in_time) == (2, -1.0, True)
 

@@ -157,8 +157,8 @@ def test_a_variant_has_what_it_fixes_and_the_rest_of_its_section() -> None:
 
 
 def test_a_trait_outside_the_traits_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"Mine\.uses_clock has no effect"):
-        type("Mine", (Policy,), {"uses_clock": True})
+    with pytest.raises(TypeError, match=r"Mine\.max_preemptions has no effect"):
+        type("Mine", (Policy,), {"max_preemptions": 1})
 
 
 def test_packages_add_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

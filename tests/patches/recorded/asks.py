@@ -13,7 +13,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 from bench.engines.server.model import NUM_SPECIAL_TOKENS
 from bench.workloads.forced_length import LENGTH_KEY
-from patches.carrier import CLOCK, encode, encode_asked, encode_hints
+from patches.carrier import encode, encode_asked, encode_hints
 from patches.messages import SetSettings
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import NO_HINTS, Hints
@@ -76,7 +76,7 @@ class Ask:
 
 def change(**changes: Any) -> Make:
     """Change settings of the running server, as `sage-sched set` does."""
-    return lambda now_s: SetSettings(changes=json.dumps(changes), now_s=now_s, clock=CLOCK)
+    return lambda now_s: SetSettings(changes=json.dumps(changes))
 
 
 def send(message: type[BaseReq], **fields: Any) -> Make:

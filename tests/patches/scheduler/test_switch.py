@@ -10,7 +10,7 @@ import pytest
 from sglang.srt.managers.io_struct import msgpack_decode, msgpack_encode
 from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
 
-from patches.carrier import CLOCK, encode_asked
+from patches.carrier import encode_asked
 from patches.http import settings_route
 from patches.messages import SetSettings, SettingsNow
 from patches.scheduler import switch as switching
@@ -40,8 +40,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     return Server(policy=SimpleNamespace(_validate_and_adjust_policy=validated))
 
 
-def change(server: Server, changes: Any, now_s: float = 0.0, clock: str = CLOCK) -> SettingsNow:
-    message = SetSettings(changes=json.dumps(changes), now_s=now_s, clock=clock)
+def change(server: Server, changes: Any) -> SettingsNow:
+    message = SetSettings(changes=json.dumps(changes))
     answer = switch(server.scheduler, msgpack_decode(msgpack_encode(message)))
     assert msgpack_decode(msgpack_encode(answer)) == answer  # it crosses processes
     return answer
@@ -186,17 +186,18 @@ def test_deadlines_count_from_arrival(server: Server) -> None:
         return make_request([9] * 9, hints=Hints(ttft_slo_ms=1000.0), carried=carried)
 
     reqs = server.queue(came(70.0), came(95.0), came(5000.0))
-    change(server, {"schedule_policy": "proserve"}, now_s=100.0)
+    server.state.jobs.ticked(100.0)
+    change(server, {"schedule_policy": "proserve"})
+    server.state.jobs.ticked(101.0)
     assert arrivals_s(reqs) == [70.0, 95.0, 100.0]
-    assert server.state.view(server.scheduler.running_batch).now_s == 100.0
-    # The schedulers' clock is another host's. Requests cannot be dated by it, and are dated once.
+    assert server.state.view(server.scheduler.running_batch).now_s == 101.0
+
+
+def test_requests_that_another_hosts_clock_stamped_come_with_the_next_tick(server: Server) -> None:
+    reqs = server.queue(make_request([9] * 9, carried=encode_asked("a", 70.0, 70.0)))
     for now_s in (71.0, 72.0):
         server.state.jobs.ticked(now_s, "another host's")
-        assert arrivals_s(reqs) == [71.0] * 3
-    # All ranks date alike before the next tick too, on any hosts. Time does not go back.
-    for sent_s, now_s in ((72.0, 72.0), (60.0, 72.0)):
-        change(server, {"schedule_policy": "sage"}, now_s=sent_s, clock="another host's")
-        assert arrivals_s(reqs) == [now_s] * 3
+        assert arrivals_s(reqs) == [71.0]
 
 
 # Bodies without valid settings, and the reason of each refusal.
@@ -222,7 +223,7 @@ def test_a_hostile_body_is_refused_with_the_reason(server: Server, body: bytes, 
     assert why in refusal
     assert len(refusal.encode()) < 2000  # it can be an answer
     # The scheduler takes anything.
-    message = SetSettings(changes=body.decode(errors="replace"), now_s=0.0, clock=CLOCK)
+    message = SetSettings(changes=body.decode(errors="replace"))
     answer = switch(server.scheduler, message)
     assert answer.refusal
     msgpack_encode(answer)
