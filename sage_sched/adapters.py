@@ -65,7 +65,7 @@ class Adapters(Limit):
 
     def __init__(self) -> None:
         self.plan_by_s = math.inf
-        self.is_engaged = self._any_waits = False
+        self.is_engaged = False
         self._waiting: dict[str, dict[Job, None]] = {}
         self._turn: _Turn | None = None
         # When the last turn ended, or an adapter without a slot was first seen; and when the next
@@ -107,7 +107,7 @@ class Adapters(Limit):
         self.plan_by_s = math.inf
         loaded = _on_device(view)
         if not loaded:  # the next job that enters takes its slot
-            self._turn, self._since_s, self._any_waits = None, math.inf, False
+            self._turn, self._since_s = None, math.inf
             return []
         if self._turn is None:
             self._turn = self._begun(loaded, view)
@@ -121,12 +121,9 @@ class Adapters(Limit):
             if name not in loaded and not view.kv.fits_adapters({*loaded, name})
         ]
         if not cold:
-            self._since_s, self._rest_s, self._any_waits = math.inf, _REST_S, False
+            self._since_s, self._rest_s = math.inf, _REST_S
             return None
         now_s = view.now_s
-        if not self._any_waits:  # the clock may have stood still until now
-            self._any_waits, self.plan_by_s = True, now_s
-            return None
         if self._since_s == math.inf:
             self._since_s, self._next_s = now_s, now_s + self._rest_s
         if now_s < self._next_s:

@@ -21,6 +21,20 @@ from sage_sched.view import SchedulerView
 from sage_sched.waiting_queue import most_ordered
 
 
+class Admissions(NamedTuple):
+    """The admissions of a pass.
+
+    stops: whether they stop at a job that has to wait.
+    num_without_host_room: how many more jobs would have been preempted if host memory had room.
+    lacking: see Plan.
+    """
+
+    admissions: Sequence[Admission] = ()
+    stops: bool = False
+    num_without_host_room: int = 0
+    lacking: tuple[Job, int] | None = None
+
+
 class Admission(NamedTuple):
     """A waiting job that is admitted, and the running jobs preempted for it (none if there is
     room). The newcomer may be a job that was swapped out and comes back."""
@@ -43,13 +57,13 @@ def with_admissions(
 
     pass_tokens: the most that the pass prefills. room: see SwapOutBound.
     """
-    admissions, num_without_host_room = _admissions(
-        candidates, pass_tokens, policy, headroom, view, room
-    )
+    found = _admissions(candidates, pass_tokens, policy, headroom, view, room)
+    admissions = found.admissions
     budget = _shortened(budget, pass_tokens, admissions, view)
     if not view.can_swap or not candidates.num_first:
         num_open = candidates.num_before_swapped(view)
         return replace(plan, budget=budget, num_open=num_open, swapped_go_first=False)
+    num_open = candidates.num_open - len(admissions)
     return replace(
         plan,
         budget=budget,
@@ -57,9 +71,10 @@ def with_admissions(
             *plan.actions,
             *(action for one in admissions for action in _actions(one, view)),
         ),
-        num_open=0 if view.batch_is_full else candidates.num_open - len(admissions),
+        num_open=0 if view.batch_is_full else min(num_open, 1) if found.stops else num_open,
         is_new=view.chunked is None and not candidates.has_followers,
-        num_without_host_room=num_without_host_room,
+        num_without_host_room=found.num_without_host_room,
+        lacking=found.lacking,
     )
 
 
@@ -70,9 +85,8 @@ def _admissions(
     headroom: Headroom,
     view: SchedulerView,
     room: float,
-) -> tuple[list[Admission], int]:
-    """Return the admissions of a pass, and how many more jobs would have been preempted if host
-    memory had room for them.
+) -> Admissions:
+    """Return the admissions of a pass.
 
     If KV cannot be swapped, this plans admissions only while a prompt is being chunked. Otherwise
     the engine itself finds out how many jobs have room.
@@ -80,7 +94,7 @@ def _admissions(
     chunked, order = view.chunked, candidates.order
     window = [view.waiting[position] for position in order[: min(candidates.num_first, WINDOW)]]
     if not window or (not view.can_swap and (chunked is None or view.batch_is_full)):
-        return [], 0
+        return Admissions()
     first = window[0]
     has_cause = policy.can_preempt or view.server.level_gap < math.inf or first.goes_first
     preempts = view.may_preempt and has_cause and len(view.running) > 0
@@ -89,7 +103,7 @@ def _admissions(
     if view.batch_is_full and not (
         first.starts_now or (preempts and any_is_preemptible(first, policy, view))
     ):
-        return [], 0
+        return Admissions(stops=True)
     aside_tokens = headroom.set_aside_tokens(view.running)
     free_tokens = view.room_tokens - sum(aside_tokens) - headroom.kept_tokens
     free_slots = view.free_slots
@@ -102,7 +116,7 @@ def _admissions(
     window = [*takewhile(lambda job: not job.keeps_memory or job in view.swapped, window)]
     needed = [*map(headroom.needed_tokens, window)]
     shared = map(view.kv.shared_tokens, window)  # slow: only for jobs that are admitted
-    admissions = plan_admissions(
+    admissions, lacking_tokens = plan_admissions(
         zip(window, map(sub, needed, shared), strict=False),
         free_slots=free_slots,
         free_tokens=free_tokens,
@@ -110,6 +124,7 @@ def _admissions(
         preemptible=preemptible,
         view=view,
     )
+    num_planned = len(admissions)
     if view.batch_is_full:
         admissions = [*takewhile(_enters_full, admissions)]
     without_host_room = set() if preemptible is None else preemptible.without_host_room
@@ -117,7 +132,14 @@ def _admissions(
     if not admissions and not view.running and chunked is None and first in view.swapped:
         # There is no other job to keep room for.
         admissions = [Admission(first)]
-    return admissions, len(without_host_room)
+    lacking = None
+    is_as_planned = len(admissions) == num_planned and not any(one.victims for one in admissions)
+    if lacking_tokens and is_as_planned and chunked is None:
+        aside_tokens += [headroom.left_tokens(one.newcomer) for one in admissions]
+        lacking_tokens += sum(aside_tokens) + headroom.kept_tokens
+        lacking = window[num_planned], lacking_tokens
+    stops = len(admissions) < len(window)
+    return Admissions(admissions, stops, len(without_host_room), lacking)
 
 
 def _enters_full(admission: Admission) -> bool:
@@ -149,8 +171,9 @@ def plan_admissions(
     prefill_tokens: int,
     preemptible: Preemptible | None,
     view: SchedulerView,
-) -> list[Admission]:
-    """Return the admissions of the candidates, in their order, up to the first that finds no room.
+) -> tuple[list[Admission], int]:
+    """Return the admissions of the candidates, in their order, up to the first that finds no room,
+    and how many tokens have to be free for that one; 0 if it does not lack memory alone.
 
     A candidate is admitted if a slot and more tokens than it needs are free, or if enough running
     jobs may be preempted for it.
@@ -161,7 +184,7 @@ def plan_admissions(
     candidates: the waiting jobs, each with the number of tokens that its admission needs.
     preemptible: None if no job is preempted.
     """
-    admissions = []
+    admissions: list[Admission] = []
     extra_reserved_tokens = 0
     for newcomer, needed_tokens in candidates:
         # SGLang reserves more tokens for prompts than they need. A swapped job behind them must not
@@ -171,11 +194,10 @@ def plan_admissions(
         short_slots, short_tokens = 1 - free_slots, needed_tokens + 1 - free_tokens
         victims: list[Victim] = []
         if short_slots > 0 or short_tokens > 0:
-            if preemptible is None:
-                break
-            victims = preemptible.enough(newcomer, short_slots, short_tokens)
+            if preemptible is not None:
+                victims = preemptible.enough(newcomer, short_slots, short_tokens)
             if not victims:
-                break
+                return admissions, 0 if short_slots > 0 else needed_tokens + 1
         free_slots += len(victims) - 1
         free_tokens += sum(victim.cost.freed_tokens for victim in victims) - needed_tokens
         admissions.append(Admission(newcomer, tuple(victims)))
@@ -191,7 +213,7 @@ def plan_admissions(
         prefill_tokens -= paged_tokens
         if prefill_tokens <= 0:
             break
-    return admissions
+    return admissions, 0
 
 
 def _in_order(order: Sequence[int], view: SchedulerView) -> list[Job]:

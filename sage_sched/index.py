@@ -4,7 +4,7 @@ generated."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -196,6 +196,16 @@ class Indices:
             state.steps = state.steps_table.index(age_tokens)
             _set_index(state, age_tokens)
         return state
+
+    def lengths(self, jobs: Iterable[Job]) -> list[float]:
+        """Return the expected lengths of the jobs' answers, in tokens, by the remaining steps when
+        their indices were last computed. Computing them again takes long."""
+        of = self.of
+        return [
+            job.generated_tokens
+            + (state if isinstance(state := job.index_state, IndexState) else of(job)).steps
+            for job in jobs
+        ]
 
     def quantum_steps(self, job: Job) -> tuple[float, float]:
         """Return the expected decode steps of a job until its index rises, and to its end.

@@ -98,6 +98,8 @@ class Plan:
         their KV.
     num_too_long: see sage_sched.candidates.
     places: how many jobs are ahead of each job that is ordered for the first time.
+    lacking: the job that the actions stop at because memory is short, if any, and how many free and
+        evictable tokens it needs.
     """
 
     order: Sequence[int]
@@ -111,6 +113,7 @@ class Plan:
     num_without_host_room: int = 0
     num_too_long: int = 0
     places: Mapping[Job, int] = field(default_factory=dict)
+    lacking: tuple[Job, int] | None = None
 
 
 class NextPlan(NamedTuple):

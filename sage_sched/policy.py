@@ -159,6 +159,12 @@ class Policy(ABC):
         """
         return False
 
+    def enters_full_at_s(self, job: Job) -> float:
+        """Return when a new job might enter a full batch, by SchedulerView.now_s: at once if the
+        policy preempts, or never. Until then no plan is made for it. If it is a time, the job is
+        behind all others until then."""
+        return -math.inf if self.can_preempt else math.inf
+
     def budget(self, view: SchedulerView, queue: WaitingQueue) -> Budget | None:
         """Return how much this pass may prefill; None leaves it to SGLang."""
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ from sage_sched.admission import with_admissions
 from sage_sched.candidates import Candidates, may_enter_full
 from sage_sched.headroom import Headroom
 from sage_sched.job import Job
+from sage_sched.last_plan import LastPlan
 from sage_sched.limits import Limits
 from sage_sched.overload import Newcomer, Refusal
 from sage_sched.plan import UNLIMITED, Budget, NextPlan, Plan
@@ -20,6 +22,8 @@ from sage_sched.waiting_queue import WaitingQueue
 
 # A plan looks up the cached prefixes of this many jobs at the head of the queue.
 _NUM_LOOKED_UP = 8
+# A plan tries again after this many steps if a job may enter a full batch, but has found no room.
+_RETRY_STEPS = 32
 
 
 class Scheduler:
@@ -34,8 +38,7 @@ class Scheduler:
     policy: orders the jobs. queue: the waiting jobs in its order. limits: hold under every policy.
     now_s: rank 0's clock, as broadcast, in seconds from an arbitrary moment.
     served_tokens: tokens prefilled and decoded so far. num_arrivals: how many jobs have come.
-    num_arrivals_planned: how many had come when the last plan was made; -1 if another plan is due.
-    next_plan, headroom: of the last plan.
+    last_plan: whether the last plan still stands. headroom: of the last plan.
     """
 
     def __init__(
@@ -52,8 +55,7 @@ class Scheduler:
         self._on_failure = on_failure
         self.now_s = 0.0
         self.served_tokens = self.num_arrivals = 0
-        self.num_arrivals_planned = -1
-        self.next_plan = NextPlan()
+        self.last_plan = LastPlan()
 
     def arrived(self, job: Job) -> None:
         """Note that a job has come, after all jobs before it."""
@@ -61,6 +63,7 @@ class Scheduler:
         self.num_arrivals += 1
         self.limits.arrived(job)
         self._rank(job)
+        self.last_plan.came(job)
 
     def _rank(self, job: Job) -> None:
         """Let the policy rank a job. If it fails, the job goes first from now on."""
@@ -113,12 +116,14 @@ class Scheduler:
 
     def refined(self, jobs: Sequence[Job]) -> None:
         """Note that the predictions of these jobs were refined (Job.refined)."""
+        self.last_plan.reordered()
         for job in jobs:
             self._rank(job)
 
     def updated(self, server: ServerFacts) -> None:
         """Take in the server's step times, which have changed."""
         self.queue.revision += 1
+        self.last_plan.reordered()
         try:
             self.policy.on_server(server)
         except Exception as error:
@@ -126,6 +131,7 @@ class Scheduler:
 
     def ended(self, job: Job) -> None:
         """Note that a job has ended at its last age, was aborted, or was refused."""
+        self.last_plan.ended(job, self.headroom.num_steps)
         for limit in self.limits.hearing["ended"]:
             limit.ended(job, self.now_s)
         try:
@@ -151,7 +157,12 @@ class Scheduler:
 
     def plan_again(self) -> None:
         """Make another plan at the next pass, even if nothing changes."""
-        self.num_arrivals_planned = -1
+        self.last_plan.expire()
+
+    def lacks_memory(self, room_tokens: int) -> bool:
+        """See LastPlan."""
+        self.last_plan.note_new(self.now_s, self._enters_full_at_s)
+        return self.last_plan.lacks_memory(room_tokens)
 
     def may_have_changed(self, num_arrivals: int, ages: Iterable[int], most_tokens: int) -> bool:
         """Whether the plan of a full batch may have changed since the last one: by the time, the
@@ -163,12 +174,17 @@ class Scheduler:
         ages: how many tokens each running job has generated.
         most_tokens: the most that a step gives a job. Speculative decoding may give several.
         """
-        at_s, at_tokens, interval = self.next_plan
-        if num_arrivals != self.num_arrivals_planned or self.now_s >= at_s:
-            return True
-        if not interval:
-            return self.served_tokens > at_tokens
-        return any(age % interval < most_tokens for age in ages)
+        last, facts = self.last_plan, (self.now_s, self.served_tokens)
+        last.note_new(self.now_s, self._enters_full_at_s)
+        return last.has_changed(num_arrivals, *facts, ages, most_tokens)
+
+    def _enters_full_at_s(self, job: Job) -> float:
+        """Return when a new job might enter a full batch (Policy.enters_full_at_s)."""
+        _, adapters, _ = self.limits.engaged
+        is_like_others = job.level == self.last_plan.level and not job.goes_first
+        if is_like_others and job.batch is None and adapters is None:
+            return self.policy.enters_full_at_s(job)
+        return -math.inf
 
     def plan(self, view: SchedulerView) -> Plan:
         """Return the plan of a pass, in order of arrival if the policy fails.
@@ -176,6 +192,7 @@ class Scheduler:
         Call this if memory runs out, a prompt is being chunked, or a job waits; if the batch is
         full, only if the plan may have changed.
         """
+        self.last_plan.begins()
         try:
             plan = self._planned(view)
         except Exception as error:
@@ -185,8 +202,7 @@ class Scheduler:
             policy = FcfsFill(NoParameters(), self.policy.server)
             spare = Scheduler(policy, Limits(), self.headroom)
             plan, self.headroom = spare._planned(view), spare.headroom
-        if plan.is_new:
-            self.num_arrivals_planned = view.num_arrivals
+        self.last_plan.made(plan, view)
         return plan
 
     def _failed(self, task: str, error: Exception) -> None:
@@ -216,10 +232,10 @@ class Scheduler:
         queue.use(limits.hearing["queued"], fair_shares, adapters)
         queue.follow(view)
         queue.rank_anew(view)
-        self.next_plan = NextPlan()
+        self.last_plan.next = NextPlan()
         for limit in limits.hearing["look"]:
             limit.look(view, queue.begun)
-        self.next_plan = wanted = self._wanted(view)
+        self.last_plan.next = wanted = self._wanted(view)
         headroom = policy.traits.headroom(view, sessions)
         self.headroom = replace(headroom, kept_tokens=0)
         if view.running and view.may_preempt and lacks_memory(view):
@@ -236,11 +252,15 @@ class Scheduler:
         order = queue.order(view)
         first = [view.waiting[position] for position in order]
         any_enters = may_enter_full(first, policy, view)
-        self.next_plan = wanted._replace(at_s=at_s)
-        if not any_enters:
+        self.last_plan.next = wanted._replace(at_s=at_s)
+        if not any_enters or policy.traits.preempts_for_starts:
             at_s = min(at_s, *(limit.next_s for limit in limits.all))
             at_tokens = min(wanted.at_tokens, *(limit.next_tokens for limit in limits.all))
-            self.next_plan = NextPlan(at_s, at_tokens, interval_tokens=0)
+            if any_enters:  # its victims may be in a step, for example
+                at_tokens = min(at_tokens, view.served_tokens + _RETRY_STEPS * len(view.running))
+            elif first:
+                self.last_plan.level = first[0].level
+            self.last_plan.next = NextPlan(at_s, at_tokens, interval_tokens=0)
         if view.batch_is_full and view.can_swap and view.chunked is None and not any_enters:
             self.headroom = headroom
             queue.ordered(order)

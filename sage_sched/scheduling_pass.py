@@ -112,7 +112,7 @@ def run_pass(engine: Engine[Request]) -> None:
         # sessions hold it between turns, for example.
         visible = [request for request in rest if not engine.is_swapped(request)]
     engine.admit(visible, plan.budget)
-    if engine.core.num_arrivals_planned < 0:
+    if engine.core.last_plan.num_arrivals < 0:
         return
     if lifts_mark:
         # If visible requests are left, they are first in the queue.

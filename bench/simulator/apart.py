@@ -256,3 +256,4 @@ class _DecodeNode(Node):
         num_away = sum(progress.swapped for progress in state.queue)
         state.queue[num_away:num_away] = retracted
         state.is_full = False
+        state.core.plan_again()

@@ -48,8 +48,12 @@ class PlannedEngine(EngineState):
         """Whether a plan may change anything."""
         if self.is_chunking or self.is_short:
             return True
-        if not self.queue or not self.is_full:
-            return bool(self.queue)
+        if not self.queue:
+            return False
+        if not self.is_full:
+            if not len(self.decode) or not self.core.lacks_memory(self.pool.room_tokens):
+                return True
+            self.is_full = True
         most_tokens = self.server.reserve_tokens
         num_arrivals = self.core.num_arrivals
         return self.can_swap and self.core.may_have_changed(num_arrivals, self.ages(), most_tokens)

@@ -305,7 +305,7 @@ class Node:
         if state.chunked or state.returning or (len(state.queue) and not state.is_full):
             steps = 1
         elif len(state.queue) and state.can_swap:
-            due = state.core.next_plan
+            due = state.core.last_plan.next
             until_s = min(until_s, due.at_s)
             if due.interval_tokens:
                 steps = min(steps, decode.steps_to_refresh(due.interval_tokens))

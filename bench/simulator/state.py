@@ -308,6 +308,7 @@ class EngineState:
             else:
                 self.requeue(progress)
         self.is_full = False
+        self.core.plan_again()
 
     def served(self, num_steps: int) -> None:
         """Count the tokens of decode steps."""

@@ -20,6 +20,7 @@ from patches.scheduler.survival import why_not_retractable
 from patches.scheduler.view import (
     held,
     is_full,
+    is_lifted,
     is_short,
     is_swapped,
     num_arrivals,
@@ -232,7 +233,10 @@ def has_nothing_to_plan(scheduler: Scheduler, running_batch: Batch) -> bool:
         state.jobs.follow([])  # drop old references, which would keep requests alive
         return True
     if not is_full(scheduler, running_batch):
-        return False
+        is_closed = not is_lifted(scheduler, running_batch)
+        if not is_closed or not state.core.lacks_memory(room_tokens(scheduler)):
+            return False
+        running_batch.batch_is_full = True
     return state.preemption is None or not state.core.may_have_changed(
         num_arrivals(scheduler),
         (len(req.output_ids) for req in (*running_batch.reqs, *held(scheduler))),

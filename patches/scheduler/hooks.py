@@ -117,7 +117,12 @@ def _arrivals(hooks: Hooks) -> None:
     ) -> None:
         if hasattr(req, "sage"):
             # SGLang may have cut the prompt since it arrived, or replaced it by a stub.
-            req.sage.job.input_tokens = len(req.origin_input_ids)
+            job = req.sage.job
+            job.input_tokens = len(req.origin_input_ids)
+            # It may have run, and been retracted, while no plan was made.
+            if req.output_ids:
+                job.grow(len(req.output_ids))
+                self.sage.core.plan_again()
             ours = self.sage
             turned_away = ours.overload.turns_away(req) or ours.batches.turns_away(req)
             if turned_away or ours.ends_in_pause(req):

@@ -33,7 +33,7 @@ def waiting(scheduler: Scheduler) -> list[Req]:
     On a decode server these are swapped out, or their prompts have no room yet. If preemption is
     off there, SGLang alone resumes the requests that it retracts.
     """
-    if not only_decodes(scheduler):
+    if not scheduler.sage.only_decodes:
         return scheduler.waiting_queue
     queue = scheduler.disagg_decode_prealloc_queue
     ready = [entry.req for entry in queue.queue if entry.waiting_for_input]
@@ -58,7 +58,7 @@ def in_host_memory(scheduler: Scheduler) -> list[Req]:
 def held(scheduler: Scheduler) -> list[Req]:
     """Return the requests that hold KV but do not run yet: the KV of their prompts is on its way,
     or has arrived."""
-    if not only_decodes(scheduler):
+    if not scheduler.sage.only_decodes:
         return []
     on_the_way = [entry.req for entry in scheduler.disagg_decode_transfer_queue.queue]
     return [*scheduler.waiting_queue, *on_the_way]
@@ -85,22 +85,22 @@ def view_of(scheduler: Scheduler, running_batch: Batch, server: ServerFacts) -> 
     on_device, queue = [*running_batch.reqs, *held(scheduler)], waiting(scheduler)
     running = jobs.running(on_device)
     jobs.follow(queue)
-    in_host = swapped(jobs.begun)
     room = room_tokens(scheduler)
     if chunked is not None:
         chunked.sage.job.prefill(chunked.prefix_len)
     # A dict, because sets would have different orders on different ranks.
-    jobs_in_host = dict.fromkeys(req.sage.job for req in in_host)
+    in_host = dict.fromkeys(req.sage.job for req in swapped(jobs.begun))
     host_free_tokens = 0
     if preemption is not None:
-        host_free_tokens = preemption.host_pool_tokens - sum(req.seqlen for req in in_host)
+        in_host_tokens = sum([job.input_tokens + job.generated_tokens for job in in_host])
+        host_free_tokens = preemption.host_pool_tokens - in_host_tokens
     served = running_batch.reqs if chunked is None else [*running_batch.reqs, chunked]
     return SchedulerView(
         now_s=core.now_s,
         served_tokens=core.served_tokens,
         num_arrivals=num_arrivals(scheduler),
         waiting=jobs.waiting,
-        swapped=jobs_in_host,
+        swapped=in_host,
         running=running,
         chunked=None if chunked is None else chunked.sage.job,
         batch_is_full=is_full(scheduler, running_batch),
@@ -114,7 +114,7 @@ def view_of(scheduler: Scheduler, running_batch: Batch, server: ServerFacts) -> 
         server=server,
         can_swap=preemption is not None,
         may_preempt=preemption is not None and preemption.config.enabled,
-        kv=ServerKv(scheduler, jobs.req_of, served, jobs_in_host),
+        kv=ServerKv(scheduler, jobs.req_of, served, in_host),
     )
 
 
@@ -142,10 +142,14 @@ def free_slots(scheduler: Scheduler, running_batch: Batch) -> int:
 
 
 def is_full(scheduler: Scheduler, running_batch: Batch) -> bool:
-    """Whether SGLang will admit nothing because of batch_is_full. It resets this flag before every
-    pass if the batch is empty or attention is hybrid."""
-    is_lifted = running_batch.is_empty() or scheduler.is_hybrid_swa
-    return running_batch.batch_is_full and not is_lifted
+    """Whether SGLang will admit nothing because of batch_is_full."""
+    return running_batch.batch_is_full and not is_lifted(scheduler, running_batch)
+
+
+def is_lifted(scheduler: Scheduler, running_batch: Batch) -> bool:
+    """Whether SGLang resets batch_is_full before every pass: if the batch is empty, or attention is
+    hybrid."""
+    return running_batch.is_empty() or scheduler.is_hybrid_swa
 
 
 def is_short(scheduler: Scheduler, running_batch: Batch) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Annotated
@@ -16,7 +17,7 @@ from sage_sched.job import Job
 from sage_sched.plan import MOST_TOGETHER, WINDOW, NextPlan
 from sage_sched.policy import Policy, Traits
 from sage_sched.session_returns import SessionReturns
-from sage_sched.steps import ServerFacts
+from sage_sched.steps import ServerFacts, StepTime
 from sage_sched.view import SchedulerView
 from sage_sched.waiting_queue import WaitingQueue
 
@@ -78,6 +79,9 @@ class Sage(Policy):
         self._starts.update(view)
         return NextPlan(self._starts.next_s)
 
+    def enters_full_at_s(self, job: Job) -> float:
+        return self._starts.came(job, self.server.step_time)
+
     def key(self, job: Job, view: SchedulerView) -> float:
         """Return the logarithm of the job's index, or of its price if its start is due. A held job
         is behind all others."""
@@ -133,6 +137,8 @@ class Starts:
         # Jobs whose start is due, with the logarithm of their price.
         self.due: dict[Job, float] = {}
         self.next_s = math.inf
+        # When held jobs start; None if new jobs are not held, or some are due.
+        self._start: _Start | None = None
 
     def follow(self, queue: WaitingQueue) -> None:
         """Note which jobs wait. Jobs that keep their memory after their answers, and jobs of
@@ -151,7 +157,7 @@ class Starts:
     def update(self, view: SchedulerView) -> None:
         """Decide which jobs are held, which start, and when to look again (next_s)."""
         held, due = self.held, self.due
-        self.held, self.due, self.next_s = set(), {}, math.inf
+        self.held, self.due, self.next_s, self._start = set(), {}, math.inf, None
         try:
             if view.running and view.may_preempt:
                 self._gather(view)
@@ -166,18 +172,15 @@ class Starts:
         decode_s = step_time.decode_s(len(view.running), view.running_kv_tokens)
         step_s = step_time.prefill_base_s + decode_s
         prompts_s = self._in_time(now_s + step_s, view)
-        if not prompts_s:
-            return
-        waited_s = [now_s - job.arrival_s for job in prompts_s]
-        weights = [self._weight(job) for job in prompts_s]
-        waited = sum(s * weight for s, weight in zip(waited_s, weights, strict=True))
-        costs = step_time.prefill_base_s * sum(map(self._weight, view.running))
-        most_s = min(job.arrival_s + self._within_s(job) for job in prompts_s) - now_s
-        left_s = most_s - step_s - decode_s - sum(prompts_s.values())
-        if waited < costs and left_s > 0:
+        costs = step_time.prefill_base_s * sum(self._weights(view.running))
+        start = _Start(costs, step_s + decode_s)
+        for (job, prompt_s), weight in zip(
+            prompts_s.items(), self._weights(prompts_s), strict=True
+        ):
+            start.add(job.arrival_s, self._within_s(job), weight, prompt_s)
+        if now_s < start.due_s:
             self.held.update(prompts_s)
-            wait_s = min((costs - waited) / sum(weights), left_s)
-            self.next_s = min(self.next_s, now_s + wait_s)
+            self.next_s, self._start = min(self.next_s, start.due_s), start
             return
         self.next_s = now_s  # until all have started
         shared_s = step_time.prefill_base_s / min(len(prompts_s), WINDOW)
@@ -211,11 +214,54 @@ class Starts:
             del self._fresh[job]
         return found
 
+    def came(self, job: Job, step_time: StepTime) -> float:
+        """Return when the held jobs start now that this one has come, by SchedulerView.now_s; inf
+        if it starts by its index alone, and -inf if a plan has to look at it."""
+        cached_tokens = job.cached_input_tokens
+        new_tokens = job.input_tokens - cached_tokens
+        if self._ttft_s == math.inf or job.keeps_memory or new_tokens <= 0:
+            return math.inf
+        prompt_s = float(step_time.prompt_s(cached_tokens, new_tokens))
+        if self._start is None or prompt_s >= step_time.longest_start_s(self._ttft_s):
+            return -math.inf
+        (weight,) = self._weights([job])
+        self._start.add(job.arrival_s, self._within_s(job), weight, prompt_s)
+        return self._start.due_s
+
     def _within_s(self, job: Job) -> float:
         """Return the target of a job, in seconds from its arrival."""
         return min(self._ttft_s, job.ttft_s)
 
-    def _weight(self, job: Job) -> float:
-        """Return the inverse of the expected length of the job's answer."""
-        num_tokens = job.generated_tokens + self._indices.of(job).steps
-        return 1.0 / num_tokens if num_tokens > 1.0 else 1.0
+    def _weights(self, jobs: Iterable[Job]) -> list[float]:
+        """Return the inverses of the expected lengths of the jobs' answers."""
+        return [1.0 / length if length > 1.0 else 1.0 for length in self._indices.lengths(jobs)]
+
+
+@dataclass(slots=True)
+class _Start:
+    """The time at which held jobs start (Starts).
+
+    costs: the delay of running jobs, divided by their lengths; later the weighted arrival times of
+        the held jobs are added. steps_s: the seconds of steps before and after their prefill.
+    """
+
+    costs: float
+    steps_s: float
+    weight: float = 0.0
+    target_s: float = math.inf
+    prompts_s: float = 0.0
+
+    def add(self, arrival_s: float, within_s: float, weight: float, prompt_s: float) -> None:
+        """Hold a job that counts by this weight."""
+        self.costs += weight * arrival_s
+        self.weight += weight
+        self.target_s = min(self.target_s, arrival_s + within_s)
+        self.prompts_s += prompt_s
+
+    @property
+    def due_s(self) -> float:
+        """Return the time, by SchedulerView.now_s: as soon as the sum of time waited / length
+        reaches the costs, and before the first of them would be late. inf: none is held."""
+        if not self.weight:
+            return math.inf
+        return min(self.costs / self.weight, self.target_s - self.steps_s - self.prompts_s)

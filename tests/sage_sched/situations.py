@@ -234,7 +234,7 @@ class Story:
 
     def plan(self, situation: str, **facts: Any) -> str:
         view = self.view(situation, **facts)
-        self.core.num_arrivals_planned = view.num_arrivals if "planned" in situation else -1
+        self.core.last_plan.num_arrivals = view.num_arrivals if "planned" in situation else -1
         return said_of(planned(self.core, view), view)
 
 

@@ -76,7 +76,7 @@ def test_a_full_batch_is_planned_anew_when_the_next_job_passes_its_bound() -> No
     full = "wait 0:100%5000<9000; locked 1000; full"
     story.plan("wait 0:100%5000<9000 1:100%9<9000; come 2")
     story.plan(f"run 1:100v400+300; {full}; served 400; come 2")
-    last = int(story.core.next_plan.at_tokens)
+    last = int(story.core.last_plan.next.at_tokens)
     for served, is_due in ((last, False), (last + 1, True)):
         story.plan(f"run 1:100v{served}+300; {full}; planned; served {served}; come 2")
         assert story.jobs[0].goes_first is is_due
@@ -155,7 +155,7 @@ def test_a_full_batch_is_planned_anew_when_the_next_job_has_been_away_for_too_lo
     story, by_s = away(), []
     for situation, _ in DUE:
         story.plan(f"{RUN}; {situation}")
-        by_s.append(story.core.next_plan.at_s)
+        by_s.append(story.core.last_plan.next.at_s)
     assert by_s == [61.0, 61.0, 61.0, float("inf")]
 
 

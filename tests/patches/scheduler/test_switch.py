@@ -59,6 +59,7 @@ def test_all_unfinished_requests_meet_the_new_policy(server: Server, mode: str) 
     scheduler.running_batch.reqs, scheduler.chunked_req = [running, finished], chunked
     scheduler.grammar_manager.grammar_queue = [grammar]
     scheduler.server_args.disaggregation_mode = mode
+    server.state.only_decodes = mode == "decode"
     backwards = [SimpleNamespace(req=req, waiting_for_input=False) for req in (sent, bootstraps)]
     waiting = scheduler.disagg_decode_prealloc_queue
     if mode == "prefill":
