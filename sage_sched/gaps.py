@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from sage_sched.job import BEHIND, Job
@@ -116,6 +116,8 @@ class SwapOutBound(Limit):
         self._away: dict[Job, tuple[int, float]] = {}
         # For jobs that have passed the bound, the age at which they may be preempted again.
         self._stays_until: dict[Job, int] = {}
+        # Whether their times have to be measured again: jobs have begun or ceased to wait.
+        self._has_changed = True
 
     def is_like(self, other: Limit) -> bool:
         return isinstance(other, SwapOutBound) and self._most_s == other._most_s
@@ -124,28 +126,18 @@ class SwapOutBound(Limit):
         if job.passed_swap_out_bound:  # of the bound that this one replaces
             job.pass_swap_out_bound(False)
 
+    def queued(self, jobs: Iterable[Job]) -> None:
+        self._has_changed = True
+
+    def dequeued(self, jobs: Iterable[Job]) -> None:
+        self._has_changed = True
+
     def look(self, view: SchedulerView, begun: Collection[Job]) -> None:
         """Find the jobs that have passed the bound."""
         if self._most_s == math.inf:
             return
-        back = [job for job in self._away if job not in begun]
-        running = {*view.running} if back else ()
-        back = [job for job in back if job in running]
-        back = [job for job in back if job.generated_tokens == self._away[job][0]]
-        away = (job for job in (*begun, *back) if job.level < BEHIND // 2)
-        self._away = {job: self._seen(job, view.now_s) for job in away}
-        for job, (age, left_s) in self._away.items():
-            if view.now_s - left_s > self._most_s and not job.goes_first:
-                self._stays_until[job] = age + _STAY_TOKENS
-                job.pass_swap_out_bound(True)
-        self.next_s = min(
-            (
-                left_s + self._most_s
-                for job, (_, left_s) in self._away.items()
-                if not job.goes_first
-            ),
-            default=math.inf,
-        )
+        if self._has_changed or view.now_s > self.next_s:
+            self._has_changed = self._measure(view, begun)
         if view.running:
             self.room = self._most_jobs(view) - len(self._away)
         if self._stays_until:
@@ -155,11 +147,28 @@ class SwapOutBound(Limit):
                 del self._stays_until[job]
                 job.pass_swap_out_bound(False)
 
-    def _seen(self, job: Job, now_s: float) -> tuple[int, float]:
-        """Return a job's entry in _away. A job that came back has been away until its next token,
-        because it may leave again before that."""
-        age, left_s = self._away.get(job, (-1, now_s))
-        return (age, left_s) if age == job.generated_tokens else (job.generated_tokens, now_s)
+    def _measure(self, view: SchedulerView, begun: Collection[Job]) -> bool:
+        """Measure how long jobs have been away; return whether any has come back without a token
+        yet. It has been away until that token, because it may leave again before it."""
+        before, self._away, self.next_s = self._away, {}, math.inf
+        back = [job for job in before if job not in begun]
+        running = {*view.running} if back else ()
+        back = [job for job in back if job in running and job.generated_tokens == before[job][0]]
+        for job in (*begun, *back):
+            if job.level >= BEHIND // 2:
+                continue
+            age, left_s = before.get(job, (-1, view.now_s))
+            if age != job.generated_tokens:
+                age, left_s = job.generated_tokens, view.now_s
+            self._away[job] = age, left_s
+            if job.goes_first:
+                continue
+            if view.now_s - left_s > self._most_s:
+                self._stays_until[job] = age + _STAY_TOKENS
+                job.pass_swap_out_bound(True)
+            else:
+                self.next_s = min(self.next_s, left_s + self._most_s)
+        return bool(back)
 
     def _most_jobs(self, view: SchedulerView) -> float:
         """Return how many jobs can have their turns within the bound, in _TURNS_SHARE of the slots'

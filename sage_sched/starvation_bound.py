@@ -60,6 +60,9 @@ class StarvationBound(Limit):
         self._starts, self._owns, self._extras = array("q"), array("q"), array("q")
         self._places: dict[Job, int] = {}
         self._has_looked = False
+        # Of the last look at the jobs: the work until then, the locked tokens, and the least work
+        # that is left until a job passes its bound.
+        self._last = 0, 0, -math.inf
 
     def is_like(self, other: Limit) -> bool:
         return isinstance(other, StarvationBound) and self._regret == other._regret
@@ -108,8 +111,19 @@ class StarvationBound(Limit):
                 self._extras[-1] += job.served_tokens + extra
         self._ended.clear()
 
+    def _none_is_near(self, view: SchedulerView) -> bool:
+        """Whether every job has used at most half of what its bound left it at the last look. This
+        falls by the work done at most, and by the batch as it shrinks. A job that has come since
+        began with a batch."""
+        served_tokens, locked_tokens, left_tokens = self._last
+        done_tokens = view.served_tokens - served_tokens
+        left_tokens = min(left_tokens, locked_tokens) - max(0, locked_tokens - view.locked_tokens)
+        return 2 * done_tokens <= left_tokens
+
     def look(self, view: SchedulerView, begun: Collection[Job]) -> None:
         """Find the jobs that have passed their bound."""
+        if self._none_is_near(view):
+            return
         self.next_tokens = math.inf
         if not self._jobs:
             return
@@ -127,7 +141,9 @@ class StarvationBound(Limit):
         before = view.served_tokens - np.frombuffer(self._starts, np.int64) - behind
         left_tokens = self._regret * before + max(1, view.locked_tokens) - behind
         passed = left_tokens < 0
-        self.next_tokens = view.served_tokens + left_tokens.min(initial=math.inf, where=~passed)
+        least_tokens = left_tokens.min(initial=math.inf, where=~passed)
+        self.next_tokens = view.served_tokens + least_tokens
+        self._last = view.served_tokens, view.locked_tokens, float(least_tokens)
         for place in np.flatnonzero(passed).tolist():
             if not (job := self._jobs[place]).passed_starvation_bound:
                 job.pass_starvation_bound()

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from patches.carrier import CLOCK, came_at_s, decode, decode_batch, decode_hints, is_dry_run
@@ -24,6 +25,7 @@ from sage_sched.policy import Policy
 from sage_sched.scheduler import Scheduler as Core
 from sage_sched.steps import attended_pairs
 
+_job, _output_ids = attrgetter("sage.job"), attrgetter("output_ids")
 _ONE_TOKEN = LengthDistribution.from_samples([1], "truth")
 
 
@@ -131,6 +133,10 @@ class Jobs(Listener):
             # The whole batch decodes if SGLang uses a prefill-like step because a peer prefills.
             num_mixed = len(batch.decoding_reqs or [])
             jobs = [req.sage.job for req in batch.reqs]
+            for job, req in zip(jobs, batch.reqs, strict=True):
+                # An estimate of the KV that its end does not free: other requests may share the
+                # prefix that it has just found in the radix tree.
+                job.cached_tokens = req.cached_tokens
             if num_mixed:
                 self._core.worked(jobs, batch.extend_lens)
                 self._core.decoded(0)
@@ -190,9 +196,7 @@ class Jobs(Listener):
             self.req_of[req.sage.job] = req
             if req.output_ids:
                 self.begun[req] = None
-        for req in self.begun:
-            # It may have run, and been retracted, while no plan was made.
-            req.sage.job.grow(len(req.output_ids))
+                req.sage.job.grow(len(req.output_ids))
         same = self.waiting[len(self.waiting) - (end - start) :]
         first, last = waiting[:start], waiting[end:]
         self.waiting = [req.sage.job for req in first] + same + [req.sage.job for req in last]
@@ -209,20 +213,12 @@ class Jobs(Listener):
     def running(self, reqs: Sequence[Req]) -> list[Job]:
         """Return the jobs of running requests, at their current age."""
         self._settle_all()
-        jobs: list[Job] = []
-        shares_prefixes = self._mode != "decode"
-        for req in reqs:
-            jobs.append(job := req.sage.job)
-            if (age_tokens := len(req.output_ids)) != job.generated_tokens:
-                job.grow(age_tokens)
-            # An estimate of the KV that its end does not free: other requests may share the prefix
-            # that it found in the radix tree at its start.
-            if shares_prefixes:
-                job.cached_tokens = req.cached_tokens
-                held_tokens = req.kv.kv_allocated_len - req.cached_tokens
-                job.held_tokens = held_tokens if held_tokens > 0 else 0
-            else:
-                job.held_tokens = req.kv.kv_allocated_len
+        jobs: list[Job] = [*map(_job, reqs)]
+        for job, age_tokens in zip(jobs, map(len, map(_output_ids, reqs)), strict=True):
+            job.grow(age_tokens)
+        if self._scheduler.page_size > 1:
+            for job, req in zip(jobs, reqs, strict=True):
+                job.held_tokens = self.held_tokens(req)
         return jobs
 
     def held_tokens(self, req: Req) -> int:

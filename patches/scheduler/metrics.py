@@ -156,7 +156,6 @@ def _as_it_is(scheduler: Scheduler, req: Req) -> Job:
     job: Job = copy(req.sage.job)
     job.watch = None  # the copy is in no queue, and must not notify one
     job.grow(len(req.output_ids))
-    job.held_tokens = scheduler.sage.jobs.held_tokens(req)
     return job
 
 
