@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import astuple, replace
 
@@ -40,8 +41,8 @@ NUM_COMPILING = 12
 # and other code divides by it. _OF_TOKENS: the column of tokens in each kind of step.
 _LEAST_SHARE = 1e-3
 _OF_TOKENS = (2, 6)
-# Step times are learned from the latest MEMORY_STEPS steps, and again after INTERVAL_STEPS more.
-# Learning takes milliseconds, so it is less frequent once MEMORY_STEPS steps are known.
+# Step times are learned from the latest MEMORY_STEPS steps: after INTERVAL_STEPS, then after half
+# as many more as before, because learning takes milliseconds; at least every MEMORY_STEPS / 2.
 MEMORY_STEPS, INTERVAL_STEPS = 2048, 256
 # Lengths of typical prompts and answers.
 _TYPICAL_TOKENS = (32, 512, 8192)
@@ -64,7 +65,7 @@ class StepLearner:
         self.step_time = start
         self.num_steps = 0
         self.error: float | None = None
-        self._steps = np.zeros((MEMORY_STEPS, len(COLUMNS) + 1))
+        self._steps = deque[tuple[float, ...]](maxlen=MEMORY_STEPS)
         self._num_learned = 0
         # Prefills seen, and the number at which learning is due.
         self._num_prefills, self._due_prefills = -NUM_COMPILING, 1
@@ -76,16 +77,16 @@ class StepLearner:
             return
         self._num_prefills += work[0] > 0
         if not work[0] or self._num_prefills > 0:
-            self._steps[self.num_steps % MEMORY_STEPS] = (*work, seconds)
+            self._steps.append((*work, seconds))
             self.num_steps += 1
 
     @property
     def is_due(self) -> bool:
-        """Whether enough steps were seen since learn() to learn again, or half as many prefills
-        again as then. Prefills can be rare, and no other step shows their time."""
+        """Whether half as many steps again as at learn() were seen, or half as many prefills again.
+        Prefills can be rare, and no other step shows their time."""
         if self._num_prefills >= self._due_prefills:
             return True
-        interval = INTERVAL_STEPS if self._num_learned < MEMORY_STEPS else MEMORY_STEPS // 2
+        interval = min(max(INTERVAL_STEPS, self._num_learned // 2), MEMORY_STEPS // 2)
         return self.num_steps - self._num_learned >= interval
 
     def learn(self) -> None:
@@ -104,7 +105,7 @@ class StepLearner:
 
     def _latest(self) -> tuple[Array, Array]:
         """Return the work and the seconds of the latest steps."""
-        steps = self._steps[: self.num_steps]
+        steps = np.array(self._steps, np.float64).reshape(-1, len(COLUMNS) + 1)
         return steps[:, :-1], steps[:, -1]
 
     def errors(self, step_time: StepTime) -> dict[str, float]:
@@ -117,10 +118,10 @@ class StepLearner:
         return {name: float(shares[of].mean()) for name, of in kinds.items() if of.any()}
 
     def _error(self) -> float:
-        unlearned = np.arange(self._num_learned, self.num_steps)[-MEMORY_STEPS:] % MEMORY_STEPS
-        steps = self._steps[unlearned]
-        expected_s = steps[:, :-1] @ np.array(astuple(self.step_time))
-        return float(np.median(np.abs(steps[:, -1] / np.maximum(expected_s, 1e-12) - 1)))
+        num_unlearned = self.num_steps - self._num_learned
+        work, seconds = (column[-num_unlearned:] for column in self._latest())
+        expected_s = work @ np.array(astuple(self.step_time))
+        return float(np.median(np.abs(seconds / np.maximum(expected_s, 1e-12) - 1)))
 
 
 def is_worth_reporting(new: StepTime, old: StepTime, server: ServerFacts) -> bool:

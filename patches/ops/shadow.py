@@ -155,6 +155,9 @@ def shadow_scheduler_hooks(config: SageConfig) -> Hooks:
     @harmless
     def after_step(_: None, self: Scheduler, batch: Batch, result: Any, *args: Any) -> None:
         listeners.stepped(batch, result)
+        for req in batch.reqs:
+            if req.finished_reason is not None:
+                listeners.ended(req, False)
         for update in listeners.polled():
             learned[0].updated(update)
 

@@ -14,8 +14,6 @@ from sage_sched.gaps import GAPS_PER_S, percentile_s
 
 # Reports cover the current span and the one before.
 _SPAN_S = 60.0
-# Far below any sum of tokens: some request has got no token, so the next step counts each.
-_UNEVEN = -(1 << 60)
 
 
 class _Stretch:
@@ -35,9 +33,10 @@ class GapMeter(Listener):
     """Measures the gaps between the tokens of all answers of one scheduler. A token counts when its
     step ends, before it is sent to the client. No decision uses these readings of the clock.
 
-    Most steps give one token to each request of the step before. These are counted at once. A
-    request's sage_token is how many tokens it had when it joined the current stretch, less the
-    steps of the stretch until then, and its retractions.
+    A step without drafts gives one token to each request of the step before, so these are counted
+    at once. A request that is retracted during a step gets none, but is counted once more. Its
+    sage_token is how many tokens it had when it joined the current stretch, less the steps of the
+    stretch until then, and its retractions.
     """
 
     def __init__(self) -> None:
@@ -45,8 +44,6 @@ class GapMeter(Listener):
         # Gaps of the current span, and of the one before.
         self._now, self._before = _no_gaps(), _no_gaps()
         self._stretch, self._batch = _Stretch(0.0), Followed[Req]()
-        # The tokens of the requests in the stretch.
-        self._num_tokens = 0
         # Under overlap these are in one more batch.
         self._ended: list[Req] = []
 
@@ -62,50 +59,47 @@ class GapMeter(Listener):
             ended = set(map(id, self._ended))
             reqs = [req for req in reqs if id(req) not in ended]
             self._ended.clear()
+        if batch.forward_mode.is_extend_without_speculative() and not batch.decoding_reqs:
+            # The requests that decode go on in the next step, and do not leave the stretch.
+            for req in reqs:
+                if self._count(req, now_s):
+                    req.sage_token = len(req.output_ids), req.retraction_count, _Stretch(now_s)
+            return
         gone, came, _, _ = self._batch.look(reqs)
         for req in gone:
             self._leaves(req)
         if came:
             new = set(map(id, came))
             reqs = [req for req in reqs if id(req) not in new]
-        # A request that is retracted leaves the batch, or gets no token. Only speculative decoding
-        # can give two tokens to one request and none to another.
-        is_even = getattr(result, "accept_lens", None) is None
-        num_tokens, before = sum([len(req.output_ids) for req in reqs]), self._num_tokens
-        self._num_tokens = num_tokens
-        if is_even and num_tokens == before + len(reqs):
-            stretch = self._stretch
+        stretch = self._stretch
+        if getattr(result, "accept_lens", None) is None:
             self._now["stayed"][_gap(stretch.last_s, now_s)] += len(reqs)
             stretch.last_s = now_s
             stretch.num_steps += 1
         else:
-            self._stretch, self._num_tokens = _Stretch(now_s), 0
+            stretch = self._stretch = _Stretch(now_s)
             came = [*reqs, *came]
         for req in came:
-            self._joins(req, now_s)
+            self._count(req, now_s)
+            num_tokens = len(req.output_ids) - stretch.num_steps
+            req.sage_token = num_tokens, req.retraction_count, stretch
 
-    def _joins(self, req: Req, now_s: float) -> None:
-        """Count the gap before the latest tokens of a request, which are of this step if any."""
-        stretch = self._stretch
-        num_tokens, retractions = len(req.output_ids), req.retraction_count
+    def _count(self, req: Req, now_s: float) -> bool:
+        """Count the gap before the tokens that a request has got in this step; return whether it
+        has got any."""
+        num_tokens = len(req.output_ids)
         num_before, retractions_before, before = getattr(req, "sage_token", _NO_TOKEN)
         num_before += before.num_steps
-        if num_tokens == num_before:
-            self._num_tokens = _UNEVEN
-            return
-        if num_before:
-            found = self._now["left" if retractions > retractions_before else "stayed"]
+        if num_before and num_tokens > num_before:
+            found = self._now["left" if req.retraction_count > retractions_before else "stayed"]
             found[_gap(before.last_s, now_s)] += 1
             found[0] += num_tokens - num_before - 1  # tokens of the same step
-        req.sage_token = num_tokens - stretch.num_steps, retractions, stretch
-        self._num_tokens += num_tokens
+        return num_tokens != num_before
 
     def _leaves(self, req: Req) -> None:
         """Keep when a request that has left the batch had its last token."""
-        num_tokens, retractions, stretch = getattr(req, "sage_token", _NO_TOKEN)
-        num_tokens += stretch.num_steps
-        req.sage_token = num_tokens, retractions, _Stretch(stretch.last_s)
-        self._num_tokens -= num_tokens
+        _, retractions, stretch = getattr(req, "sage_token", _NO_TOKEN)
+        req.sage_token = len(req.output_ids), retractions, _Stretch(stretch.last_s)
 
     def ended(self, req: Req, was_aborted: bool) -> None:
         self._ended.append(req)

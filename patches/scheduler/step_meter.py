@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from patches.engine_types import Batch, Scheduler
+from patches.engine_types import Batch, Req, Scheduler
 from patches.hook import harmless
 
 # Tokens per speculative step are averaged over this many of the latest steps.
@@ -46,6 +46,9 @@ class StepMeter:
         self._is_interrupted = False
         self._num_decodes = 0
         self._mean_tokens = 0.0
+        # The requests of the last decode step, and their KV.
+        self._decoding: list[Req] = []
+        self._kv_tokens = 0
 
     def timed(self, scheduler: Scheduler, batch: Batch, run: Callable[[], Any]) -> Any:
         """Run Scheduler.run_batch and measure it."""
@@ -83,7 +86,33 @@ class StepMeter:
             self._since_s = time.perf_counter()
         elif after_idle or is_interrupted:
             return None
-        return _work(batch)
+        return self._work(batch)
+
+    def _work(self, batch: Batch) -> list[float] | None:
+        """Return sage_sched.step_learner.COLUMNS of a ScheduleBatch
+        (sglang/srt/managers/schedule_batch.py). A mixed batch reads the weights once, so it counts
+        as no decode step."""
+        mode = batch.forward_mode
+        if mode.is_idle() or mode.is_prebuilt():
+            return None
+        num_decoding = len(batch.decoding_reqs or [])
+        if not mode.is_extend_without_speculative() or num_decoding == len(batch.reqs):
+            return [0, 0, 0, 0, 1, len(batch.reqs), self._kv_tokens_of(batch.reqs)]
+        num_prefills = len(batch.reqs) - num_decoding
+        cached, new = batch.prefix_lens[:num_prefills], batch.extend_lens[:num_prefills]
+        pairs = sum(n * (c + n / 2) for c, n in zip(cached, new, strict=True))
+        decoding_kv_tokens = sum(batch.prefix_lens[num_prefills:])
+        return [1, num_prefills, sum(new), pairs, 0, num_decoding, decoding_kv_tokens]
+
+    def _kv_tokens_of(self, reqs: Sequence[Req]) -> int:
+        """Return the KV of the requests that decode. Without drafts it grows by a token each, and
+        is not summed again until one comes or goes."""
+        if self._mean_tokens == 1.0 and reqs == self._decoding:
+            self._kv_tokens += len(reqs)
+        else:
+            self._decoding = [*reqs]
+            self._kv_tokens = sum(req.kv.kv_committed_len for req in reqs)
+        return self._kv_tokens
 
     @harmless
     def ended(self, work: list[float] | None, num_tokens: float = 1.0) -> None:
@@ -119,24 +148,6 @@ class StepMeter:
     def interrupted(self) -> None:
         """Do not report the current step, because something else takes time during it."""
         self._since_s, self._is_interrupted = None, True
-
-
-def _work(batch: Batch) -> list[float] | None:
-    """Return sage_sched.step_learner.COLUMNS of a ScheduleBatch
-    (sglang/srt/managers/schedule_batch.py). A mixed batch reads the weights once, so it counts as
-    no decode step."""
-    mode = batch.forward_mode
-    if mode.is_idle() or mode.is_prebuilt():
-        return None
-    num_decoding = len(batch.decoding_reqs or [])
-    if not mode.is_extend_without_speculative() or num_decoding == len(batch.reqs):
-        kv_tokens = sum(req.kv.kv_committed_len for req in batch.reqs)
-        return [0, 0, 0, 0, 1, len(batch.reqs), kv_tokens]
-    num_prefills = len(batch.reqs) - num_decoding
-    cached, new = batch.prefix_lens[:num_prefills], batch.extend_lens[:num_prefills]
-    pairs = sum(n * (c + n / 2) for c, n in zip(cached, new, strict=True))
-    decoding_kv_tokens = sum(batch.prefix_lens[num_prefills:])
-    return [1, num_prefills, sum(new), pairs, 0, num_decoding, decoding_kv_tokens]
 
 
 def tokens_of(result: Any) -> float:
