@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,6 +51,26 @@ def test_a_speculative_step_counts_as_a_step_a_token() -> None:
         {"decode_steps": 1.75, "decode_requests": 1.75, "decode_kv_tokens": 1.75 * 5},
     ]
     assert tokens_of(SimpleNamespace(accept_lens=None)) == tokens_of(object()) == 1.0
+
+
+@pytest.mark.parametrize("most_tokens", [1, 3])
+def test_the_kv_of_a_step_is_that_of_its_requests(most_tokens: int) -> None:
+    script, meter = random.Random(most_tokens), StepMeter(lambda work, seconds: None, "cpu")
+    reqs: list[Any] = []
+    for _ in range(200):
+        if script.random() < 0.2:
+            reqs += batch(script.randint(1, 900)).reqs
+        if reqs and script.random() < 0.1:
+            reqs.pop(script.randrange(len(reqs)))
+        one = batch()
+        one.reqs = [*reqs]
+        work = meter.launched(one, after_idle=True)
+        assert work is not None
+        assert work[-1] == sum(req.kv.kv_committed_len for req in reqs)
+        numbers = [script.randint(1, most_tokens) for _ in reqs] or [1]
+        for req, number in zip(reqs, numbers, strict=False):
+            req.kv.kv_committed_len += number
+        meter.ended(work, sum(numbers) / len(numbers))
 
 
 @pytest.mark.parametrize("overlaps", [True, False])
