@@ -14,9 +14,9 @@ from patches.scheduler import kv_copy, view
 from patches.scheduler.copies import Copies, host_tier_tokens, token_bytes
 from patches.scheduler.host_memory import pool_bytes
 from patches.scheduler.survival import (
+    lost_by_retraction,
     why_none_is_preemptible,
     why_not_preemptible,
-    why_not_retractable,
 )
 from patches.scheduler.swap_meter import SwapMeter
 from sage_sched.app.config import PreemptionConfig
@@ -143,7 +143,7 @@ class Preemption:
             # It will find the same prefix in the radix tree as at its start.
             cached_tokens=min(req.cached_tokens, req.seqlen),
             freed_tokens=kv_copy.freed_tokens(self._scheduler, req),
-            stays_whole=self._only_decodes or why_not_retractable(req) is not None,
+            stays_whole=self._only_decodes or lost_by_retraction(req) is not None,
         )
 
     def _survives(self, req: Req) -> bool:
@@ -193,7 +193,7 @@ class Preemption:
             for req, is_swap in zip(reqs, swaps, strict=True):
                 if is_swap and not self._copies.take(req):
                     break
-                if is_swap and not view.is_swapped(req) and why_not_retractable(req):
+                if is_swap and not view.is_swapped(req) and lost_by_retraction(req):
                     break  # its answer would not go on after a prefill
                 num_copied += 1
             num_gone = kv_copy.least(self._scheduler, num_copied)

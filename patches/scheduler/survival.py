@@ -91,10 +91,12 @@ def why_not_retractable(req: Req) -> str | None:
     reason = why_not_preemptible(req)
     if reason == "session":  # a session keeps its KV
         reason = None
-    for name in _ALLOWED["lost_by_retraction"]:
-        if getattr(req, name):
-            reason = name
-    return reason
+    return lost_by_retraction(req) or reason
+
+
+def lost_by_retraction(req: Req) -> str | None:
+    """Return a feature of a request that survives a swap but not a retraction, or None."""
+    return next((name for name in _ALLOWED["lost_by_retraction"] if getattr(req, name)), None)
 
 
 def _set_flags(server_args: Any) -> set[str]:
