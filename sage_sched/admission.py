@@ -14,17 +14,21 @@ from sage_sched.candidates import Candidates
 from sage_sched.followed import in_front
 from sage_sched.headroom import Headroom
 from sage_sched.job import Job
-from sage_sched.plan import WINDOW, Action, Admit, Budget, Plan, Preempt, Resume
+from sage_sched.plan import WINDOW, Action, Admit, Budget, Lacking, Plan, Preempt, Resume
 from sage_sched.policy import Policy
 from sage_sched.preemption import Preemptible, Victim, any_is_preemptible
 from sage_sched.view import SchedulerView
 from sage_sched.waiting_queue import most_ordered
 
+# The memory that a job lacks is computed anew after this share of the running jobs has ended,
+# because headroom and shared prefixes change.
+_STEADY_SHARE = 1 / 8
+
 
 class Admissions(NamedTuple):
     """The admissions of a pass.
 
-    stops: whether they stop at a job that has to wait.
+    stops: whether they stop at a job that finds no room.
     num_without_host_room: how many more jobs would have been preempted if host memory had room.
     lacking: see Plan.
     """
@@ -32,7 +36,7 @@ class Admissions(NamedTuple):
     admissions: Sequence[Admission] = ()
     stops: bool = False
     num_without_host_room: int = 0
-    lacking: tuple[Job, int] | None = None
+    lacking: Lacking | None = None
 
 
 class Admission(NamedTuple):
@@ -116,7 +120,7 @@ def _admissions(
     window = [*takewhile(lambda job: not job.keeps_memory or job in view.swapped, window)]
     needed = [*map(headroom.needed_tokens, window)]
     shared = map(view.kv.shared_tokens, window)  # slow: only for jobs that are admitted
-    admissions, lacking_tokens = plan_admissions(
+    admissions, needed_tokens = plan_admissions(
         zip(window, map(sub, needed, shared), strict=False),
         free_slots=free_slots,
         free_tokens=free_tokens,
@@ -132,14 +136,21 @@ def _admissions(
     if not admissions and not view.running and chunked is None and first in view.swapped:
         # There is no other job to keep room for.
         admissions = [Admission(first)]
-    lacking = None
+    stops = needed_tokens is not None or len(admissions) < num_planned
     is_as_planned = len(admissions) == num_planned and not any(one.victims for one in admissions)
-    if lacking_tokens and is_as_planned and chunked is None:
+    lacking = None
+    if needed_tokens and is_as_planned and _is_steady(candidates, headroom, view):
         aside_tokens += [headroom.left_tokens(one.newcomer) for one in admissions]
-        lacking_tokens += sum(aside_tokens) + headroom.kept_tokens
-        lacking = window[num_planned], lacking_tokens
-    stops = len(admissions) < len(window)
+        num_ends = int(_STEADY_SHARE * len(view.running))
+        lacking = Lacking(window[num_planned], needed_tokens + sum(aside_tokens), num_ends)
     return Admissions(admissions, stops, len(without_host_room), lacking)
+
+
+def _is_steady(candidates: Candidates, headroom: Headroom, view: SchedulerView) -> bool:
+    """Whether the memory that a job needs to enter changes little while others go on."""
+    if view.chunked is not None or candidates.has_followers or headroom.kept_tokens:
+        return False
+    return not any(job.is_pinned for job in view.running)
 
 
 def _enters_full(admission: Admission) -> bool:
@@ -171,9 +182,9 @@ def plan_admissions(
     prefill_tokens: int,
     preemptible: Preemptible | None,
     view: SchedulerView,
-) -> tuple[list[Admission], int]:
+) -> tuple[list[Admission], int | None]:
     """Return the admissions of the candidates, in their order, up to the first that finds no room,
-    and how many tokens have to be free for that one; 0 if it does not lack memory alone.
+    and how many tokens have to be free for that one. None: all find room. 0: a slot is lacking.
 
     A candidate is admitted if a slot and more tokens than it needs are free, or if enough running
     jobs may be preempted for it.
@@ -213,7 +224,7 @@ def plan_admissions(
         prefill_tokens -= paged_tokens
         if prefill_tokens <= 0:
             break
-    return admissions, 0
+    return admissions, None
 
 
 def _in_order(order: Sequence[int], view: SchedulerView) -> list[Job]:

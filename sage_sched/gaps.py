@@ -148,27 +148,31 @@ class SwapOutBound(Limit):
                 job.pass_swap_out_bound(False)
 
     def _measure(self, view: SchedulerView, begun: Collection[Job]) -> bool:
-        """Measure how long jobs have been away; return whether any has come back without a token
-        yet. It has been away until that token, because it may leave again before it."""
+        """Measure how long jobs have been away; return whether to do so again even if no job begins
+        or ceases to wait: some do not count at present, or have come back without a token yet.
+        These have been away until that token, because they may leave again before it."""
         before, self._away, self.next_s = self._away, {}, math.inf
         back = [job for job in before if job not in begun]
         running = {*view.running} if back else ()
         back = [job for job in back if job in running and job.generated_tokens == before[job][0]]
+        again = bool(back)
         for job in (*begun, *back):
             if job.level >= BEHIND // 2:
+                again = True
                 continue
             age, left_s = before.get(job, (-1, view.now_s))
             if age != job.generated_tokens:
                 age, left_s = job.generated_tokens, view.now_s
             self._away[job] = age, left_s
             if job.goes_first:
+                again |= not job.passed_swap_out_bound
                 continue
             if view.now_s - left_s > self._most_s:
                 self._stays_until[job] = age + _STAY_TOKENS
                 job.pass_swap_out_bound(True)
             else:
                 self.next_s = min(self.next_s, left_s + self._most_s)
-        return bool(back)
+        return again
 
     def _most_jobs(self, view: SchedulerView) -> float:
         """Return how many jobs can have their turns within the bound, in _TURNS_SHARE of the slots'

@@ -6,8 +6,11 @@ import math
 from collections.abc import Callable, Iterable
 
 from sage_sched.job import Job
-from sage_sched.plan import NextPlan, Plan
+from sage_sched.plan import Lacking, NextPlan, Plan
 from sage_sched.view import SchedulerView
+
+# If more jobs come at once, a plan looks at them.
+_MOST_NEW = 64
 
 
 class LastPlan:
@@ -24,9 +27,8 @@ class LastPlan:
         self.level: int | None = None
         # The jobs that have come since it was made.
         self._new: list[Job] = []
-        # The first job of the order if it lacks memory, and how many free and evictable tokens it
-        # needs.
-        self._lacking: tuple[Job, int] | None = None
+        self._lacking: Lacking | None = None
+        self._locked_tokens = 0
 
     def expire(self) -> None:
         """Make another plan at the next pass, even if nothing changes."""
@@ -36,8 +38,11 @@ class LastPlan:
 
     def came(self, job: Job) -> None:
         """Note that a job has come."""
-        if self.num_arrivals >= 0:
-            self._new.append(job)
+        if self.num_arrivals < 0:
+            return
+        self._new.append(job)
+        if len(self._new) > _MOST_NEW:
+            self.expire()
 
     def reordered(self) -> None:
         """Note that another job may be the first of the order."""
@@ -48,9 +53,11 @@ class LastPlan:
         running."""
         if self._lacking is None:
             return
-        first, needed_tokens = self._lacking
-        is_lacking = first is not job and not job.is_pinned
-        self._lacking = (first, needed_tokens - freed_tokens) if is_lacking else None
+        first, needed_tokens, num_ends = self._lacking
+        is_known = first is not job and num_ends > 0
+        self._lacking = (
+            Lacking(first, needed_tokens - freed_tokens, num_ends - 1) if is_known else None
+        )
 
     def note_new(self, now_s: float, enters_at_s: Callable[[Job], float]) -> None:
         """Note when the new jobs may enter a full batch (Policy.enters_full_at_s), and so need
@@ -59,10 +66,18 @@ class LastPlan:
             at_s = enters_at_s(job)
             if at_s > now_s:
                 self.num_arrivals += 1
-                self.next = self.next._replace(at_s=min(self.next.at_s, at_s))
+                # It passes its starvation bound no sooner (sage_sched.starvation_bound).
+                bound_tokens = job.served_at_arrival_tokens + self._locked_tokens
+                at_tokens = min(self.next.at_tokens, bound_tokens)
+                self.next = self.next._replace(at_s=min(self.next.at_s, at_s), at_tokens=at_tokens)
             if not now_s < at_s < math.inf:
                 self.reordered()
         self._new.clear()
+
+    def unseen(self) -> None:
+        """Make another plan for the new jobs, because the engine does not show all of them yet."""
+        if self._new:
+            self.expire()
 
     def lacks_memory(self, room_tokens: int) -> bool:
         """Whether the first job of the order still lacks memory, although others have ended. Until
@@ -70,7 +85,7 @@ class LastPlan:
 
         room_tokens: see SchedulerView.
         """
-        return self._lacking is not None and room_tokens < self._lacking[1]
+        return self._lacking is not None and room_tokens < self._lacking.needed_tokens
 
     def has_changed(
         self,
@@ -99,6 +114,7 @@ class LastPlan:
         still does."""
         if plan.is_new:
             self.num_arrivals = view.num_arrivals
+        self._locked_tokens = view.locked_tokens
         first = view.waiting[plan.order[0]] if plan.order else None
-        if plan.lacking is not None or self._lacking is None or self._lacking[0] is not first:
+        if plan.lacking is not None or self._lacking is None or self._lacking.job is not first:
             self._lacking = plan.lacking

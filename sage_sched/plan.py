@@ -82,6 +82,18 @@ class Budget:
 UNLIMITED = Budget()
 
 
+class Lacking(NamedTuple):
+    """The first waiting job, if it lacks memory.
+
+    needed_tokens: how many free and evictable tokens it needs.
+    num_ends: for how many more ends of jobs that is known.
+    """
+
+    job: Job
+    needed_tokens: int
+    num_ends: int
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One pass, to be carried out in the order of its fields (sage_sched.scheduling_pass).
@@ -98,8 +110,7 @@ class Plan:
         their KV.
     num_too_long: see sage_sched.candidates.
     places: how many jobs are ahead of each job that is ordered for the first time.
-    lacking: the job that the actions stop at because memory is short, if any, and how many free and
-        evictable tokens it needs.
+    lacking: the job that the actions stop at because memory is short, if any.
     """
 
     order: Sequence[int]
@@ -113,7 +124,7 @@ class Plan:
     num_without_host_room: int = 0
     num_too_long: int = 0
     places: Mapping[Job, int] = field(default_factory=dict)
-    lacking: tuple[Job, int] | None = None
+    lacking: Lacking | None = None
 
 
 class NextPlan(NamedTuple):

@@ -159,10 +159,19 @@ class Scheduler:
         """Make another plan at the next pass, even if nothing changes."""
         self.last_plan.expire()
 
-    def lacks_memory(self, room_tokens: int) -> bool:
-        """See LastPlan."""
-        self.last_plan.note_new(self.now_s, self._enters_full_at_s)
+    def lacks_memory(self, num_arrivals: int, room_tokens: int) -> bool:
+        """Whether the first job of the order still lacks memory (LastPlan), if no event unknown
+        here can change the order. num_arrivals: see SchedulerView."""
+        fair_shares, adapters, _ = self.limits.engaged
+        if fair_shares or adapters or self.policy.traits.moving is not None:
+            return False
+        self._note_new(num_arrivals)
         return self.last_plan.lacks_memory(room_tokens)
+
+    def _note_new(self, num_arrivals: int) -> None:
+        if num_arrivals != self.num_arrivals:
+            self.last_plan.unseen()
+        self.last_plan.note_new(self.now_s, self._enters_full_at_s)
 
     def may_have_changed(self, num_arrivals: int, ages: Iterable[int], most_tokens: int) -> bool:
         """Whether the plan of a full batch may have changed since the last one: by the time, the
@@ -175,7 +184,7 @@ class Scheduler:
         most_tokens: the most that a step gives a job. Speculative decoding may give several.
         """
         last, facts = self.last_plan, (self.now_s, self.served_tokens)
-        last.note_new(self.now_s, self._enters_full_at_s)
+        self._note_new(num_arrivals)
         return last.has_changed(num_arrivals, *facts, ages, most_tokens)
 
     def _enters_full_at_s(self, job: Job) -> float:

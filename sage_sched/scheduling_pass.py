@@ -112,12 +112,15 @@ def run_pass(engine: Engine[Request]) -> None:
         # sessions hold it between turns, for example.
         visible = [request for request in rest if not engine.is_swapped(request)]
     engine.admit(visible, plan.budget)
+    # If visible requests are left, they are first in the queue.
+    waiting = {id(request) for request in engine.queue[: len(visible)]}
+    enters_all = not any(id(request) in waiting for request in fresh)
+    if not enters_all:
+        engine.core.last_plan.reordered()
     if engine.core.last_plan.num_arrivals < 0:
         return
     if lifts_mark:
-        # If visible requests are left, they are first in the queue.
-        waiting = {id(request) for request in engine.queue[: len(visible)]}
-        if not any(id(request) in waiting for request in fresh):
+        if enters_all:
             engine.is_full = True
     elif plan.is_new and not was_full and num_open > 0 and engine.is_swapped(rest[0]):
         # The swapped request found no room. The engine sets the mark only for requests that it

@@ -118,6 +118,7 @@ class StarvationBound(Limit):
         served_tokens, locked_tokens, left_tokens = self._last
         done_tokens = view.served_tokens - served_tokens
         left_tokens = min(left_tokens, locked_tokens) - max(0, locked_tokens - view.locked_tokens)
+        self.next_tokens = min(self.next_tokens, served_tokens + left_tokens)
         return 2 * done_tokens <= left_tokens
 
     def look(self, view: SchedulerView, begun: Collection[Job]) -> None:

@@ -50,12 +50,14 @@ class PlannedEngine(EngineState):
             return True
         if not self.queue:
             return False
+        num_arrivals = self.core.num_arrivals
         if not self.is_full:
-            if not len(self.decode) or not self.core.lacks_memory(self.pool.room_tokens):
+            if not len(self.decode):
+                return True
+            if not self.core.lacks_memory(num_arrivals, self.pool.room_tokens):
                 return True
             self.is_full = True
         most_tokens = self.server.reserve_tokens
-        num_arrivals = self.core.num_arrivals
         return self.can_swap and self.core.may_have_changed(num_arrivals, self.ages(), most_tokens)
 
     def ages(self) -> Iterable[int]:

@@ -233,8 +233,9 @@ def has_nothing_to_plan(scheduler: Scheduler, running_batch: Batch) -> bool:
         state.jobs.follow([])  # drop old references, which would keep requests alive
         return True
     if not is_full(scheduler, running_batch):
-        is_closed = not is_lifted(scheduler, running_batch)
-        if not is_closed or not state.core.lacks_memory(room_tokens(scheduler)):
+        if is_lifted(scheduler, running_batch):
+            return False
+        if not state.core.lacks_memory(num_arrivals(scheduler), room_tokens(scheduler)):
             return False
         running_batch.batch_is_full = True
     return state.preemption is None or not state.core.may_have_changed(

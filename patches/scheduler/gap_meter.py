@@ -59,12 +59,14 @@ class GapMeter(Listener):
             ended = set(map(id, self._ended))
             reqs = [req for req in reqs if id(req) not in ended]
             self._ended.clear()
-        if batch.forward_mode.is_extend_without_speculative() and not batch.decoding_reqs:
-            # The requests that decode go on in the next step, and do not leave the stretch.
+        if batch.forward_mode.is_extend_without_speculative():
+            decoding = set(map(id, batch.decoding_reqs or ()))
             for req in reqs:
-                if self._count(req, now_s):
+                if id(req) not in decoding and self._count(req, now_s):
                     req.sage_token = len(req.output_ids), req.retraction_count, _Stretch(now_s)
-            return
+            reqs = [req for req in reqs if id(req) in decoding]
+            if not reqs:  # the requests that decode stay in the stretch until the next step
+                return
         gone, came, _, _ = self._batch.look(reqs)
         for req in gone:
             self._leaves(req)

@@ -133,7 +133,7 @@ class Jobs(Listener):
             # The whole batch decodes if SGLang uses a prefill-like step because a peer prefills.
             num_mixed = len(batch.decoding_reqs or [])
             jobs = [req.sage.job for req in batch.reqs]
-            for job, req in zip(jobs, batch.reqs, strict=True):
+            for job, req in zip(jobs, batch.reqs if self._mode != "decode" else (), strict=False):
                 # An estimate of the KV that its end does not free: other requests may share the
                 # prefix that it has just found in the radix tree.
                 job.cached_tokens = req.cached_tokens

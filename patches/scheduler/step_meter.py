@@ -85,6 +85,7 @@ class StepMeter:
         if after_idle and ends_with_launch(self._device):
             self._since_s = time.perf_counter()
         elif after_idle or is_interrupted:
+            self._decoding = []
             return None
         return self._work(batch)
 
@@ -98,6 +99,8 @@ class StepMeter:
         num_decoding = len(batch.decoding_reqs or [])
         if not mode.is_extend_without_speculative() or num_decoding == len(batch.reqs):
             return [0, 0, 0, 0, 1, len(batch.reqs), self._kv_tokens_of(batch.reqs)]
+        if num_decoding:
+            self._decoding = []
         num_prefills = len(batch.reqs) - num_decoding
         cached, new = batch.prefix_lens[:num_prefills], batch.extend_lens[:num_prefills]
         pairs = sum(n * (c + n / 2) for c, n in zip(cached, new, strict=True))

@@ -176,12 +176,12 @@ def test_ranks_admit_alike_and_no_job_is_preempted_in_vain(seed: int) -> None:
     def planned(batch: Sequence[Job]) -> list[Admission]:
         kv = StandInKv(holding=lambda each: Holding(0, 0, freed[each], stays_whole=False))
         view = replace(IDLE, running=batch, kv=kv)
-        admissions, lacking_tokens = plan_admissions(
+        admissions, needed_tokens = plan_admissions(
             candidates, free_slots=free_slots, free_tokens=free_tokens,
             prefill_tokens=IDLE.pass_tokens, view=view,
             preemptible=Preemptible(policy, view, [0] * len(batch), math.inf),
         )  # fmt: skip
-        assert lacking_tokens in (0, *(num_tokens + 1 for _, num_tokens in candidates))
+        assert needed_tokens in (None, 0, *(num_tokens + 1 for _, num_tokens in candidates))
         return admissions
 
     # The order in which a batch holds its requests differs between ranks.

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 
 import pytest
 
+from sage_sched.job import Job
 from sage_sched.limits import Limits
 from sage_sched.scheduler import Scheduler
 from tests.sage_sched.situations import Story
 from tests.sage_sched.strategies import SERVER, job
 
-RUNNING = [f"{number}:100<900+50" for number in range(4)]
-# Four running jobs, and a waiting one that lacks memory.
-SITUATION = f"run {' '.join(RUNNING)}; wait 4:500%300 5:9%300; free 300; come 6"
+# Twenty running jobs, and a waiting one that lacks memory.
+RUNNING = [f"{number}:100<900+50" for number in range(20)]
+SITUATION = f"run {' '.join(RUNNING)}; wait 20:500%300 21:9%300; free 300; come 22"
+
+
+def lacks(core: Scheduler, room_tokens: int) -> bool:
+    return core.lacks_memory(core.num_arrivals, room_tokens)
 
 
 def planned(policy: str = "fcfs-fill", situation: str = SITUATION) -> Story:
@@ -23,7 +29,7 @@ def planned(policy: str = "fcfs-fill", situation: str = SITUATION) -> Story:
     story.plan(situation)
     story.core.limits = Limits()
     story.plan(situation)
-    story.core.num_arrivals = story.core.last_plan.num_arrivals = 6
+    story.core.num_arrivals = story.core.last_plan.num_arrivals = 22
     return story
 
 
@@ -32,22 +38,22 @@ def test_a_batch_is_full_until_the_first_job_has_enough_memory(num_ended: int) -
     story = planned()
     for number in range(num_ended):
         story.core.ended(story.jobs[number])
-    assert story.core.lacks_memory(300)
+    assert lacks(story.core, 300)
     free = 300
-    while story.core.lacks_memory(free):
+    while lacks(story.core, free):
         free += 1
 
     def plan(free_tokens: int) -> str:
-        rest = f"run {' '.join(RUNNING[num_ended:])}; wait 4:500%300 5:9%300; come 6"
+        rest = f"run {' '.join(RUNNING[num_ended:])}; wait 20:500%300 21:9%300; come 22"
         return Story("fcfs-fill").plan(f"{rest}; free {free_tokens}")
 
-    assert plan(free - 1).startswith("4 5")
+    assert plan(free - 1).startswith("20 21")
     # It is admitted then or soon after: fewer jobs have a larger headroom each.
-    assert plan(free + 50 * num_ended).startswith("+4")
+    assert plan(free + 50 * num_ended).startswith("+20")
 
 
 def arrives(core: Scheduler, **about: object) -> None:
-    core.arrived(job(6, 9, lengths=(300,), **about))  # type: ignore[arg-type]
+    core.arrived(job(22, 9, lengths=(300,), **about))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -59,8 +65,8 @@ def arrives(core: Scheduler, **about: object) -> None:
         ("sage", lambda core, jobs: arrives(core, keeps_memory=True), False),
         ("fcfs-fill", lambda core, jobs: arrives(core), False),
         # The first job was aborted, or another may be the first now.
-        ("sage", lambda core, jobs: core.ended(jobs[4]), False),
-        ("sage", lambda core, jobs: core.refined([jobs[5]]), False),
+        ("sage", lambda core, jobs: core.ended(jobs[20]), False),
+        ("sage", lambda core, jobs: core.refined([jobs[21]]), False),
         ("sage", lambda core, jobs: core.updated(SERVER), False),
         ("sage", lambda core, jobs: core.plan_again(), False),
     ],
@@ -70,17 +76,62 @@ def test_it_is_planned_if_another_job_may_be_the_first(
 ) -> None:
     story = planned(policy, SITUATION.replace("500%300", "500%3"))
     event(story.core, story.jobs)
-    assert story.core.lacks_memory(300) is still_lacks
+    assert lacks(story.core, 300) is still_lacks
 
 
 def test_a_later_plan_of_the_full_batch_keeps_what_the_first_job_needs() -> None:
     story = planned()
     story.plan(f"{SITUATION}; full")
-    assert story.core.lacks_memory(300)
-    story.plan(f"{SITUATION.replace('wait 4', 'wait 3:9! 4')}; full")
-    assert not story.core.lacks_memory(300)
+    assert lacks(story.core, 300)
+    story.plan(f"{SITUATION.replace('wait 20', 'wait 19:9! 20')}; full")
+    assert not lacks(story.core, 300)
 
 
 @pytest.mark.parametrize("situation", [f"{SITUATION}; slots 0", f"{SITUATION}; free 9000"])
 def test_a_job_that_lacks_a_slot_or_nothing_does_not_lack_memory(situation: str) -> None:
-    assert not planned(situation=situation).core.lacks_memory(-math.inf)  # type: ignore[arg-type]
+    assert not lacks(planned(situation=situation).core, -math.inf)  # type: ignore[arg-type]
+
+
+def test_memory_is_looked_at_again_after_an_eighth_of_the_jobs_has_ended() -> None:
+    story = planned()
+    for number in range(3):
+        assert lacks(story.core, 300)
+        story.core.ended(story.jobs[number])
+    assert not lacks(story.core, 300)
+
+
+@pytest.mark.parametrize(
+    "situation",
+    [
+        # Its memory changes as others go on: a reserved answer, a prompt that is being chunked.
+        SITUATION.replace("0:100<900+50", "0:100P<900+50"),
+        f"{SITUATION}; chunk 19:3000/512",
+        # It waits for another job's prefix.
+        SITUATION.replace("20:500%300", "18:400%300 19:420%300 20:5000%300")
+        + "; prefix 390 18 19; free 2400",
+    ],
+)
+def test_memory_that_may_change_is_looked_at_after_each_end(situation: str) -> None:
+    assert not lacks(planned(situation=situation).core, 300)
+
+
+@pytest.mark.parametrize("policy", ["proserve", "tie"])
+def test_an_order_that_moves_by_itself_is_looked_at_after_each_end(policy: str) -> None:
+    assert not lacks(planned(policy).core, 300)
+
+
+def test_a_server_that_shows_not_all_arrivals_plans_for_each() -> None:
+    """A prefill server has not connected to all requests of a decode server."""
+    core = planned().core
+    core.arrived(job(22, 9))
+    assert core.may_have_changed(22, [], 1)
+
+
+def test_arrivals_that_no_plan_looks_at_are_not_kept() -> None:
+    core, alive = planned().core, weakref.WeakSet[Job]()
+    for number in range(22, 322):
+        alive.add(newcomer := job(number, 9))
+        core.arrived(newcomer)
+        core.ended(newcomer)
+        del newcomer
+    assert len(alive) < 100

@@ -57,6 +57,35 @@ def test_an_empty_queue_needs_no_plan_while_memory_suffices(
         assert full.state.jobs.waiting == []  # it keeps no request alive
 
 
+def with_slots() -> FullServer:
+    full = FullServer(4, 1, "fcfs-fill", num_running=64)
+    full.scheduler.get_num_allocatable_reqs = lambda num_running, running_batch: 9
+    return full
+
+
+def passes(full: FullServer) -> int:
+    """Take a pass after an end; return how many plans were made so far."""
+    full.batch.batch_is_full = False
+    full.take_pass()
+    number: int = full.stats()["num_passes"]
+    return number
+
+
+def test_the_batch_is_full_while_the_first_request_lacks_memory() -> None:
+    full = with_slots()
+    assert [passes(full), passes(full)] == [1, 1]
+    assert full.batch.batch_is_full
+    full.set_free(10**6)
+    assert passes(full) == 2
+
+
+def test_requests_that_sglang_leaves_in_the_queue_do_not_wait_for_anothers_memory() -> None:
+    """The first of them has memory, and the last lacks it."""
+    full = with_slots()
+    full.set_free(full.scheduler.token_to_kv_pool_allocator.available_size() + 2_600)
+    assert [passes(full), passes(full)] == [1, 2]
+
+
 def test_ended_requests_are_in_no_plan(full: FullServer) -> None:
     # They are in a decode server's running batch until after the pass.
     gone, *others = full.batch.reqs

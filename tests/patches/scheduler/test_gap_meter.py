@@ -47,6 +47,16 @@ def test_each_gap_is_counted_once(seed: int, drafts: bool, monkeypatch: pytest.M
     away: list[Any] = []
     ended: list[Any] = []
 
+    def chunk(reqs: list[Any]) -> None:
+        """A chunk of a prompt, which gets no token, beside requests that decode."""
+        batch = StandInBatch([make_request(), *reqs], prefills=True)
+        batch.decoding_reqs = reqs  # type: ignore[assignment]
+        for _ in range(2):
+            clock_s[0] += 0.03
+            for req in reqs:
+                account.got(req, 1, clock_s[0])
+            meter.stepped(batch, SimpleNamespace(accept_lens=None))
+
     def step(reqs: list[Any], prefills: bool) -> None:
         clock_s[0] += script.choice([0.01, 0.02, 0.05])
         numbers = [1 if prefills or not drafts else script.randint(1, 3) for _ in reqs]
@@ -59,6 +69,8 @@ def test_each_gap_is_counted_once(seed: int, drafts: bool, monkeypatch: pytest.M
     for _ in range(300):
         step([*running, *ended], prefills=False)
         ended = []
+        if running and not drafts and script.random() < 0.1:
+            chunk([*running])
         came = [make_request() for _ in range(script.choice([0, 0, 0, 1, 2]))]
         came += [away.pop() for _ in range(script.randint(0, len(away))) if script.random() < 0.3]
         if came:
