@@ -183,17 +183,22 @@ class Scheduler:
         ages: how many tokens each running job has generated.
         most_tokens: the most that a step gives a job. Speculative decoding may give several.
         """
-        last, facts = self.last_plan, (self.now_s, self.served_tokens)
         self._note_new(num_arrivals)
-        return last.has_changed(num_arrivals, *facts, ages, most_tokens)
+        facts = self.now_s, self.served_tokens
+        return self.last_plan.has_changed(num_arrivals, *facts, ages, most_tokens)
 
     def _enters_full_at_s(self, job: Job) -> float:
-        """Return when a new job might enter a full batch (Policy.enters_full_at_s)."""
+        """Return when a new job might enter a full batch (Policy.enters_full_at_s): at once if the
+        policy fails."""
         _, adapters, _ = self.limits.engaged
         is_like_others = job.level == self.last_plan.level and not job.goes_first
-        if is_like_others and job.batch is None and adapters is None:
+        if not is_like_others or job.batch is not None or adapters is not None:
+            return -math.inf
+        try:
             return self.policy.enters_full_at_s(job)
-        return -math.inf
+        except Exception as error:
+            self._failed("plan a request", error)
+            return -math.inf
 
     def plan(self, view: SchedulerView) -> Plan:
         """Return the plan of a pass, in order of arrival if the policy fails.

@@ -10,6 +10,7 @@ import pytest
 
 from sage_sched.job import Job
 from sage_sched.limits import Limits
+from sage_sched.policy import FcfsFill, Policy
 from sage_sched.scheduler import Scheduler
 from tests.sage_sched.situations import Story
 from tests.sage_sched.strategies import SERVER, job
@@ -23,7 +24,7 @@ def lacks(core: Scheduler, room_tokens: int) -> bool:
     return core.lacks_memory(core.num_arrivals, room_tokens)
 
 
-def planned(policy: str = "fcfs-fill", situation: str = SITUATION) -> Story:
+def planned(policy: str | type[Policy] = "fcfs-fill", situation: str = SITUATION) -> Story:
     """Return a server that has just planned this situation. No job has an adapter."""
     story = Story(policy)
     story.plan(situation)
@@ -135,3 +136,18 @@ def test_arrivals_that_no_plan_looks_at_are_not_kept() -> None:
         core.ended(newcomer)
         del newcomer
     assert len(alive) < 100
+
+
+def test_if_the_policy_fails_a_new_job_is_planned_at_once() -> None:
+    class Fails(FcfsFill):
+        def enters_full_at_s(self, job: Job) -> float:
+            raise ValueError("broken")
+
+    failed: list[str] = []
+    story = planned(Fails)
+    story.plan(f"{SITUATION}; full")
+    core, story.core._on_failure = story.core, failed.append
+    core.last_plan.num_arrivals = 22
+    arrives(core)
+    assert core.may_have_changed(23, [], 1)
+    assert failed == ["plan a request"]
