@@ -55,7 +55,7 @@ def test_the_interval_covers_better_and_worse_predictions() -> None:
     ratio, said = sage.mean_ratio, sentence(answer.rows, "sage")
     assert f"{round(100 * (1 - ratio.high))} % to {round(100 * (1 - ratio.low))} %" in said
     shown = [*map(astuple, answer.rows)], table(answer.rows), ratios_to_first(answer.rows, "title")
-    assert [*map(fingerprint, shown)] == ["e9a5b017", "bded9f8c", "689d8296"]
+    assert [*map(fingerprint, shown)] == ["4cbd3ac7", "92dc0d77", "5634280e"]
     others = [replace(fcfs, policy=f"at {r}", mean_ratio=Ratio(r, r, r)) for r in (0.7, 0.6, 0.8)]
     best = " The best of the others is `at 0.6`, in 11 s."
     assert sentence([fcfs, sage, *others], "sage") == said + best
@@ -92,7 +92,7 @@ def test_good_requests_get_fewer_the_faster_they_come() -> None:
     slo = Slo(ttft_ms=2000.0)
     good = asked(traffic(), "fcfs", "sage", multiples=(0.1, 1.0, 4.0), slo=slo).good
     assert {name: [round(120 * share) for share in of] for name, of in good.items()} == {
-        "fcfs": [120, 44, 22], "sage": [120, 99, 44],
+        "fcfs": [120, 44, 22], "sage": [120, 98, 44],
     }  # fmt: skip
     shown = good_table({"fcfs": [1.0, 0.9], "sage": [1.0, 1.0], "hrrn": [0.5, 0.4]}, (1, 2))
     said = [line.split("  ")[-1].strip() for line in shown.splitlines()[2:]]
