@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import astuple, replace
 
@@ -65,7 +64,7 @@ class StepLearner:
         self.step_time = start
         self.num_steps = 0
         self.error: float | None = None
-        self._steps = deque[tuple[float, ...]](maxlen=MEMORY_STEPS)
+        self._steps = np.zeros((MEMORY_STEPS, len(COLUMNS) + 1))
         self._num_learned = 0
         # Prefills seen, and the number at which learning is due.
         self._num_prefills, self._due_prefills = -NUM_COMPILING, 1
@@ -77,7 +76,7 @@ class StepLearner:
             return
         self._num_prefills += work[0] > 0
         if not work[0] or self._num_prefills > 0:
-            self._steps.append((*work, seconds))
+            self._steps[self.num_steps % MEMORY_STEPS] = (*work, seconds)
             self.num_steps += 1
 
     @property
@@ -105,7 +104,7 @@ class StepLearner:
 
     def _latest(self) -> tuple[Array, Array]:
         """Return the work and the seconds of the latest steps."""
-        steps = np.array(self._steps, np.float64).reshape(-1, len(COLUMNS) + 1)
+        steps = self._steps[: self.num_steps]
         return steps[:, :-1], steps[:, -1]
 
     def errors(self, step_time: StepTime) -> dict[str, float]:
@@ -118,10 +117,10 @@ class StepLearner:
         return {name: float(shares[of].mean()) for name, of in kinds.items() if of.any()}
 
     def _error(self) -> float:
-        num_unlearned = self.num_steps - self._num_learned
-        work, seconds = (column[-num_unlearned:] for column in self._latest())
-        expected_s = work @ np.array(astuple(self.step_time))
-        return float(np.median(np.abs(seconds / np.maximum(expected_s, 1e-12) - 1)))
+        unlearned = np.arange(self._num_learned, self.num_steps)[-MEMORY_STEPS:] % MEMORY_STEPS
+        steps = self._steps[unlearned]
+        expected_s = steps[:, :-1] @ np.array(astuple(self.step_time))
+        return float(np.median(np.abs(steps[:, -1] / np.maximum(expected_s, 1e-12) - 1)))
 
 
 def is_worth_reporting(new: StepTime, old: StepTime, server: ServerFacts) -> bool:

@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import Any
 
 from patches.carrier import CLOCK, came_at_s, decode, decode_batch, decode_hints, is_dry_run
@@ -25,7 +24,6 @@ from sage_sched.policy import Policy
 from sage_sched.scheduler import Scheduler as Core
 from sage_sched.steps import attended_pairs
 
-_job, _output_ids = attrgetter("sage.job"), attrgetter("output_ids")
 _ONE_TOKEN = LengthDistribution.from_samples([1], "truth")
 
 
@@ -213,9 +211,9 @@ class Jobs(Listener):
     def running(self, reqs: Sequence[Req]) -> list[Job]:
         """Return the jobs of running requests, at their current age."""
         self._settle_all()
-        jobs: list[Job] = [*map(_job, reqs)]
-        for job, age_tokens in zip(jobs, map(len, map(_output_ids, reqs)), strict=True):
-            job.grow(age_tokens)
+        jobs: list[Job] = [req.sage.job for req in reqs]
+        for job, req in zip(jobs, reqs, strict=True):
+            job.grow(len(req.output_ids))
         if self._scheduler.page_size > 1:
             for job, req in zip(jobs, reqs, strict=True):
                 job.held_tokens = self.held_tokens(req)

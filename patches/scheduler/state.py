@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import Any
 
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
@@ -46,8 +45,6 @@ from sage_sched.steps import FEW_CUTS, ServerFacts
 from sage_sched.view import SchedulerView
 
 logger = logging.getLogger(__name__)
-
-_finished_reason = attrgetter("finished_reason")
 
 
 class SchedulerState:
@@ -181,11 +178,9 @@ class SchedulerState:
         self.listeners.stepped(batch, result)
         self.end_finished(batch.reqs)
 
-    def end_finished(self, reqs: Sequence[Req]) -> None:
+    def end_finished(self, reqs: Iterable[Req]) -> None:
         """End the requests that have finished. Under overlap these are in one more batch, but end
         once."""
-        if not any(map(_finished_reason, reqs)):
-            return
         for req in reqs:
             if req.finished_reason is not None:
                 self.end(req, isinstance(req.finished_reason, FINISH_ABORT))
