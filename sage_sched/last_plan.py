@@ -14,10 +14,11 @@ _MOST_NEW = 64
 
 
 class LastPlan:
-    """The last plan, which stands while the batch is full and nothing in it may have changed.
+    """The last plan of a server. It stands while the batch is full and nothing in it may have
+    changed.
 
-    num_arrivals: how many jobs have come that it stands for; -1: another plan is due.
-    next: when another is due, if no further job comes.
+    num_arrivals: the number of arrivals for which it stands; -1: another plan is due.
+    next: when another plan is due, if no further job comes.
     level: the level of all jobs, if the plan found that none can enter a full batch.
     """
 
@@ -79,7 +80,7 @@ class LastPlan:
         if self._new:
             self.expire()
 
-    def lacks_memory(self, room_tokens: int) -> bool:
+    def first_lacks_memory(self, room_tokens: int) -> bool:
         """Whether the first job of the order still lacks memory, although others have ended. Until
         it has enough, the batch is full.
 

@@ -159,14 +159,14 @@ class Scheduler:
         """Make another plan at the next pass, even if nothing changes."""
         self.last_plan.expire()
 
-    def lacks_memory(self, num_arrivals: int, room_tokens: int) -> bool:
+    def first_lacks_memory(self, num_arrivals: int, room_tokens: int) -> bool:
         """Whether the first job of the order still lacks memory (LastPlan), if no event unknown
         here can change the order. num_arrivals: see SchedulerView."""
         fair_shares, adapters, _ = self.limits.engaged
         if fair_shares or adapters or self.policy.traits.moving is not None:
             return False
         self._note_new(num_arrivals)
-        return self.last_plan.lacks_memory(room_tokens)
+        return self.last_plan.first_lacks_memory(room_tokens)
 
     def _note_new(self, num_arrivals: int) -> None:
         if num_arrivals != self.num_arrivals:

@@ -54,7 +54,7 @@ class PlannedEngine(EngineState):
         if not self.is_full:
             if not len(self.decode):
                 return True
-            if not self.core.lacks_memory(num_arrivals, self.pool.room_tokens):
+            if not self.core.first_lacks_memory(num_arrivals, self.pool.room_tokens):
                 return True
             self.is_full = True
         most_tokens = self.server.reserve_tokens

@@ -235,7 +235,7 @@ def has_nothing_to_plan(scheduler: Scheduler, running_batch: Batch) -> bool:
     if not is_full(scheduler, running_batch):
         if is_lifted(scheduler, running_batch):
             return False
-        if not state.core.lacks_memory(num_arrivals(scheduler), room_tokens(scheduler)):
+        if not state.core.first_lacks_memory(num_arrivals(scheduler), room_tokens(scheduler)):
             return False
         running_batch.batch_is_full = True
     return state.preemption is None or not state.core.may_have_changed(

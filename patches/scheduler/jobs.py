@@ -131,10 +131,11 @@ class Jobs(Listener):
             # The whole batch decodes if SGLang uses a prefill-like step because a peer prefills.
             num_mixed = len(batch.decoding_reqs or [])
             jobs = [req.sage.job for req in batch.reqs]
-            for job, req in zip(jobs, batch.reqs if self._mode != "decode" else (), strict=False):
-                # An estimate of the KV that its end does not free: other requests may share the
-                # prefix that it has just found in the radix tree.
-                job.cached_tokens = req.cached_tokens
+            if self._mode != "decode":
+                # An estimate of the KV that their ends do not free: other requests may share the
+                # prefixes that they have just found in the radix tree.
+                for job, req in zip(jobs, batch.reqs, strict=True):
+                    job.cached_tokens = req.cached_tokens
             if num_mixed:
                 self._core.worked(jobs, batch.extend_lens)
                 self._core.decoded(0)

@@ -238,6 +238,14 @@ class Story:
         return said_of(planned(self.core, view), view)
 
 
+def without_adapters(story: Story, situation: str) -> Story:
+    """Plan a situation, and then as if no job had an adapter."""
+    story.plan(situation)
+    story.core.limits = Limits()
+    story.plan(situation)
+    return story
+
+
 def decided(
     situation: str,
     policy: str | type[Policy] = ByInput,

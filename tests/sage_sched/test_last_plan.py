@@ -9,10 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from sage_sched.job import Job
-from sage_sched.limits import Limits
 from sage_sched.policy import FcfsFill, Policy
 from sage_sched.scheduler import Scheduler
-from tests.sage_sched.situations import Story
+from tests.sage_sched.situations import Story, without_adapters
 from tests.sage_sched.strategies import SERVER, job
 
 # Twenty running jobs, and a waiting one that lacks memory.
@@ -21,15 +20,12 @@ SITUATION = f"run {' '.join(RUNNING)}; wait 20:500%300 21:9%300; free 300; come 
 
 
 def lacks(core: Scheduler, room_tokens: int) -> bool:
-    return core.lacks_memory(core.num_arrivals, room_tokens)
+    return core.first_lacks_memory(core.num_arrivals, room_tokens)
 
 
 def planned(policy: str | type[Policy] = "fcfs-fill", situation: str = SITUATION) -> Story:
     """Return a server that has just planned this situation. No job has an adapter."""
-    story = Story(policy)
-    story.plan(situation)
-    story.core.limits = Limits()
-    story.plan(situation)
+    story = without_adapters(Story(policy), situation)
     story.core.num_arrivals = story.core.last_plan.num_arrivals = 22
     return story
 

@@ -10,7 +10,7 @@ import pytest
 from sage_sched.job import Job
 from sage_sched.limits import Limits
 from sage_sched.policy import Policy
-from tests.sage_sched.situations import ByInput, Story
+from tests.sage_sched.situations import ByInput, Story, without_adapters
 from tests.sage_sched.strategies import SERVER, job
 
 # Ten running requests with long answers on ten slots, and a swapped one.
@@ -93,14 +93,6 @@ def test_running_requests_yield_to_a_promised_one_at_any_price() -> None:
     # No job with a TPOT target or a promise is preempted.
     kept = RUN.replace("=200", "p50", 5).replace("=200", "=200!")
     assert story.plan(f"{kept}; wait {late}") == "11"
-
-
-def without_adapters(story: Story, situation: str) -> Story:
-    """Plan a situation, and then as if no job had an adapter."""
-    story.plan(situation)
-    story.core.limits = Limits()
-    story.plan(situation)
-    return story
 
 
 def arrives(story: Story, newcomer: Job, now_s: float) -> bool:
