@@ -127,7 +127,7 @@ def test_many_engines_apart_have_dispatchers_and_first_tokens_are_counted(tmp_pa
     [
         ("best-effort", {}, "0cd91791"), ("gaps", {}, "a20cd430"),
         ("slo", {"rate": "5"}, "e561bc95"), ("urgency", {"rate": "3"}, "0216c6c5"),
-        ("agents", {"rate": "0.5", "workload": {"name": "agents", "max_steps": 2}}, "3bee6f5f"),
+        ("agents", {"rate": "0.5", "workload": {"name": "agents", "max_steps": 2}}, "3d9b614b"),
         ("cluster", {"rate": "2", "workload": {"name": "agents", "max_steps": 2}}, "a073ac88"),
     ],
 )  # fmt: skip
