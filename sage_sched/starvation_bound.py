@@ -111,19 +111,12 @@ class StarvationBound(Limit):
                 self._extras[-1] += job.served_tokens + extra
         self._ended.clear()
 
-    def _none_is_near(self, view: SchedulerView) -> bool:
-        """Whether every job has used at most half of what its bound left it at the last look. This
-        falls by the work done at most, and by the batch as it shrinks. A job that has come since
-        began with a batch."""
-        served_tokens, locked_tokens, left_tokens = self._last
-        done_tokens = view.served_tokens - served_tokens
-        left_tokens = min(left_tokens, locked_tokens) - max(0, locked_tokens - view.locked_tokens)
-        self.next_tokens = min(self.next_tokens, served_tokens + left_tokens)
-        return 2 * done_tokens <= left_tokens
-
     def look(self, view: SchedulerView, begun: Collection[Job]) -> None:
         """Find the jobs that have passed their bound."""
-        if self._none_is_near(view):
+        last_tokens, least_tokens = self._last[0], self._least_tokens(view)
+        self.next_tokens = min(self.next_tokens, last_tokens + least_tokens)
+        # Every job has used at most half of what its bound left it.
+        if 2 * (view.served_tokens - last_tokens) <= least_tokens:
             return
         self.next_tokens = math.inf
         if not self._jobs:
@@ -148,3 +141,9 @@ class StarvationBound(Limit):
         for place in np.flatnonzero(passed).tolist():
             if not (job := self._jobs[place]).passed_starvation_bound:
                 job.pass_starvation_bound()
+
+    def _least_tokens(self, view: SchedulerView) -> float:
+        """Return the least work, from the last look on, until a job may pass its bound. This falls
+        as the batch shrinks. A job that has come since the last look began with a batch."""
+        _, locked_tokens, left_tokens = self._last
+        return min(left_tokens, locked_tokens) - max(0, locked_tokens - view.locked_tokens)
