@@ -63,6 +63,9 @@ class GapMeter(Listener):
             decoding = set(map(id, batch.decoding_reqs or ()))
             for req in reqs:
                 if id(req) not in decoding and self._count(req, now_s):
+                    if getattr(req, "sage_token", _NO_TOKEN)[2] is self._stretch:
+                        # It was retracted since the last decode step, so all join a new stretch.
+                        self._stretch, self._batch = _Stretch(now_s), Followed[Req]()
                     req.sage_token = len(req.output_ids), req.retraction_count, _Stretch(now_s)
             reqs = [req for req in reqs if id(req) in decoding]
             if not reqs:  # the requests that decode stay in the stretch until the next step

@@ -38,8 +38,8 @@ class Account:
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("drafts", [False, True])
 def test_each_gap_is_counted_once(seed: int, drafts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests come, are prefilled again, leave, come back and end. Under overlap an ended request
-    is in one more batch."""
+    """Requests come, are prefilled again, also at once, leave, come back and end. Under overlap an
+    ended request is in one more batch."""
     script, clock_s = random.Random(seed), [0.0]
     monkeypatch.setattr(gap_meter, "time", SimpleNamespace(monotonic=lambda: clock_s[0]))
     meter, account = GapMeter(), Account()
@@ -79,7 +79,10 @@ def test_each_gap_is_counted_once(seed: int, drafts: bool, monkeypatch: pytest.M
         elif running and script.random() < 0.1:
             gone = running.pop(script.randrange(len(running)))
             account.leaves(gone)
-            if script.random() < 0.5:
+            if script.random() < 0.3:
+                step([gone], prefills=True)
+                running.append(gone)
+            elif script.random() < 0.5:
                 away.append(gone)
             else:  # it comes back without a prefill
                 step(running, prefills=False)
