@@ -251,6 +251,8 @@ class Preemption:
     def recall(self) -> None:
         """Take the requests that come back off the device again. They wait on, with their
         copies."""
+        if self.returning:
+            self._scheduler.sage.core.plan_again()
         for req in self.returning:
             self._copies.stay(req)
             kv_copy.give_room_back(self._scheduler, req)
