@@ -145,7 +145,7 @@ class Job:
         load the cached KV that was only in host memory, as the number of tokens that could be
         prefilled in that time.
     shared_tokens: the part of its cached prompt that other jobs held when it arrived.
-    held_tokens: while it runs, the KV that its end will free.
+    held_tokens: while it runs, the KV that its end will free; 0 if a page has one token.
     served_tokens: the server's work for it so far, prefill and decode, recomputed tokens included.
         The sum over all jobs is SchedulerView.served_tokens.
     num_preemptions: how often it was preempted for other jobs.
