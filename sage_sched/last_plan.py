@@ -45,13 +45,19 @@ class LastPlan:
         if len(self._new) > _MOST_NEW:
             self.expire()
 
+    def joins(self, job: Job) -> None:
+        """Note that a job joins the engine's queue. If it came before the last check, because its
+        grammar was compiled since or it has run, it may be the first of the order."""
+        if job not in self._new:
+            self.expire()
+
     def reordered(self) -> None:
         """Note that another job may be the first of the order."""
         self._lacking = None
 
     def ended(self, job: Job, freed_tokens: int) -> None:
-        """Note that a job has ended, for which this many tokens were kept free if it was
-        running."""
+        """Note that a job has ended. If it was running, at most this many tokens were kept free
+        for it."""
         if self._lacking is None:
             return
         first, needed_tokens, num_ends = self._lacking
@@ -116,6 +122,6 @@ class LastPlan:
         if plan.is_new:
             self.num_arrivals = view.num_arrivals
         self._locked_tokens = view.locked_tokens
-        first = view.waiting[plan.order[0]] if plan.order else None
+        first = view.waiting[plan.order[0]] if plan.order and not plan.actions else None
         if plan.lacking is not None or self._lacking is None or self._lacking.job is not first:
             self._lacking = plan.lacking

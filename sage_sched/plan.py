@@ -83,7 +83,7 @@ UNLIMITED = Budget()
 
 
 class Lacking(NamedTuple):
-    """The first waiting job, if it lacks memory.
+    """The waiting job at which admissions stop, because memory is short.
 
     needed_tokens: how many free and evictable tokens it needs.
     num_ends: for how many more ends of jobs that is known.

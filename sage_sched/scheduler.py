@@ -96,6 +96,10 @@ class Scheduler:
             job, newcomer, self.now_s, may_refuse=may_refuse, others_wait=others_wait
         )
 
+    def joins_queue(self, job: Job) -> None:
+        """Note that a job joins the engine's queue, as it arrives or later."""
+        self.last_plan.joins(job)
+
     def prefilled(self, jobs: Sequence[Job], num_tokens: Sequence[int], num_pairs: float) -> None:
         """Note a prefill step: how many tokens of each job, and of how many pairs (StepTime)."""
         self.worked(jobs, num_tokens)
@@ -195,7 +199,7 @@ class Scheduler:
         if not is_like_others or job.batch is not None or adapters is not None:
             return -math.inf
         try:
-            return self.policy.enters_full_at_s(job)
+            return float(self.policy.enters_full_at_s(job))
         except Exception as error:
             self._failed("plan a request", error)
             return -math.inf

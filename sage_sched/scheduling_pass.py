@@ -115,7 +115,7 @@ def run_pass(engine: Engine[Request]) -> None:
     # If visible requests are left, they are first in the queue.
     waiting = {id(request) for request in engine.queue[: len(visible)]}
     enters_all = not any(id(request) in waiting for request in fresh)
-    if not enters_all:
+    if not enters_all or not all(id(request) in waiting for request in visible[len(fresh) :]):
         engine.core.last_plan.reordered()
     if engine.core.last_plan.num_arrivals < 0:
         return

@@ -56,9 +56,11 @@ class PlannedEngine(EngineState):
                 return True
             if not self.core.first_lacks_memory(num_arrivals, self.pool.room_tokens):
                 return True
-            self.is_full = True
         most_tokens = self.server.reserve_tokens
-        return self.can_swap and self.core.may_have_changed(num_arrivals, self.ages(), most_tokens)
+        if self.can_swap and self.core.may_have_changed(num_arrivals, self.ages(), most_tokens):
+            return True
+        self.is_full = True
+        return False
 
     def ages(self) -> Iterable[int]:
         """Return the tokens that each running request has."""

@@ -237,12 +237,14 @@ def has_nothing_to_plan(scheduler: Scheduler, running_batch: Batch) -> bool:
             return False
         if not state.core.first_lacks_memory(num_arrivals(scheduler), room_tokens(scheduler)):
             return False
-        running_batch.batch_is_full = True
-    return state.preemption is None or not state.core.may_have_changed(
+    if state.preemption is not None and state.core.may_have_changed(
         num_arrivals(scheduler),
         (len(req.output_ids) for req in (*running_batch.reqs, *held(scheduler))),
         state.reserve_tokens,
-    )
+    ):
+        return False
+    running_batch.batch_is_full = True
+    return True
 
 
 def drop_ended(scheduler: Scheduler, running_batch: Batch) -> None:

@@ -120,9 +120,8 @@ def _arrivals(hooks: Hooks) -> None:
             job = req.sage.job
             job.input_tokens = len(req.origin_input_ids)
             # It may have run, and been retracted, while no plan was made.
-            if req.output_ids:
-                job.grow(len(req.output_ids))
-                self.sage.core.plan_again()
+            job.grow(len(req.output_ids))
+            self.sage.core.joins_queue(job)
             ours = self.sage
             turned_away = ours.overload.turns_away(req) or ours.batches.turns_away(req)
             if turned_away or ours.ends_in_pause(req):

@@ -84,6 +84,23 @@ def test_a_later_plan_of_the_full_batch_keeps_what_the_first_job_needs() -> None
     assert not lacks(story.core, 300)
 
 
+def test_a_job_that_is_admitted_no_longer_lacks_memory() -> None:
+    story = planned()
+    assert story.plan(SITUATION.replace("free 300", "free 9000")).startswith("+20")
+    assert not lacks(story.core, 300)
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_job_that_joins_the_queue_late_is_planned(is_new: bool) -> None:
+    """Its grammar was compiled after it had come."""
+    core = planned("sage").core
+    core.arrived(newcomer := job(22, 9, lengths=(300,)))
+    if not is_new:
+        core.may_have_changed(23, [], 1)
+    core.joins_queue(newcomer)
+    assert lacks(core, 300) is is_new
+
+
 @pytest.mark.parametrize("situation", [f"{SITUATION}; slots 0", f"{SITUATION}; free 9000"])
 def test_a_job_that_lacks_a_slot_or_nothing_does_not_lack_memory(situation: str) -> None:
     assert not lacks(planned(situation=situation).core, -math.inf)  # type: ignore[arg-type]
@@ -134,10 +151,11 @@ def test_arrivals_that_no_plan_looks_at_are_not_kept() -> None:
     assert len(alive) < 100
 
 
-def test_if_the_policy_fails_a_new_job_is_planned_at_once() -> None:
+@pytest.mark.parametrize("answers", [{}, {22: None}, {22: math.nan}])
+def test_if_the_policy_fails_a_new_job_is_planned_at_once(answers: dict[int, float]) -> None:
     class Fails(FcfsFill):
         def enters_full_at_s(self, job: Job) -> float:
-            raise ValueError("broken")
+            return answers[job.arrival]
 
     failed: list[str] = []
     story = planned(Fails)
@@ -146,4 +164,4 @@ def test_if_the_policy_fails_a_new_job_is_planned_at_once() -> None:
     core.last_plan.num_arrivals = 22
     arrives(core)
     assert core.may_have_changed(23, [], 1)
-    assert failed == ["plan a request"]
+    assert failed == ["plan a request"] * (math.nan not in answers.values())

@@ -14,7 +14,7 @@ from patches.scheduler.hidden import timed_out, without_started
 from patches.scheduler.preemption import Preemption
 from patches.scheduler.request import Waits
 from sage_sched.limits import Limits
-from sage_sched.plan import Budget
+from sage_sched.plan import Budget, NextPlan
 from sage_sched.policies.sage import Sage
 from sage_sched.view import SchedulerView
 from tests.checks.host import FullServer
@@ -63,10 +63,10 @@ def with_slots() -> FullServer:
     return full
 
 
-def passes(full: FullServer) -> int:
+def passes(full: FullServer, original: Any = None) -> int:
     """Take a pass after an end; return how many plans were made so far."""
     full.batch.batch_is_full = False
-    full.take_pass()
+    full.take_pass(original)
     number: int = full.stats()["num_passes"]
     return number
 
@@ -84,6 +84,34 @@ def test_requests_that_sglang_leaves_in_the_queue_do_not_wait_for_anothers_memor
     full = with_slots()
     full.set_free(full.scheduler.token_to_kv_pool_allocator.available_size() + 1_500)
     assert [passes(full), passes(full)] == [1, 2]
+
+
+def test_a_request_that_has_room_after_all_no_longer_lacks_memory() -> None:
+    """It shares a cached prefix with a request that has just locked it, for example."""
+    full = with_slots()
+    assert passes(full, lambda batch: full.waiting.pop(0)) == 1
+    assert len(full.waiting) == 3
+    assert passes(full) == 2
+
+
+def test_a_plan_that_is_due_finds_the_batch_open_after_an_end() -> None:
+    """The first request lacks memory, but another that goes before it may have come."""
+    full = with_slots()
+    passes(full)
+    full.state.core.last_plan.next = NextPlan(at_s=-1.0)
+    seen: list[bool] = []
+    assert passes(full, lambda batch: seen.append(batch.batch_is_full)) == 2
+    assert seen == [False]
+
+
+def test_a_request_whose_grammar_was_compiled_after_the_plan_is_planned() -> None:
+    full = with_slots()
+    passes(full)
+    (late,) = full.newcomers
+    full.hooks["_add_request_to_queue"](
+        lambda scheduler, req: full.waiting.append(req), full.scheduler, late
+    )
+    assert passes(full) == 2
 
 
 def test_ended_requests_are_in_no_plan(full: FullServer) -> None:
