@@ -176,7 +176,7 @@ def test_the_report_opens_with_the_result_and_its_picture(
     assert re.findall("<h3>(.*?): requests waited (.*?) s on", text) == [
         ("shortest-prefill-first@clip=32", "8"), ("sage", "3")
     ]  # fmt: skip
-    assert fingerprint(re.findall(r'path d="(.*?)"', text)) == "86e4a4ff"
+    assert fingerprint(re.findall(r'path d="(.*?)"', text)) == "374131af"
     assert "src=" not in text
     assert "href=" not in text
     *_, limit, _, said, _ = capsys.readouterr().out.splitlines()
