@@ -12,7 +12,8 @@ from sage_sched.policy import Policy
 from sage_sched.view import SchedulerView
 from sage_sched.waiting_queue import place_of
 
-# This many jobs at the head of the order are compared for shared prefixes.
+# This many jobs at the head of the order are compared with each other for shared prefixes. The jobs
+# behind them are compared only with the jobs for which others wait.
 _NUM_COMPARED = 16
 
 
@@ -135,26 +136,32 @@ def shared_prefix_followers(order: Sequence[int], view: SchedulerView) -> list[i
     if view.chunked is not None:
         computing.append(view.chunked)
     waits: list[int] = []
-    for position in order[:_NUM_COMPARED]:
+    leaders: dict[Job, None] = {}
+    for number, position in enumerate(order):
+        if number == _NUM_COMPARED:
+            if not leaders:
+                break
+            computing = [*leaders]
         job = view.waiting[position]
         if job in view.swapped or job.keeps_memory or not _is_long(job.input_tokens, job, view):
             continue
-        if not job.goes_first and _shares_prefix(job, computing, view):
+        leader = None if job.goes_first else _leader(job, computing, view)
+        if leader is not None:
             waits.append(position)
-        else:
+            leaders[leader] = None
+        elif number < _NUM_COMPARED:
             computing.append(job)
     return waits
 
 
-def _shares_prefix(job: Job, computing: Iterable[Job], view: SchedulerView) -> bool:
-    """Whether the job shares a long prefix with one of the jobs that are being computed. The last
-    token of a prompt is always computed."""
-    return any(
-        (num_tokens := min(view.kv.common_tokens(job, other), job.input_tokens - 1))
-        and _is_long(num_tokens, other, view)
-        and _is_long(num_tokens, job, view)
-        for other in computing
-    )
+def _leader(job: Job, computing: Iterable[Job], view: SchedulerView) -> Job | None:
+    """Return the first of the jobs being computed with which the job shares a long prefix, if any.
+    The last token of a prompt is always computed."""
+    for other in computing:
+        num_tokens = min(view.kv.common_tokens(job, other), job.input_tokens - 1)
+        if num_tokens and _is_long(num_tokens, other, view) and _is_long(num_tokens, job, view):
+            return other
+    return None
 
 
 def _is_long(num_tokens: int, job: Job, view: SchedulerView) -> bool:

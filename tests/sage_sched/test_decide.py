@@ -127,6 +127,16 @@ def test_a_prompt_waits_for_a_prefix_only_if_the_other_computes_it_now() -> None
     assert not plan.is_new  # so that the next pass plans again
 
 
+def test_a_long_queue_waits_for_a_prefix_that_another_job_computes() -> None:
+    """The first jobs of the order are compared with each other, the others with the first one."""
+    jobs = " ".join(f"{number}:2000" for number in range(40))
+    view = replace(
+        view_of(f"wait {jobs}; pass 80000"),
+        kv=StandInKv(common_tokens=lambda *two: 0 if 30 in (each.arrival for each in two) else 999),
+    )
+    assert [each.job.arrival for each in plan_of(view).actions] == [0, 30]
+
+
 @pytest.mark.parametrize(
     ("name", "due"),
     [("sage", ""), ("uniboost", ""), ("fastserve", ""), ("proserve-expected", "d9000p90")],
