@@ -46,8 +46,8 @@ class LastPlan:
             self.expire()
 
     def joins(self, job: Job) -> None:
-        """Note that a job joins the engine's queue. If it came before the last check, because its
-        grammar was compiled since or it has run, it may be the first of the order."""
+        """Note that a job joins the engine's queue. If it came before the last check, it may be the
+        first of the order: it has run, or its grammar has just been compiled."""
         if job not in self._new:
             self.expire()
 

@@ -96,10 +96,6 @@ class Scheduler:
             job, newcomer, self.now_s, may_refuse=may_refuse, others_wait=others_wait
         )
 
-    def joins_queue(self, job: Job) -> None:
-        """Note that a job joins the engine's queue, as it arrives or later."""
-        self.last_plan.joins(job)
-
     def prefilled(self, jobs: Sequence[Job], num_tokens: Sequence[int], num_pairs: float) -> None:
         """Note a prefill step: how many tokens of each job, and of how many pairs (StepTime)."""
         self.worked(jobs, num_tokens)

@@ -113,10 +113,10 @@ class StarvationBound(Limit):
 
     def look(self, view: SchedulerView, begun: Collection[Job]) -> None:
         """Find the jobs that have passed their bound."""
-        last_tokens, least_tokens = self._last[0], self._least_tokens(view)
-        self.next_tokens = min(self.next_tokens, last_tokens + least_tokens)
+        last_tokens, near_tokens = self._last[0], self._near_tokens(view)
+        self.next_tokens = min(self.next_tokens, last_tokens + near_tokens)
         # Every job has used at most half of what its bound left it.
-        if 2 * (view.served_tokens - last_tokens) <= least_tokens:
+        if 2 * (view.served_tokens - last_tokens) <= near_tokens:
             return
         self.next_tokens = math.inf
         if not self._jobs:
@@ -142,7 +142,7 @@ class StarvationBound(Limit):
             if not (job := self._jobs[place]).passed_starvation_bound:
                 job.pass_starvation_bound()
 
-    def _least_tokens(self, view: SchedulerView) -> float:
+    def _near_tokens(self, view: SchedulerView) -> float:
         """Return the least work, from the last look on, until a job may pass its bound. This falls
         as the batch shrinks. A job that has come since the last look began with a batch."""
         _, locked_tokens, left_tokens = self._last

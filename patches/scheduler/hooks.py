@@ -121,7 +121,7 @@ def _arrivals(hooks: Hooks) -> None:
             job.input_tokens = len(req.origin_input_ids)
             # It may have run, and been retracted, while no plan was made.
             job.grow(len(req.output_ids))
-            self.sage.core.joins_queue(job)
+            self.sage.core.last_plan.joins(job)
             ours = self.sage
             turned_away = ours.overload.turns_away(req) or ours.batches.turns_away(req)
             if turned_away or ours.ends_in_pause(req):

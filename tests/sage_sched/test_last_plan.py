@@ -97,7 +97,7 @@ def test_a_job_that_joins_the_queue_late_is_planned(is_new: bool) -> None:
     core.arrived(newcomer := job(22, 9, lengths=(300,)))
     if not is_new:
         core.may_have_changed(23, [], 1)
-    core.joins_queue(newcomer)
+    core.last_plan.joins(newcomer)
     assert lacks(core, 300) is is_new
 
 
